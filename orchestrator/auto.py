@@ -1,28 +1,35 @@
 """
-Choose between a method at some depth and the large model alone, by what a committed step takes now.
-No I/O.
+Choose who writes the next steps of a run: its method, or the large model alone. No I/O.
 
-`Auto` keeps what all runs of a solver measured. `AutoRun` reads the events of one run into it and
-decides for that run; `decide` compares. The same events in the same order give the same decisions.
+`Auto` holds what all runs of a solver measured, `AutoRun` the evidence of one run. A run reads its
+events and decides before each step. The same events in the same order give the same decisions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
-from statistics import fmean, median_low
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .chain import Accept, Rollback, Step, Verdict
+from .admission import Admission
+from .chain import Accept, Step, Verdict
+from .costs import (
+    DISCOUNT_PER_DRAFT,
+    MIN_TIMINGS,
+    WINDOW_TIMINGS,
+    ByCrowd,
+    Costs,
+    Evidence,
+    Timings,
+    mean_of,
+)
 from .events import (
     Called,
-    Choice,
     Chosen,
     Committed,
     Decided,
@@ -38,40 +45,44 @@ from .events import (
 from .interfaces import REQUEST, Policy, Until
 from .trace import Moment
 
-MARGIN = 0.03  # of the time of a step, which a change has to save
-CAUTION = 0.2  # the same for a change to a method of which few verdicts are known
-SPAN = 64  # committed steps of all runs for which a measurement counts, if there are newer ones
-# timings that are used however old they are, and without which nothing is decided; shadow drafts at
-# once
-LEAST = 3
-OUTCOMES = 16  # the same for verdicts
-LENGTHS = 256  # steps of all runs, whose mean length counts: runs that began together are alike
-EVERY = 8  # steps after which a run decides again, if no draft was rolled back
-USUAL = 0.75  # the share of accepted drafts that is assumed beforehand
-WEIGHT = 8  # the number of drafts that an assumed share counts for
-STREAK = 2  # rejections in a row, after which the assumed share counts for one draft only
-# drafts of a method, and steps of the large model, that measure it while it is not in use
-SHADOWS, PROBE = 4, 2
-SHARE = 0.2  # of the steps, that may be such ones
-EXTRA = 0.015  # of the time, that they may take in addition
-# of the time of a shadow draft and its verdict, by which they delay the large model on one card
-SHARED = 0.5
-DELAY = 0.15  # of the time of a run, by which shadow drafts may delay it
-MOST = 64  # methods with their options that a solver keeps records of; the oldest is dropped first
-FEW = 8  # verdicts below which the evidence is thin, and decisions are frequent
-SLOW = 0.8  # of the large model's seconds per token, above which a small model cannot pay
-SIGHT = 16  # tokens of a draft after which its pace is seen
-HEDGED = 0.75  # the share of accepted drafts up to which hedges pay (docs/results.md)
-FULL = 0.85  # the share of the large server's cache that the chains of all runs may take
+MARGIN_SHARE = 0.03
+"""The share of the time of a step that a change has to save: timings of one world differ by it."""
+ASSUMED_ACCEPT_RATE = 0.75
+"""The accept rate of a method of which nothing is known: the mean of 25 logged runs is 0.79."""
+ASSUMED_DRAFTS = 4
+"""
+Drafts that an assumed accept rate counts for.
 
-T = TypeVar("T")
+Replayed logs: two rejections in a row lead a run aside, and 2 or 8 drafts are 1% worse.
+"""
+SHADOW_TIME_SHARE = 0.15
+"""
+The share of the large model's time in which a method may draft in its shadow.
+
+Where both models share a card, such a draft delays the large model by half of its time, at most.
+"""
+SHADOW_GAP_STEPS = 6
+"""Steps from a rejected shadow draft to the next one of the run: 3 or 12 are worse on the logs."""
+SEEN_TOKENS = 16
+"""Tokens of a shadow draft after which its pace is seen, and a slow one is given up."""
+MAX_METHODS = 64
+"""Methods with their options that are remembered; the one that was not used longest is dropped."""
+
+
+HOPELESS_FACTOR = 8
+"""How many times rarer shadow drafts are where the method could not pay at any accept rate."""
+ASIDE_AHEAD = 1
+"""Steps that the large model works ahead alone: its request stays open, and nothing is lost."""
+Lengths: TypeAlias = deque[int]
+"""The tokens of the latest steps of a kind."""
+
+
+def _lengths() -> Lengths:
+    return deque[int](maxlen=WINDOW_TIMINGS)
 
 
 class Prior(BaseModel):
-    """
-    What is known of the method before the first run, as ``stepspec judge`` and ``estimate`` measure
-    it.
-    """
+    """What is known of the method before the first run, as ``stepspec tune`` measures it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -90,291 +101,134 @@ class Prior(BaseModel):
     limit.
     """
 
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """
-    Seconds to *draft*, *judge* and *repair* a step. From these follows the time of a committed
-    step.
-
-    A share *a* of the drafts is accepted. *k* drafts ahead, a step is committed every max(draft,
-    (draft + judge)/(k + 1)) seconds: the small model writes one draft after the other, and k + 1
-    are under way. A rejected draft is drafted and judged in full, because nothing overlaps with it,
-    and then repaired. Before its verdict is known, min(k, judge/draft) bets are made on it; each
-    costs the *toll*, a share of the seconds of a draft.
-    """
-
-    draft: float
-    judge: float
-    repair: float
-    toll: float = 0.1
-
-    def step(self, accepted: float, ahead: int) -> float:
-        """
-        Expected seconds per committed step if a share *accepted* of the drafts is accepted, *ahead*
-        drafts ahead.
-        """
-        pace = max(self.draft, (self.draft + self.judge) / (ahead + 1))
-        lost = min(ahead, self.judge / self.draft) if self.draft > 0 else ahead
-        rejected = self.draft + self.judge + self.repair + lost * self.toll * self.draft
-        return accepted * pace + (1 - accepted) * rejected
+    @property
+    def known(self) -> bool:
+        """Whether a method can be used without measuring it first."""
+        return self.accept_rate is not None and self.verdict_seconds is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """
-    What is known of a method and of the large model alone when a run decides.
+    """What a run expects of its method and of the large model alone."""
 
-    *costs* are those of one draft; None while too little is known. *accepted* is the share of the
-    drafts that is accepted. *large* is the time in which the large model alone writes a step, in
-    seconds; None if it is not known. A large model that is *busy* has a queue of requests.
-    *against* says why a method is not used whatever it takes. *caution* is the share of the time
-    that the method has to save before it takes over: all of it while `LEAST` verdicts are not
-    known, and `CAUTION` while they are few.
-    """
+    method: float | None
+    """Seconds of a step of the method; None if nothing of it was measured."""
+    alone: float | None
+    """Seconds of the same step by the large model alone; None if its pace is not known."""
+    accept_rate: float
+    """The expected share of accepted drafts."""
+    draft: float | None = None
+    """Seconds of a draft and its verdict; None if none was measured."""
+    hopeless: bool = False
+    """Whether the method could not pay even if every draft were accepted."""
 
-    costs: Costs | None = None
-    accepted: float = USUAL
-    large: float | None = None
-    busy: bool = False
-    against: str = ""
-    caution: float = 0.0
-
-    @property
-    def delay(self) -> float:
-        """
-        By how much a shadow draft delays the large model, as a share of a step; if unknown, it
-        takes a step.
-        """
-        if self.costs is None or not self.large:
-            return SHARED
-        return SHARED * (self.costs.draft + self.costs.judge) / self.large
-
-    def method(self, ahead: int) -> float | None:
-        """Seconds that the method takes for a committed step, *ahead* drafts ahead."""
-        return None if self.costs is None else self.costs.step(self.accepted, ahead)
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """Who writes: the method, working *ahead*, or the large model alone."""
-
-    choice: Choice
-    ahead: int
-
-
-# one step ahead keeps the large model's request open; without verdicts nothing is lost
-ASIDE = Mode("large", 1)
-ALONE = "large alone"
-
-
-def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[str, float], str]:
-    """
-    Choose a mode with at most *most* drafts ahead; return it, the seconds of every candidate, and
-    the reason in words.
-
-    The mode *now* stays unless another one saves a share of `MARGIN` of the time, or of the
-    estimate's caution. Of depths that differ by less, the deepest is chosen. Without an estimate,
-    and where something is *against* a method, the large model writes alone.
-    """
-    depths = (0,) if estimate.busy else range(most + 1)
-    modes = {f"method {ahead} ahead": Mode("method", ahead) for ahead in depths}
-    expected = {name: estimate.method(mode.ahead) for name, mode in modes.items()}
-    modes[ALONE], expected[ALONE] = ASIDE, estimate.large
-    known = {name: seconds for name, seconds in expected.items() if seconds is not None}
-    if estimate.against:
-        return ASIDE, known, estimate.against
-    if len(known) < len(expected):
-        missing = "large model's pace" if estimate.costs else "method's pace"
-        return ASIDE, known, f"the {missing} is not known yet"
-    fastest = min(known, key=known.__getitem__)
-    near = [name for name in known if known[fastest] >= (1 - MARGIN) * known[name]]
-    alike = [name for name in near if modes[name].choice == modes[fastest].choice]
-    # The formula knows no jitter, which drafts further ahead hide: of depths as good as equal, the
-    # deepest is the best.
-    best = next((name for name in near if modes[name] == now), alike[-1])
-    few = now == ASIDE and known[ALONE] > known[best] > (1 - estimate.caution) * known[ALONE]
-    best = ALONE if few else best
-    other = min(
-        (name for name in known if modes[name].choice != modes[best].choice), key=known.__getitem__
-    )
-    reason = (
-        f"{best}: {known[best]:.3g} s a step, {other}: {known[other]:.3g} s;"
-        f" {estimate.accepted:.0%} of drafts accepted"
-    )
-    reason += ", of which few are known" * few + ", the large model has a queue" * estimate.busy
-    return modes[best], known, reason
-
-
-@dataclass(eq=False)
-class Recent(Generic[T]):
-    """The latest values, each with the number of steps that all runs had committed by then."""
-
-    entries: deque[tuple[int, T]] = field(default_factory=lambda: deque[tuple[int, T]](maxlen=SPAN))
-
-    def add(self, step: int, value: T) -> None:
-        self.entries.append((step, value))
-
-    def values(self, least: int = LEAST) -> list[T]:
-        """
-        The values no more than a `SPAN` older than the newest, and in any case the last *least*.
-        """
-        fresh = sum(self.newest - step <= SPAN for step, _ in self.entries)
-        return [value for _, value in self.entries][-max(fresh, least) :]
-
-    @property
-    def newest(self) -> int:
-        return self.entries[-1][0] if self.entries else 0
+    def pays(self, using: bool) -> bool:
+        """Return whether the method pays, for a run that is *using* it now or not."""
+        if self.method is None or self.alone is None:
+            return False
+        if using:
+            return self.alone >= (1 - MARGIN_SHARE) * self.method
+        return self.method < (1 - MARGIN_SHARE) * self.alone
 
 
 @dataclass(eq=False)
 class Record:
-    """
-    What the runs of one method with its options measured, and which mode they are in.
+    """What all runs of one method with its options measured."""
 
-    *drafts* are the seconds of drafts that did not wait for anything: the first after the start or
-    a repair, and *paces* the same for each token. *judged* are those from a draft to its verdict,
-    by the size of the crowd: how many bits the number of runs had that used the method, as *users*
-    do now. *repairs* are those from a rollback to its repair. *tokens* are the lengths of the
-    method's steps, *alone* those of the steps that the large model wrote alone. *steps* counts the
-    steps of the runs that decide, and *probed* is their number at the last probe or change of mode;
-    *spent* counts the shadow drafts since then, *shadows* those under way, and *made* all others,
-    which took the seconds *shadowed*. *explained* says whether the log has the reason why runs step
-    aside.
-    """
-
-    prior: Prior = field(default_factory=Prior)
-    drafts: Recent[float] = field(default_factory=Recent[float])
-    paces: Recent[float] = field(default_factory=Recent[float])
-    judged: defaultdict[int, Recent[float]] = field(
-        default_factory=lambda: defaultdict(Recent[float])
-    )
-    repairs: Recent[float] = field(default_factory=Recent[float])
-    accepted: Recent[bool] = field(default_factory=Recent[bool])
-    tokens: deque[int] = field(default_factory=lambda: deque[int](maxlen=LENGTHS))
-    alone: deque[int] = field(default_factory=lambda: deque[int](maxlen=LENGTHS))
-    now: Mode | None = None
+    prior: Prior
+    """What was known before."""
+    accepted: Evidence
+    """The verdicts of all runs, in which the first ones of each run count most."""
+    drafts: ByCrowd = field(default_factory=ByCrowd)
+    """Seconds of a token of a draft that did not wait for anything."""
+    verdicts: ByCrowd = field(default_factory=ByCrowd)
+    """Seconds from a draft to its verdict."""
+    repairs: ByCrowd = field(default_factory=ByCrowd)
+    """Seconds of a token of a repair."""
+    draft_tokens: Lengths = field(default_factory=_lengths)
+    """Tokens of drafts."""
+    accepted_tokens: Lengths = field(default_factory=_lengths)
+    """Tokens of accepted drafts."""
+    rejected_tokens: Lengths = field(default_factory=_lengths)
+    """Tokens of steps whose draft was rejected: what was kept of it, and the repair."""
     users: int = 0
-    steps: int = 0
-    probed: int = 0
-    spent: int = 0
+    """Runs that use the method now."""
     shadows: int = 0
-    shadowed: float = 0.0
-    made: int = 0
+    """Shadow drafts that were started."""
     explained: bool = False
+    """Whether the log has the reason why a run stepped aside."""
 
     @property
-    def lengths(self) -> Sequence[int]:
-        """
-        Tokens of the method's steps; where few are known also of the large model's, which may be
-        longer.
-        """
-        return self.tokens if len(self.tokens) >= SPAN else [*self.tokens, *self.alone]
+    def tried(self) -> bool:
+        """Whether enough is known to use the method."""
+        return self.prior.known or self.verdicts.count >= MIN_TIMINGS
 
-    def known(self, size: int) -> bool:
-        """Whether as many verdicts in a crowd of this *size* are known as it has runs."""
-        return len(self.judged[size].entries) >= max(LEAST, min(SPAN, 1 << size >> 1))
-
-    def verdicts(self, size: int) -> list[float]:
+    def costs(self, token_seconds: float, step_tokens: float, runs: int) -> Costs | None:
         """
-        The seconds of verdicts in a crowd of this *size*. Where few are known, they grow as they
-        last did.
+        Return what a draft costs with so many runs at once; None if nothing is known of one.
 
-        A crowd of twice as many runs takes at most twice as long. If few are known of any size,
-        those of all sizes.
+        What was not measured is as in the prior, or as for the large model with *token_seconds*
+        and *step_tokens*.
         """
-        sizes = [of for of in sorted(self.judged) if of <= size and self.known(of)]
-        *smaller, last = sizes or [0]
-        values = [
-            value for of in sizes[-1:] or sorted(self.judged) for value in self.judged[of].values()
-        ]
-        if not smaller or last == size:
-            return values
-        growth = median_low(values) / max(median_low(self.judged[smaller[-1]].values()), 1e-9)
-        return [value * min(2.0, max(1.0, growth)) ** (size - last) for value in values]
-
-    def estimate(
-        self, pace: float | None, *, busy: bool = False, against: str = "", size: int = 1
-    ) -> Estimate:
-        large = pace * fmean(lengths) if (lengths := self.lengths) and pace is not None else None
-        outcomes = self.accepted.values(OUTCOMES)
-        streak = sum(1 for _ in takewhile(lambda accepted: not accepted, reversed(outcomes)))
-        share = USUAL if self.prior.accept_rate is None else self.prior.accept_rate
-        weight = max(1, WEIGHT - len(self.accepted.entries) // 8) if streak < STREAK else 1
-        accepted = (share * weight + sum(outcomes)) / (weight + len(outcomes))
-        costs = self._costs(large, pace, self.verdicts(size), 1 if streak >= STREAK else LEAST)
-        caution = 1.0 if len(outcomes) < LEAST else CAUTION if len(outcomes) < FEW else 0.0
-        return Estimate(
-            costs,
-            accepted,
-            large,
-            busy,
-            against,
-            caution if self.prior.accept_rate is None else 0.0,
+        token = self.drafts.expect(runs)
+        verdict = self.verdicts.expect(runs)
+        if token is None and not self.prior.known:
+            return None
+        if token is None:
+            token = (self.prior.pace or 0.0) * token_seconds
+        if verdict is None:
+            verdict = self.prior.verdict_seconds or 0.0
+        tokens = mean_of(self.draft_tokens) or step_tokens
+        rejected_tokens = mean_of(self.rejected_tokens) or tokens
+        return Costs(
+            draft=token * tokens,
+            verdict=verdict,
+            repair=(self.repairs.expect(runs) or token_seconds) * rejected_tokens,
+            accepted_tokens=mean_of(self.accepted_tokens) or tokens,
+            rejected_tokens=rejected_tokens,
         )
-
-    def _costs(
-        self, large: float | None, pace: float | None, judged: list[float], least: int
-    ) -> Costs | None:
-        """
-        The medians of the timings. Before the first repair, one is assumed to take the *large*
-        model's time.
-
-        No verdict is needed if a token of a draft took about as long as the large model's *pace*;
-        one is enough if it took longer than the large model takes for a step: no accept rate pays
-        then.
-
-        Without any timing of a draft, the prior says what it and its verdict take.
-        """
-        drafts, repairs = self.drafts.values(), self.repairs.values()
-        repair = median_low(repairs) if repairs else large or 0.0
-        outpaced = (
-            pace is not None and bool(paces := self.paces.values()) and min(paces) > SLOW * pace
-        )
-        slow = large is not None and bool(judged) and min(judged) > large
-        needed = 0 if outpaced else 1 if slow else least
-        if drafts and len(judged) >= needed:
-            return Costs(median_low(drafts), median_low(judged) if judged else 0.0, repair)
-        if (
-            self.prior.accept_rate is not None
-            and self.prior.verdict_seconds is not None
-            and not drafts
-        ):
-            return Costs(
-                (self.prior.pace or 0.0) * (large or 0.0), self.prior.verdict_seconds, repair
-            )
-        return None
 
 
 @dataclass(eq=False)
 class Auto:
-    """
-    What all runs of one solver measured. The queue and the *cache*, in tokens, are those of the
-    large model's server.
-
-    *steps* counts the committed steps. *chains* are the tokens of the chains that finished,
-    *resident* those of the chains of all runs that use the large model. *repairing* has the large
-    model's seconds per token.
-    """
+    """What all runs of one solver measured."""
 
     prior: Prior = field(default_factory=Prior)
-    steps: int = 0
+    """What was known before the first run."""
+    admission: Admission = field(default_factory=Admission)
+    """The chains of all runs, and the room for them."""
     running: int = 0
+    """Requests that the large model's server runs, as last polled."""
     waiting: int = 0
-    cache: int | None = None
-    repairing: Recent[float] = field(default_factory=Recent[float])
-    chains: Recent[int] = field(default_factory=Recent[int])
-    resident: dict[AutoRun, int] = field(default_factory=dict["AutoRun", int])
-    # as repairing, by the crowd
-    _alone: dict[int, Recent[float]] = field(default_factory=dict[int, Recent[float]])
+    """Requests that wait there, as last polled."""
+    steps: int = 0
+    """Steps that all runs have committed."""
+    using: int = 0
+    """Runs that use a method now."""
+    credit: float = 0.0
+    """Seconds that shadow drafts may take."""
+    alone: ByCrowd = field(default_factory=ByCrowd)
+    """Seconds of a token of the large model while no run uses a method."""
+    repairing: Timings = field(default_factory=Timings)
+    """Seconds of a token of the large model in repairs."""
+    step_tokens: Lengths = field(default_factory=_lengths)
+    """Tokens of steps that the large model wrote alone."""
     _records: dict[str, Record] = field(default_factory=dict[str, Record])
-    _placed: int = 0  # runs that hold a place
-    _places: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
 
     def queue(self, running: int, waiting: int, cache: int | None = None) -> None:
-        """Learn from the gauges of the large model's server."""
-        self.running, self.waiting, self.cache = running, waiting, cache
-        self._admit()
+        """Take in the gauges of the large model's server."""
+        self.running = running
+        self.waiting = waiting
+        self.admission.learn(cache)
+
+    def place(self) -> AbstractAsyncContextManager[None]:
+        """Hold the place of one run; see `Admission`."""
+        return self.admission.place()
+
+    @property
+    def runs(self) -> int:
+        """How many runs use the large model now, at least one."""
+        return max(1, len(self.admission.resident))
 
     @property
     def busy(self) -> bool:
@@ -385,70 +239,36 @@ class Auto:
         return self.waiting > max(1, self.running // 4)
 
     @property
-    def full(self) -> bool:
-        """Whether the chains of all runs take more than the large model's cache holds."""
-        return self.cache is not None and sum(self.resident.values()) > FULL * self.cache
-
-    @property
     def against(self) -> str:
         """Why the large model writes alone now, whatever a method takes; empty if it need not."""
-        if self.full:  # verdicts read whole chains again
+        if self.admission.full:  # verdicts read whole chains again
             return "the chains of all runs fill the large model's cache"
-        crowd = self.prior.runs is not None and len(self.resident) > self.prior.runs
-        return (
-            f"the prior knows no gain with more than {self.prior.runs} runs at once"
-            if crowd
-            else ""
-        )
+        if self.prior.runs is not None and self.runs > self.prior.runs:
+            return f"the prior knows no gain with more than {self.prior.runs} runs at once"
+        return ""
 
     @property
-    def fits(self) -> int | None:
-        """How many runs fit into the large model's cache; None if that is not known."""
-        lengths = self.chains.values()
-        return max(1, int(FULL * self.cache / fmean(lengths))) if self.cache and lengths else None
-
-    @property
-    def pace(self) -> float | None:
+    def token_seconds(self) -> float | None:
         """
-        Seconds per token of the large model if it wrote all runs of now alone; else as in repairs.
+        Seconds of a token if the large model wrote all runs of now alone; else those of repairs.
         """
-        size = len(self.resident).bit_length()
-        alone = [self._alone[of] for of in (size, size - 1) if of in self._alone]
-        fresh = [each for each in alone if not self.outdated(each)]
-        return next(
-            (
-                median_low(each.values())
-                for each in (*fresh, self.repairing, *alone)
-                if each.entries
-            ),
-            None,
-        )
-
-    def wrote_alone(self, seconds_per_token: float) -> None:
-        alone = sum(not each.using for each in self.resident)
-        self._alone.setdefault(alone.bit_length(), Recent()).add(self.steps, seconds_per_token)
-
-    def outdated(self, recent: Recent[float]) -> bool:
-        """Whether the runs of now would have committed many steps each since the newest value."""
-        return self.steps - recent.newest > 2 * SPAN * max(1, len(self.resident))
-
-    def stale(self) -> bool:
-        """Whether nothing has shown the large model's pace for a while."""
-        newest = max(
-            (recent.newest for recent in (self.repairing, *self._alone.values())), default=0
-        )
-        return self.steps - newest > 4 * SPAN
+        for runs in (self.runs, self.runs // 2):
+            if self.alone.fresh(runs, self.steps):
+                return self.alone.at(runs).typical
+        return self.repairing.typical if self.repairing.values else self.alone.expect(self.runs)
 
     def record(self, policy: str, options: Mapping[str, Any]) -> Record:
-        """What is known of *policy* with its *options*."""
+        """Return what is known of *policy* with its *options*."""
         key = repr((policy, sorted(options.items())))
-        if key not in self._records:
-            if len(self._records) >= MOST:
-                del self._records[next(iter(self._records))]
-            known = None not in (self.prior.accept_rate, self.prior.verdict_seconds)
-            self._records[key] = Record(self.prior, spent=SHADOWS if known else 0)
-        self._records[key] = self._records.pop(key)  # the last used is dropped last
-        return self._records[key]
+        found = self._records.pop(key, None)
+        if found is None:
+            rate = self.prior.accept_rate
+            assumed = ASSUMED_ACCEPT_RATE if rate is None else rate
+            found = Record(self.prior, Evidence.assume(assumed, ASSUMED_DRAFTS))
+        if len(self._records) >= MAX_METHODS:
+            del self._records[next(iter(self._records))]
+        self._records[key] = found
+        return found
 
     def run(
         self,
@@ -464,78 +284,52 @@ class Auto:
         """
         return AutoRun(self, self.record(policy, options), most, aside, lead)
 
-    @asynccontextmanager
-    async def place(self) -> AsyncGenerator[None]:
-        """
-        Hold a place of one run: wait, first come, first served, while the chains of more runs would
-        not fit.
-        """
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._places.append(place)
-        self._admit()
-        try:
-            await place
-            yield
-        finally:
-            if place in self._places:
-                self._places.remove(place)
-            else:
-                self._placed -= 1
-                self._admit()
-
-    def _admit(self) -> None:
-        fits = self.fits
-        while self._places and (fits is None or self._placed < fits):
-            place = self._places.popleft()
-            self._placed += 1
-            if not place.done():
-                place.set_result(None)
-
 
 @dataclass(eq=False)
 class Pending:
-    """
-    What of a run is not decided yet: since when drafts and verdicts are under way.
+    """What of a run is under way."""
 
-    *free* is the time since which the small model could draft; None while it drafts. *settled* is
-    the time of the last commit. *drafts* have the time of each draft of the small model that waits
-    for its verdict, with the size of the crowd, *verdicts* the time of each that waits for its
-    commit.
-    """
-
-    free: float | None = None
-    settled: float = 0.0
+    free: float | None
+    """Since when the small model could draft; None while it drafts."""
+    settled: float
+    """When the last step was committed."""
     drafts: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    """When each draft came that waits for its verdict, and how many runs used the method then."""
     verdicts: dict[int, tuple[float, Verdict]] = field(
         default_factory=dict[int, tuple[float, Verdict]]
     )
+    """When each verdict came that waits for its commit."""
+    kept: int = 0
+    """Tokens that were kept of a draft that is being repaired."""
 
 
 @dataclass(eq=False)
 class AutoRun:
-    """
-    One run: it reads the run's events into the *record* of its method, and decides who writes the
-    next steps.
-
-    *given_up* are the steps whose shadow drafts were ended because the large model is as fast.
-    """
+    """One run: it reads its own events, and decides who writes its next steps."""
 
     auto: Auto
+    """What all runs measured."""
     record: Record
+    """What all runs of its method measured."""
     most: int
+    """The most drafts ahead."""
     aside: Policy | None = None
-    lead: int = 0  # first steps, which the large model drafts
+    """The large model alone; None if the run may not decide."""
+    lead: int = 0
+    """First steps, which the large model writes."""
     decided: Decided | None = None
+    """The last decision."""
     given_up: set[int] = field(default_factory=set[int])
-    using: bool = False  # whether it is one of the users of the method
-    _choice: Choice | None = None  # what the events say
-    _unsure: bool = False  # whether it decided by what is known of smaller crowds
-    _pending: Pending = field(default_factory=Pending)
-    _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
-    _shadow: float | None = None  # the time since which a shadow draft is under way
-    _shadowed_for: float = 0.0  # seconds, by drafts that have ended
+    """Steps whose shadow drafts were ended because they were no faster than the large model."""
+    using: bool = False
+    """Whether the run uses its method."""
+    _evidence: Evidence | None = None  # of this run; None before its first verdict
+    _verdicts: int = 0  # of this run
+    _pending: Pending = field(default_factory=lambda: Pending(0.0, 0.0))
+    _by_large: set[int] = field(default_factory=set[int])  # steps that the large model drafted
+    _shadow: tuple[float, float] | None = None  # when one began, and the seconds reserved for it
+    _next_shadow: int = 0  # the first step that may have one
     _mark: float = 0.0  # when the last whole step was committed
-    _tokens: int = 0  # of the step that is being completed
 
     # Decide.
 
@@ -546,22 +340,22 @@ class AutoRun:
 
     @property
     def hedges(self) -> bool:
-        """
-        Whether drafts may be hedged: many are rejected, and no other run uses the large model.
-        """
-        auto, outcomes = self.auto, self.record.accepted.values(OUTCOMES)
-        return (
-            len(auto.resident) < 2
-            and not auto.busy
-            and sum(outcomes) <= HEDGED * max(1, len(outcomes))
-        )
+        """Whether drafts may be hedged: no other run uses the large model."""
+        return self.auto.runs == 1 and not self.auto.busy
+
+    @property
+    def accept_rate(self) -> float:
+        """The share of its next drafts that the run expects to be accepted."""
+        return (self._evidence or self.record.accepted).rate
 
     def watch(self, until: Until) -> Until:
         """
         End a shadow draft, unless *until* does, once it is seen to be no faster than the large
         model.
         """
-        pace, clock, request = self.auto.pace, asyncio.get_running_loop().time, REQUEST.get()
+        pace = self.auto.token_seconds
+        clock = asyncio.get_running_loop().time
+        request = REQUEST.get()
         if pace is None or not request.shadow or request.purpose != "draft":
             return until
         seen = list[tuple[float, int]]()
@@ -569,242 +363,224 @@ class AutoRun:
         def ends(step: Step) -> bool:
             seen.append((clock(), len(step.tokens)))
             seconds, tokens = (last - first for first, last in zip(seen[0], seen[-1], strict=True))
-            slow = tokens >= SIGHT and seconds >= pace * tokens
-            self.given_up |= {request.step} if slow else set()
+            slow = tokens >= SEEN_TOKENS and seconds >= pace * tokens
+            if slow:
+                self.given_up.add(request.step)
             return slow or (until is not None and until(step))
 
         return ends
 
-    def due(self, index: int) -> bool:
-        """
-        Whether the run has to decide again before step *index*, although no draft was rolled back.
-        """
-        decided = self.decided
-        if decided is None:
-            return True
-        if decided.probe:
-            return index - decided.index >= PROBE
-        thin = self._unsure or len(self.record.accepted.entries) < FEW
-        measuring = decided.choice == "large" and self.record.spent < SHADOWS
-        return index - decided.index >= (1 if thin or measuring else EVERY)
-
     def policy(self, method: Policy) -> Policy:
-        """The policy of the next steps: the *method*, or the large model alone."""
-        return (
-            self.aside if self.aside and self.decided and self.decided.choice == "large" else method
-        )
+        """Return the policy of the next steps: the *method*, or the large model alone."""
+        if self.aside is None or self.decided is None or self.decided.choice == "method":
+            return method
+        return self.aside
 
     def decide(self, index: int) -> Decided | None:
-        """
-        Decide who writes from step *index* on; None if that is decided, or if nothing changes.
-        """
-        if self.aside is None or (self.decided is not None and self.decided.index == index):
+        """Decide who writes step *index*; None if that is decided, or if nothing changes."""
+        before = self.decided
+        if self.aside is None or (before is not None and before.index == index):
             return None
-        record, auto = self.record, self.auto
-        size = (record.users + (not self.using)).bit_length()
-        for outdated in [
-            of for of, each in record.judged.items() if of >= max(3, size) and auto.outdated(each)
-        ]:
-            del record.judged[outdated]
-        estimate = record.estimate(auto.pace, busy=auto.busy, against=auto.against, size=size)
-        mode, seconds, reason = decide(estimate, record.now, self.most)
-        if record.now is not None and record.now.choice != mode.choice:
-            record.probed, record.spent = record.steps, SHADOWS
-        record.now, self._unsure = mode, not record.known(size)
-        largest = max(filter(record.known, record.judged), default=1)
-        if mode.choice == "method" and not self.using and size > largest + 1:
-            mode, reason = (
-                ASIDE,
-                f"verdicts of more than {record.users} runs at once are not known yet; {reason}",
-            )
-        self._use(mode.choice == "method")
-        event = self._probe(
-            Decided(index, mode.choice, mode.ahead, tuple(seconds.items()), reason), estimate
+        estimate = self.estimate()
+        event = replace(
+            self._choose(index, estimate), running=self.auto.running, waiting=self.auto.waiting
         )
-        if event.choice == "large" and not event.probe:
-            event = replace(event, advice=self._advice(estimate))
-        before, self.decided = (
-            self.decided,
-            replace(event, running=auto.running, waiting=auto.waiting),
-        )
-        return (
-            self.decided
-            if event.shadow or before is None or _outcome(before) != _outcome(event)
-            else None
+        if event.choice == "large":
+            shadow = self._may_shadow(index, estimate)
+            event = replace(event, shadow=shadow, advice=self._advice(estimate))
+        if event.shadow or before is None or _outcome(before) != _outcome(event):
+            return event
+        return None
+
+    def estimate(self) -> Estimate:
+        """Return what to expect if all runs of now used the method, or none."""
+        pace = self.auto.token_seconds
+        if pace is None:
+            return Estimate(None, None, self.accept_rate)
+        step_tokens = mean_of(self.auto.step_tokens) or 0.0
+        costs = self.record.costs(pace, step_tokens, self.auto.runs)
+        if costs is None:
+            return Estimate(None, pace * step_tokens, self.accept_rate)
+        rate = self.accept_rate
+        ahead = self._depth
+        return Estimate(
+            method=costs.method(rate, ahead),
+            alone=costs.alone(rate, pace),
+            accept_rate=rate,
+            draft=costs.draft + costs.verdict,
+            hopeless=costs.method(1.0, ahead) >= costs.alone(1.0, pace),
         )
 
-    def _use(self, using: bool) -> None:
-        """Count the run among those that use the method, or no longer."""
-        self.record.users += using - self.using
-        self.using = using
+    @property
+    def _depth(self) -> int:
+        return 0 if self.auto.busy else self.most
+
+    def _choose(self, index: int, estimate: Estimate) -> Decided:
+        """Return the decision about step *index*, without a shadow draft and advice."""
+        candidates = {f"method {self._depth} ahead": estimate.method, "large alone": estimate.alone}
+        seconds = tuple((name, each) for name, each in candidates.items() if each is not None)
+        aside = Decided(index, "large", ASIDE_AHEAD, seconds)
+        if self.auto.against:
+            return replace(aside, reason=self.auto.against)
+        if not self.record.tried or estimate.method is None or estimate.alone is None:
+            return replace(aside, reason="the method is not known yet")
+        reason = (
+            f"method: {estimate.method:.3g} s a step, large alone: {estimate.alone:.3g} s;"
+            f" {estimate.accept_rate:.0%} of drafts accepted"
+        )
+        if self.auto.busy:
+            reason += ", the large model has a queue"
+        if not estimate.pays(self.using):
+            return replace(aside, reason=reason)
+        crowd = self.record.users + (not self.using)
+        if not self.using and crowd.bit_length() > self.record.verdicts.largest + 1:
+            unknown = f"verdicts of more than {self.record.users} runs at once are not known yet"
+            return replace(aside, reason=f"{unknown}; {reason}")
+        return Decided(index, "method", self._depth, seconds, reason)
+
+    def _may_shadow(self, index: int, estimate: Estimate) -> bool:
+        """Return whether the method drafts step *index* in the shadow of the large model."""
+        early = index < max(self.lead, self._next_shadow)
+        if early or self._shadow is not None or estimate.alone is None or self.auto.against:
+            return False
+        if not self.record.shadows:
+            return True
+        needed = self._shadow_seconds(estimate)
+        if estimate.hopeless:
+            needed *= HOPELESS_FACTOR
+        return self.auto.credit >= needed
+
+    def _shadow_seconds(self, estimate: Estimate) -> float:
+        """Seconds of a shadow draft: as measured, or of a step of the large model."""
+        return estimate.alone or 0.0 if estimate.draft is None else estimate.draft
 
     def _advice(self, estimate: Estimate) -> str:
         """Say in a sentence why the large model writes alone, and what the user can do about it."""
-        auto, outcomes = self.auto, self.record.accepted.values(OUTCOMES)
-        if auto.full:
+        auto = self.auto
+        if auto.admission.full:
             return (
-                f"the chains of {len(auto.resident)} runs fill the large model's cache: lower"
+                f"the chains of {auto.runs} runs fill the large model's cache: lower"
                 " `max_running`, or give its server more memory (--gpu-memory-utilization)"
             )
-        if estimate.busy:
+        if auto.busy:
             return (
                 f"{auto.waiting} requests wait at the large model's server: lower `max_running`, or"
                 " add a replica"
             )
-        expected = estimate.method(self.most)
-        if estimate.costs is None or estimate.large is None or (expected or 0.0) < estimate.large:
-            return ""  # The method is not known yet, or not well enough.
-        if outcomes and sum(outcomes) < len(outcomes) / 2:
-            return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
-        if not (outcomes or self.record.drafts.entries or self.record.prior.pace):
-            return "drafts are rarely accepted, as measured before: run `stepspec judge`"
-        verdict = f" and its verdict {estimate.costs.judge:.2g} s" if estimate.costs.judge else ""
-        return (
-            f"a draft takes {estimate.costs.draft:.2g} s{verdict}, and the large model writes a"
-            f" step in {estimate.large:.2g} s: run `stepspec estimate`"
-        )
-
-    def _probe(self, event: Decided, estimate: Estimate) -> Decided:
-        """
-        Measure the mode that is not in use if nothing is known about it, or nothing recent.
-
-        The large model writes a few steps. The method drafts in the shadow: the chain does not wait
-        for it.
-        """
-        record, alone = self.record, event.choice == "large"
-        extra = min(estimate.delay, _excess(event)) if alone else _excess(event)
-        due = record.steps - record.probed >= (SHADOWS if alone else PROBE) * max(
-            1 / SHARE, extra / EXTRA
-        )
-        if estimate.against or (estimate.busy and estimate.costs is not None):
-            return event
-        if not alone:
-            if not (due and self.auto.stale()):
-                return event
-            record.probed = record.steps
-            return replace(
-                event,
-                choice="large",
-                ahead=ASIDE.ahead,
-                probe=True,
-                reason=f"a probe; {event.reason}",
+        if estimate.method is None or estimate.alone is None or estimate.pays(using=True):
+            return ""
+        if estimate.hopeless:
+            return (
+                f"a draft and its verdict take {estimate.draft:.2g} s, and the large model writes a"
+                f" step in {estimate.alone:.2g} s: run `stepspec tune`"
             )
-        crowded = record.users or record.shadows >= LEAST
-        if crowded or self.auto.pace is None or self._shadow is not None or event.index < self.lead:
-            return event
-        # a rejected draft ends a probe
-        accepted = record.accepted.entries and record.accepted.entries[-1][1]
-        costs, judged = estimate.costs, record.judged[1].entries
-        last = replace(costs, judge=judged[-1][1]) if costs and judged else costs
-        # all accepted
-        quick = (
-            last is None or estimate.large is None or last.step(1.0, self.most) <= estimate.large
-        )
-        wanted = record.spent < SHADOWS and (costs is None or (accepted and quick))
-        if not due and not (wanted and (estimate.caution == 0 or self._affords(event.index))):
-            return event
-        if due:
-            record.probed, record.spent = record.steps, 0
-        record.spent += 1
-        return replace(event, shadow=True)
-
-    def _affords(self, index: int) -> bool:
-        """
-        Whether a further shadow draft should delay the run by no more than `DELAY`; the first may
-        take a step.
-        """
-        record = self.record
-        expected = record.shadowed / record.made if record.made else self._mark / max(1, index)
-        return SHARED * (self._shadowed_for + expected) < DELAY * self._mark
+        return f"{estimate.accept_rate:.0%} of drafts are accepted: run `stepspec tune`"
 
     # Observe.
 
     def read(self, moment: Moment) -> None:
         """Learn from the next event of the run."""
-        at, event, pending = round(moment.at, 6), moment.event, self._pending
+        at, event = round(moment.at, 6), moment.event
         match event:
             case Started(policy=policy):
-                self._mark = pending.free = at
-                if policy != "small":  # a baseline, as is large: it does not use the large model
-                    self.auto.resident[self] = 0
+                self._mark = at
+                self._pending = Pending(at, at)
+                if policy != "small":  # which does not use the large model
+                    self.auto.admission.grow(self, 0)
                 self._use(self.aside is None and policy != "large")
-            case Decided(choice=choice):
-                if event.shadow:
-                    self._shadow = at
-                    self.record.shadows += 1
-                if self._choice not in (None, choice):
-                    self._pending, self._mark = Pending(free=at, settled=at), at
-                self._choice = choice
+            case Decided():
+                self._change(at, event)
             case Called():
                 self._called(event)
             case Shadowed():
                 self._shadowed(event)
             case Drafted(index, draft):
                 self._drafted(at, index, draft)
-            case Judged(index, _, verdict) if index in pending.drafts:
-                since, size = pending.drafts.pop(index)
-                self.record.judged[size].add(self.auto.steps, at - since)
-                pending.verdicts[index] = at, verdict
-            case Repaired(index, _, rollback):
-                judged, _ = pending.verdicts.get(index, (pending.settled, rollback))
-                self.record.repairs.add(self.auto.steps, at - max(judged, pending.settled))
-                self.record.accepted.add(self.auto.steps, False)
-                pending.free = at
+            case Judged(index, _, verdict) if index in self._pending.drafts:
+                since, users = self._pending.drafts.pop(index)
+                self.record.verdicts.add(at - since, users, self.auto.steps)
+                self._pending.verdicts[index] = at, verdict
+            case Repaired(index, step, _):
+                self._repaired(at, index, step)
             case Lost(index):
-                pending.drafts.pop(index, None)
-                pending.verdicts.pop(index, None)
+                self._pending.drafts.pop(index, None)
+                self._pending.verdicts.pop(index, None)
             case Degraded(path=""):
                 self._use(False)
             case Chosen():
-                pending.free = at
+                self._pending.free = at
             case Committed():
                 self._committed(at, event)
             case Finished():
-                if tokens := self.auto.resident.get(self):
-                    self.auto.chains.add(self.auto.steps, tokens)
+                self.auto.admission.finish(self)
                 self.close()
             case _:
                 pass
 
     def close(self) -> None:
         """The run is over: its chain takes no more room, and its shadow drafts have ended."""
-        self.auto.resident.pop(self, None)
+        self.auto.admission.leave(self)
         self._use(False)
         if self._shadow is not None:
-            self._end_shadow(max(0.0, self._mark - self._shadow))
+            self._end_shadow(max(0.0, self._mark - self._shadow[0]))
 
-    def _end_shadow(self, seconds: float) -> None:
-        """Count the shadow draft, which has ended after so many *seconds*."""
-        self._shadow = None
-        self.record.shadows -= 1
-        self.record.made += 1
-        self.record.shadowed += seconds
-        self._shadowed_for += seconds
+    def _use(self, using: bool) -> None:
+        """Count the run among those that use the method, or no longer."""
+        self.record.users += using - self.using
+        self.auto.using += using - self.using
+        self.using = using
+
+    def _change(self, at: float, event: Decided) -> None:
+        """Take in the decision of the run itself."""
+        if self.decided is None or self.decided.choice != event.choice:
+            self._pending = Pending(at, at)
+            self._mark = at
+        self.decided = event
+        self._use(event.choice == "method")
+        if event.shadow:
+            reserved = self._shadow_seconds(self.estimate())
+            self._shadow = at, reserved
+            self.record.shadows += 1
+            self.auto.credit -= reserved
 
     def _called(self, event: Called) -> None:
         """The pace of the large model shows in repairs, whose requests end with the step."""
         if event.role != "large" or event.fate == "failed":
             return
-        self.auto.resident[self] = max(
-            self.auto.resident.get(self, 0), event.prompt + event.written
-        )
-        repairs = event.verb == "write" and event.purpose in ("repair", "hedge")
-        if repairs and event.fate == "done" and event.first is not None and event.written > 1:
-            self.auto.repairing.add(
-                self.auto.steps, (event.seconds - event.first) / (event.written - 1)
-            )
+        self.auto.admission.grow(self, event.prompt + event.written)
+        repair = event.verb == "write" and event.purpose in ("repair", "hedge")
+        if repair and event.fate == "done" and event.first is not None and event.written > 1:
+            seconds = (event.seconds - event.first) / (event.written - 1)
+            self.auto.repairing.add(seconds, self.auto.steps)
+
+    def _end_shadow(self, seconds: float) -> None:
+        """Take in that the shadow draft has ended after so many seconds."""
+        if self._shadow is not None:
+            self.auto.credit += self._shadow[1] - seconds
+        self._shadow = None
 
     def _shadowed(self, event: Shadowed) -> None:
-        record, steps, verdict = self.record, self.auto.steps, event.verdict
         self._end_shadow(event.drafting + event.judging)
-        pace, usual = event.drafting / max(1, len(event.draft.tokens)), record.lengths
-        record.paces.add(steps, pace)
-        if verdict is None:
-            record.drafts.add(steps, pace * fmean(usual) if usual else event.drafting)
-            return
-        record.drafts.add(steps, event.drafting)
-        record.judged[1].add(steps, event.judging)
-        record.accepted.add(steps, isinstance(verdict, Accept) or bool(verdict.chosen))
+        steps = self.auto.steps
+        tokens = max(1, len(event.draft.tokens))
+        self.record.drafts.add(event.drafting / tokens, 1, steps)
+        accepted = False
+        if event.verdict is not None:
+            self.record.draft_tokens.append(tokens)
+            self.record.verdicts.add(event.judging, 1, steps)
+            accepted = _accepts(event.verdict)
+            self._judge(accepted)
+        if not accepted:
+            self._next_shadow = event.index + SHADOW_GAP_STEPS
+
+    def _judge(self, accepted: bool) -> None:
+        """Add a verdict to the evidence of the run, and of the method."""
+        weight = DISCOUNT_PER_DRAFT**self._verdicts
+        if self._evidence is None:
+            self._evidence = Evidence.assume(self.record.accepted.rate, ASSUMED_DRAFTS)
+        self._evidence.add(accepted)
+        self.record.accepted.add(accepted, weight, keep=1 - weight / WINDOW_TIMINGS)
+        self._verdicts += 1
 
     def _drafted(self, at: float, index: int, draft: Step) -> None:
         pending = self._pending
@@ -812,51 +588,61 @@ class AutoRun:
             self._by_large.add(index)
         else:
             self._by_large.discard(index)
+            tokens = max(1, len(draft.tokens))
+            users = max(1, self.record.users)
             if pending.free is not None:
-                self.record.drafts.add(self.auto.steps, at - pending.free)
-                self.record.paces.add(
-                    self.auto.steps, (at - pending.free) / max(1, len(draft.tokens))
-                )
-            pending.drafts[index] = at, max(1, self.record.users).bit_length()
+                seconds = (at - pending.free) / tokens
+                self.record.drafts.add(seconds, users, self.auto.steps)
+            self.record.draft_tokens.append(tokens)
+            pending.drafts[index] = at, users
         pending.free = None
+
+    def _repaired(self, at: float, index: int, step: Step) -> None:
+        pending = self._pending
+        judged = pending.verdicts.pop(index)[0] if index in pending.verdicts else at
+        tokens = max(1, len(step.tokens))
+        seconds = at - max(judged, pending.settled)
+        self.record.repairs.add(seconds / tokens, max(1, self.record.users), self.auto.steps)
+        self.record.rejected_tokens.append(pending.kept + tokens)
+        self._judge(False)
+        pending.kept = 0
+        pending.free = at
 
     def _committed(self, at: float, event: Committed) -> None:
         pending = self._pending
-        _, verdict = pending.verdicts.pop(event.index, (at, None))
-        self._tokens += len(event.step.tokens)
-        partial = isinstance(verdict, Rollback) and bool(verdict.keep) and verdict.chosen is None
-        if not partial or self._choice == "large":
-            self._complete(at, event)
-        if (
-            event.step.author == "small"
-            and verdict is not None
-            and (isinstance(verdict, Accept) or verdict.chosen)
-        ):
-            self.record.accepted.add(self.auto.steps, True)
+        tokens = len(event.step.tokens)
+        judged = pending.verdicts.get(event.index)
+        if event.step.author == "small" and judged is not None:
+            if _accepts(judged[1]):
+                del pending.verdicts[event.index]
+                self.record.accepted_tokens.append(tokens)
+                self._judge(True)
+            else:  # the repair follows
+                pending.kept = tokens
+                pending.verdicts[event.index + 1] = judged
         pending.settled = at
+        if not pending.kept:
+            self.auto.steps += 1
+            self._complete(at, event.index, tokens)
 
-    def _complete(self, at: float, event: Committed) -> None:
-        """Measure a whole step."""
-        auto, record = self.auto, self.record
-        auto.steps += 1
-        if {event.index, event.index - 1} <= self._by_large and event.step.tokens:
-            auto.wrote_alone((at - self._mark) / len(event.step.tokens))
-        if self._tokens:
-            (record.alone if self._choice == "large" else record.tokens).append(self._tokens)
-        record.steps += self.decided is not None
-        self._mark, self._tokens = at, 0
+    def _complete(self, at: float, index: int, tokens: int) -> None:
+        """Measure the large model alone by a whole step."""
+        auto, seconds = self.auto, at - self._mark
+        self._mark = at
+        if self.using or index not in self._by_large or not tokens:
+            return
+        runs_alone = max(1, auto.runs - auto.using)
+        auto.credit += SHADOW_TIME_SHARE * seconds / runs_alone
+        auto.credit = min(auto.credit, 2 * HOPELESS_FACTOR * seconds)
+        auto.step_tokens.append(tokens)
+        if not auto.using and index - 1 in self._by_large:
+            auto.alone.add(seconds / tokens, auto.runs, auto.steps)
+
+
+def _accepts(verdict: Verdict) -> bool:
+    """Return whether the draft, or a rival in its place, became a step."""
+    return isinstance(verdict, Accept) or verdict.chosen is not None
 
 
 def _outcome(event: Decided) -> tuple[object, ...]:
-    return event.choice, event.ahead, event.probe, bool(event.advice)
-
-
-def _excess(event: Decided) -> float:
-    """How much longer a step takes in the other mode, as a share of the time in that of *event*."""
-    known = dict(event.seconds)
-    alone = known.pop(ALONE, None)
-    if alone is None or not known:
-        return 1.0  # not known yet
-    method = min(known.values())
-    used, other = (alone, method) if event.choice == "large" else (method, alone)
-    return other / used - 1 if used > 0 else 0.0
+    return event.choice, event.ahead, bool(event.advice)

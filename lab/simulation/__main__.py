@@ -19,6 +19,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from ..charts import Curve, load_curves
 from ..tables import Sheet
+from .choosing import choose
 from .estimated import compared
 from .grid import GPUS, Chains, break_even, find_pair, plain, simulate_cell
 from .measured import rows
@@ -31,6 +32,8 @@ Examples:
   python -m lab.simulation break-even --speed 2,4,8 --users 1,16,64
 
   python -m lab.simulation measured                  # beside the seconds of a real GPU
+
+  python -m lab.simulation choosing --users 8,32     # does `auto` choose well?
 
   python -m lab.simulation estimated --users 8,32    # is `stepspec estimate` right on such servers?
 """
@@ -213,6 +216,43 @@ def estimated(
     ]
     _write(output, {"cells": found})
     _print(found)
+
+
+@app.command()
+def choosing(
+    pair: Annotated[
+        list[str] | None, typer.Option(help="Pairs of gpus.toml; default: one H200, and two.")
+    ] = None,
+    users: Annotated[
+        str, typer.Option(metavar="N,...", help="Problems at the same time.")
+    ] = "1,8,32",
+    accepted: Annotated[
+        str, typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted.")
+    ] = "0.2,0.5,0.8,0.95",
+    steps: Steps = 20,
+    tokens: StepTokens = 100,
+    problems: Problems = 64,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the problems.")] = 3,
+    output: Output = Path("build/choosing.json"),
+) -> None:
+    """Print the time of `auto` over that of the better of SpecReason and the large model alone."""
+    writable("--output", output)
+    chains = Chains(steps=steps, tokens=tokens)
+    work = [
+        (find_pair(GPUS, name), number, share)
+        for name in pair or (H200, "qwen3-32b-two-h200")
+        for number in _numbers("--users", users, int)
+        for share in _shares(accepted)
+    ]
+    with progress_bars(stderr) as progress:
+        cells = progress.track(work, description="cells")
+        found = [
+            choose(known, number, share, chains, max(problems, number), seeds)
+            for known, number, share in cells
+        ]
+    rows = [each.row() for each in found]
+    _write(output, {"chains": asdict(chains), "seeds": seeds, "cells": rows})
+    _print(rows)
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
