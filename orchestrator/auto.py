@@ -8,29 +8,18 @@ events and decides before each step. The same events in the same order give the 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from .admission import Admission
 from .chain import Accept, Step, Verdict
-from .costs import (
-    DISCOUNT_PER_DRAFT,
-    MIN_TIMINGS,
-    WINDOW_TIMINGS,
-    ByCrowd,
-    Costs,
-    Evidence,
-    Timings,
-    mean_of,
-)
+from .costs import DISCOUNT_PER_DRAFT, MIN_STEPS, WINDOW_STEPS, ByCrowd, Costs, Evidence, Sample
 from .events import (
     Called,
-    Chosen,
     Committed,
     Decided,
     Degraded,
@@ -38,47 +27,32 @@ from .events import (
     Finished,
     Judged,
     Lost,
-    Repaired,
     Shadowed,
     Started,
 )
 from .interfaces import REQUEST, Policy, Until
 from .trace import Moment
 
-MARGIN_SHARE = 0.03
-"""The share of the time of a step that a change has to save: timings of one world differ by it."""
 ASSUMED_ACCEPT_RATE = 0.75
 """The accept rate of a method of which nothing is known: the mean of 25 logged runs is 0.79."""
 ASSUMED_DRAFTS = 4
-"""
-Drafts that an assumed accept rate counts for.
-
-Replayed logs: two rejections in a row lead a run aside, and 2 or 8 drafts are 1% worse.
-"""
+"""Drafts that an assumed accept rate counts for: with 2 or 8 the replayed logs take 1% longer."""
+MARGIN_SHARE = 0.03
+"""The share of the time of a step that a change has to save: two measurements differ by that."""
 SHADOW_TIME_SHARE = 0.15
 """
-The share of the large model's time in which a method may draft in its shadow.
+The share of the large model's time that shadow drafts may take.
 
-Where both models share a card, such a draft delays the large model by half of its time, at most.
+On a shared card a draft and a verdict delay the large model by a third to a half of their seconds.
 """
 SHADOW_GAP_STEPS = 6
-"""Steps from a rejected shadow draft to the next one of the run: 3 or 12 are worse on the logs."""
+"""Steps from a rejected shadow draft to the next one: on the logs 3 and 12 take 1% longer."""
 SEEN_TOKENS = 16
 """Tokens of a shadow draft after which its pace is seen, and a slow one is given up."""
 MAX_METHODS = 64
 """Methods with their options that are remembered; the one that was not used longest is dropped."""
-
-
-HOPELESS_FACTOR = 8
-"""How many times rarer shadow drafts are where the method could not pay at any accept rate."""
-ASIDE_AHEAD = 1
-"""Steps that the large model works ahead alone: its request stays open, and nothing is lost."""
-Lengths: TypeAlias = deque[int]
-"""The tokens of the latest steps of a kind."""
-
-
-def _lengths() -> Lengths:
-    return deque[int](maxlen=WINDOW_TIMINGS)
+ALONE = Decided(0, "large", ahead=1)
+"""The large model alone works one step ahead, so that its request stays open."""
 
 
 class Prior(BaseModel):
@@ -109,84 +83,41 @@ class Prior(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run expects of its method and of the large model alone."""
+    """What a run expects of its next steps."""
 
-    method: float | None
-    """Seconds of a step of the method; None if nothing of it was measured."""
-    alone: float | None
-    """Seconds of the same step by the large model alone; None if its pace is not known."""
     accept_rate: float
-    """The expected share of accepted drafts."""
-    draft: float | None = None
-    """Seconds of a draft and its verdict; None if none was measured."""
+    """The share of accepted drafts."""
+    method: float | None = None
+    """Seconds of a step of the method; None if nothing of it was measured."""
+    alone: float | None = None
+    """Seconds of the same step by the large model alone; None if its pace is not known."""
     hopeless: bool = False
-    """Whether the method could not pay even if every draft were accepted."""
+    """Whether the method would be slower even if every draft were accepted."""
 
     def pays(self, using: bool) -> bool:
-        """Return whether the method pays, for a run that is *using* it now or not."""
+        """Return whether the method pays for a run that is *using* it, or not."""
         if self.method is None or self.alone is None:
             return False
-        if using:
-            return self.alone >= (1 - MARGIN_SHARE) * self.method
-        return self.method < (1 - MARGIN_SHARE) * self.alone
+        margin = -MARGIN_SHARE if using else MARGIN_SHARE
+        return self.method < (1 - margin) * self.alone
 
 
 @dataclass(eq=False)
 class Record:
     """What all runs of one method with its options measured."""
 
-    prior: Prior
-    """What was known before."""
-    accepted: Evidence
-    """The verdicts of all runs, in which the first ones of each run count most."""
-    drafts: ByCrowd = field(default_factory=ByCrowd)
-    """Seconds of a token of a draft that did not wait for anything."""
-    verdicts: ByCrowd = field(default_factory=ByCrowd)
-    """Seconds from a draft to its verdict."""
-    repairs: ByCrowd = field(default_factory=ByCrowd)
-    """Seconds of a token of a repair."""
-    draft_tokens: Lengths = field(default_factory=_lengths)
-    """Tokens of drafts."""
-    accepted_tokens: Lengths = field(default_factory=_lengths)
-    """Tokens of accepted drafts."""
-    rejected_tokens: Lengths = field(default_factory=_lengths)
-    """Tokens of steps whose draft was rejected: what was kept of it, and the repair."""
+    evidence: Evidence
+    """The verdicts of all runs: the first ones of each run count most."""
+    accepted: ByCrowd = field(default_factory=ByCrowd)
+    """Steps whose draft was accepted."""
+    rejected: ByCrowd = field(default_factory=ByCrowd)
+    """Steps whose draft was rejected, or repaired in part."""
     users: int = 0
     """Runs that use the method now."""
-    shadows: int = 0
-    """Shadow drafts that were started."""
+    shadow_seconds: float | None = None
+    """Seconds of the last shadow draft and its verdict; None before the first one."""
     explained: bool = False
     """Whether the log has the reason why a run stepped aside."""
-
-    @property
-    def tried(self) -> bool:
-        """Whether enough is known to use the method."""
-        return self.prior.known or self.verdicts.count >= MIN_TIMINGS
-
-    def costs(self, token_seconds: float, step_tokens: float, runs: int) -> Costs | None:
-        """
-        Return what a draft costs with so many runs at once; None if nothing is known of one.
-
-        What was not measured is as in the prior, or as for the large model with *token_seconds*
-        and *step_tokens*.
-        """
-        token = self.drafts.expect(runs)
-        verdict = self.verdicts.expect(runs)
-        if token is None and not self.prior.known:
-            return None
-        if token is None:
-            token = (self.prior.pace or 0.0) * token_seconds
-        if verdict is None:
-            verdict = self.prior.verdict_seconds or 0.0
-        tokens = mean_of(self.draft_tokens) or step_tokens
-        rejected_tokens = mean_of(self.rejected_tokens) or tokens
-        return Costs(
-            draft=token * tokens,
-            verdict=verdict,
-            repair=(self.repairs.expect(runs) or token_seconds) * rejected_tokens,
-            accepted_tokens=mean_of(self.accepted_tokens) or tokens,
-            rejected_tokens=rejected_tokens,
-        )
 
 
 @dataclass(eq=False)
@@ -206,13 +137,11 @@ class Auto:
     using: int = 0
     """Runs that use a method now."""
     credit: float = 0.0
-    """Seconds that shadow drafts may take."""
+    """Seconds that shadow drafts may take now."""
     alone: ByCrowd = field(default_factory=ByCrowd)
-    """Seconds of a token of the large model while no run uses a method."""
-    repairing: Timings = field(default_factory=Timings)
-    """Seconds of a token of the large model in repairs."""
-    step_tokens: Lengths = field(default_factory=_lengths)
-    """Tokens of steps that the large model wrote alone."""
+    """Steps of the large model while no run uses a method."""
+    repairs: ByCrowd = field(default_factory=ByCrowd)
+    """Repairs without the time to their first token."""
     _records: dict[str, Record] = field(default_factory=dict[str, Record])
 
     def queue(self, running: int, waiting: int, cache: int | None = None) -> None:
@@ -232,10 +161,7 @@ class Auto:
 
     @property
     def busy(self) -> bool:
-        """
-        Whether requests wait at the large model's server. One that has just arrived waits briefly
-        everywhere.
-        """
+        """Whether requests wait at the large model's server, and not only since they came."""
         return self.waiting > max(1, self.running // 4)
 
     @property
@@ -248,14 +174,12 @@ class Auto:
         return ""
 
     @property
-    def token_seconds(self) -> float | None:
-        """
-        Seconds of a token if the large model wrote all runs of now alone; else those of repairs.
-        """
-        for runs in (self.runs, self.runs // 2):
-            if self.alone.fresh(runs, self.steps):
-                return self.alone.at(runs).typical
-        return self.repairing.typical if self.repairing.values else self.alone.expect(self.runs)
+    def step_alone(self) -> Sample | None:
+        """The mean step of the large model if it wrote all runs of now alone; None if not known."""
+        alone = self.alone.mean(self.runs, self.steps)
+        repair = self.repairs.mean(1, self.steps)
+        known = self.alone.known(self.alone.largest(self.runs, self.steps), self.steps)
+        return alone if known or repair is None else repair
 
     def record(self, policy: str, options: Mapping[str, Any]) -> Record:
         """Return what is known of *policy* with its *options*."""
@@ -263,8 +187,8 @@ class Auto:
         found = self._records.pop(key, None)
         if found is None:
             rate = self.prior.accept_rate
-            assumed = ASSUMED_ACCEPT_RATE if rate is None else rate
-            found = Record(self.prior, Evidence.assume(assumed, ASSUMED_DRAFTS))
+            rate = ASSUMED_ACCEPT_RATE if rate is None else rate
+            found = Record(Evidence.assume(rate, ASSUMED_DRAFTS))
         if len(self._records) >= MAX_METHODS:
             del self._records[next(iter(self._records))]
         self._records[key] = found
@@ -286,24 +210,6 @@ class Auto:
 
 
 @dataclass(eq=False)
-class Pending:
-    """What of a run is under way."""
-
-    free: float | None
-    """Since when the small model could draft; None while it drafts."""
-    settled: float
-    """When the last step was committed."""
-    drafts: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
-    """When each draft came that waits for its verdict, and how many runs used the method then."""
-    verdicts: dict[int, tuple[float, Verdict]] = field(
-        default_factory=dict[int, tuple[float, Verdict]]
-    )
-    """When each verdict came that waits for its commit."""
-    kept: int = 0
-    """Tokens that were kept of a draft that is being repaired."""
-
-
-@dataclass(eq=False)
 class AutoRun:
     """One run: it reads its own events, and decides who writes its next steps."""
 
@@ -318,20 +224,20 @@ class AutoRun:
     lead: int = 0
     """First steps, which the large model writes."""
     decided: Decided | None = None
-    """The last decision."""
+    """The last decision that was read."""
     given_up: set[int] = field(default_factory=set[int])
     """Steps whose shadow drafts were ended because they were no faster than the large model."""
     using: bool = False
     """Whether the run uses its method."""
-    _evidence: Evidence | None = None  # of this run; None before its first verdict
-    _verdicts: int = 0  # of this run
-    _pending: Pending = field(default_factory=lambda: Pending(0.0, 0.0))
-    _by_large: set[int] = field(default_factory=set[int])  # steps that the large model drafted
-    _shadow: tuple[float, float] | None = None  # when one began, and the seconds reserved for it
-    _next_shadow: int = 0  # the first step that may have one
+    _evidence: Evidence | None = None  # None before the first verdict
+    _judged: dict[int, Verdict] = field(default_factory=dict[int, Verdict])  # not committed yet
+    _verdicts: int = 0  # that the evidence has
+    _by_large: int = 0  # steps in a row that the large model drafted
     _mark: float = 0.0  # when the last whole step was committed
-
-    # Decide.
+    _users: int = 0  # of the method then
+    _tokens: int = 0  # since then
+    _shadow: float | None = None  # since when one is under way
+    _next_shadow: int = 0  # the first step that may have one
 
     @property
     def ahead(self) -> int:
@@ -343,116 +249,111 @@ class AutoRun:
         """Whether drafts may be hedged: no other run uses the large model."""
         return self.auto.runs == 1 and not self.auto.busy
 
-    @property
-    def accept_rate(self) -> float:
-        """The share of its next drafts that the run expects to be accepted."""
-        return (self._evidence or self.record.accepted).rate
-
-    def watch(self, until: Until) -> Until:
-        """
-        End a shadow draft, unless *until* does, once it is seen to be no faster than the large
-        model.
-        """
-        pace = self.auto.token_seconds
-        clock = asyncio.get_running_loop().time
-        request = REQUEST.get()
-        if pace is None or not request.shadow or request.purpose != "draft":
-            return until
-        seen = list[tuple[float, int]]()
-
-        def ends(step: Step) -> bool:
-            seen.append((clock(), len(step.tokens)))
-            seconds, tokens = (last - first for first, last in zip(seen[0], seen[-1], strict=True))
-            slow = tokens >= SEEN_TOKENS and seconds >= pace * tokens
-            if slow:
-                self.given_up.add(request.step)
-            return slow or (until is not None and until(step))
-
-        return ends
-
     def policy(self, method: Policy) -> Policy:
         """Return the policy of the next steps: the *method*, or the large model alone."""
         if self.aside is None or self.decided is None or self.decided.choice == "method":
             return method
         return self.aside
 
+    def watch(self, until: Until) -> Until:
+        """End a shadow draft, unless *until* does, once it is seen to be too slow to pay."""
+        alone = self.auto.step_alone
+        request = REQUEST.get()
+        if alone is None or not request.shadow or request.purpose != "draft":
+            return until
+        pace = alone.seconds / alone.tokens
+        clock = asyncio.get_running_loop().time
+        first: tuple[float, int] | None = None
+
+        def ends(step: Step) -> bool:
+            nonlocal first
+            now = clock()
+            first = first or (now, len(step.tokens))
+            tokens = len(step.tokens) - first[1]
+            slow = tokens >= SEEN_TOKENS and now - first[0] >= pace * tokens
+            if slow:
+                self.given_up.add(request.step)
+            return slow or (until is not None and until(step))
+
+        return ends
+
+    # Decide.
+
     def decide(self, index: int) -> Decided | None:
         """Decide who writes step *index*; None if that is decided, or if nothing changes."""
         before = self.decided
         if self.aside is None or (before is not None and before.index == index):
             return None
-        estimate = self.estimate()
-        event = replace(
-            self._choose(index, estimate), running=self.auto.running, waiting=self.auto.waiting
-        )
-        if event.choice == "large":
-            shadow = self._may_shadow(index, estimate)
-            event = replace(event, shadow=shadow, advice=self._advice(estimate))
-        if event.shadow or before is None or _outcome(before) != _outcome(event):
-            return event
-        return None
-
-    def estimate(self) -> Estimate:
-        """Return what to expect if all runs of now used the method, or none."""
-        pace = self.auto.token_seconds
-        if pace is None:
-            return Estimate(None, None, self.accept_rate)
-        step_tokens = mean_of(self.auto.step_tokens) or 0.0
-        costs = self.record.costs(pace, step_tokens, self.auto.runs)
-        if costs is None:
-            return Estimate(None, pace * step_tokens, self.accept_rate)
-        rate = self.accept_rate
-        ahead = self._depth
-        return Estimate(
-            method=costs.method(rate, ahead),
-            alone=costs.alone(rate, pace),
-            accept_rate=rate,
-            draft=costs.draft + costs.verdict,
-            hopeless=costs.method(1.0, ahead) >= costs.alone(1.0, pace),
-        )
+        event = self._choose(index, self.estimate())
+        alike = before is not None and _outcome(before) == _outcome(event)
+        return None if alike and not event.shadow else event
 
     @property
     def _depth(self) -> int:
         return 0 if self.auto.busy else self.most
 
+    def estimate(self) -> Estimate:
+        """Return what to expect if all runs of now used the method, or none."""
+        auto, rate = self.auto, (self._evidence or self.record.evidence).rate
+        alone = auto.step_alone
+        if alone is None:
+            return Estimate(rate)
+        pace = alone.seconds / alone.tokens
+        accepted = self.record.accepted.mean(auto.runs, auto.steps)
+        rejected = self.record.rejected.mean(auto.runs, auto.steps)
+        if auto.prior.verdict_seconds is not None and accepted is None:
+            draft = (auto.prior.pace or 0.0) * alone.seconds
+            costs = Costs(draft, auto.prior.verdict_seconds, alone.tokens, pace)
+            accepted, rejected = costs.accepted(self._depth), costs.rejected()
+        if accepted is None or rejected is None:
+            return Estimate(rate, alone=alone.seconds)
+        return Estimate(
+            accept_rate=rate,
+            method=rate * accepted.seconds + (1 - rate) * rejected.seconds,
+            alone=pace * (rate * accepted.tokens + (1 - rate) * rejected.tokens),
+            hopeless=accepted.seconds >= pace * accepted.tokens,
+        )
+
     def _choose(self, index: int, estimate: Estimate) -> Decided:
-        """Return the decision about step *index*, without a shadow draft and advice."""
-        candidates = {f"method {self._depth} ahead": estimate.method, "large alone": estimate.alone}
-        seconds = tuple((name, each) for name, each in candidates.items() if each is not None)
-        aside = Decided(index, "large", ASIDE_AHEAD, seconds)
-        if self.auto.against:
-            return replace(aside, reason=self.auto.against)
-        if not self.record.tried or estimate.method is None or estimate.alone is None:
-            return replace(aside, reason="the method is not known yet")
+        auto, record = self.auto, self.record
+        named = {f"method {self._depth} ahead": estimate.method, "large alone": estimate.alone}
+        alone = replace(
+            ALONE,
+            index=index,
+            seconds=tuple((name, each) for name, each in named.items() if each is not None),
+            running=auto.running,
+            waiting=auto.waiting,
+            reason=auto.against or "the method is not known yet",
+            advice=self._advice(estimate),
+            shadow=self._may_shadow(index, estimate),
+        )
+        tried = sum(len(steps.samples) for steps in record.accepted.sizes.values()) >= MIN_STEPS
+        if auto.against or estimate.method is None or estimate.alone is None:
+            return alone
+        if not tried and auto.prior.verdict_seconds is None:
+            return alone
         reason = (
             f"method: {estimate.method:.3g} s a step, large alone: {estimate.alone:.3g} s;"
             f" {estimate.accept_rate:.0%} of drafts accepted"
         )
-        if self.auto.busy:
-            reason += ", the large model has a queue"
-        if not estimate.pays(self.using):
-            return replace(aside, reason=reason)
-        crowd = self.record.users + (not self.using)
-        if not self.using and crowd.bit_length() > self.record.verdicts.largest + 1:
-            unknown = f"verdicts of more than {self.record.users} runs at once are not known yet"
-            return replace(aside, reason=f"{unknown}; {reason}")
-        return Decided(index, "method", self._depth, seconds, reason)
+        largest = record.accepted.largest(auto.runs, auto.steps)
+        crowded = not self.using and (record.users + 1).bit_length() > largest + 1
+        if crowded:
+            reason = f"more than {record.users} runs at once are not known yet; {reason}"
+        if crowded or not estimate.pays(self.using):
+            return replace(alone, reason=reason)
+        return replace(
+            alone, choice="method", ahead=self._depth, reason=reason, advice="", shadow=False
+        )
 
     def _may_shadow(self, index: int, estimate: Estimate) -> bool:
-        """Return whether the method drafts step *index* in the shadow of the large model."""
+        """Return whether the method may draft step *index* in the shadow of the large model."""
         early = index < max(self.lead, self._next_shadow)
         if early or self._shadow is not None or estimate.alone is None or self.auto.against:
             return False
-        if not self.record.shadows:
-            return True
-        needed = self._shadow_seconds(estimate)
-        if estimate.hopeless:
-            needed *= HOPELESS_FACTOR
-        return self.auto.credit >= needed
-
-    def _shadow_seconds(self, estimate: Estimate) -> float:
-        """Seconds of a shadow draft: as measured, or of a step of the large model."""
-        return estimate.alone or 0.0 if estimate.draft is None else estimate.draft
+        rarer = 8 if estimate.hopeless else 1
+        seconds = self.record.shadow_seconds
+        return seconds is None or self.auto.credit >= rarer * seconds
 
     def _advice(self, estimate: Estimate) -> str:
         """Say in a sentence why the large model writes alone, and what the user can do about it."""
@@ -471,8 +372,8 @@ class AutoRun:
             return ""
         if estimate.hopeless:
             return (
-                f"a draft and its verdict take {estimate.draft:.2g} s, and the large model writes a"
-                f" step in {estimate.alone:.2g} s: run `stepspec tune`"
+                f"drafts and verdicts take longer than the {estimate.alone:.2g} s in which the"
+                " large model writes a step: run `stepspec tune`"
             )
         return f"{estimate.accept_rate:.0%} of drafts are accepted: run `stepspec tune`"
 
@@ -483,34 +384,32 @@ class AutoRun:
         at, event = round(moment.at, 6), moment.event
         match event:
             case Started(policy=policy):
-                self._mark = at
-                self._pending = Pending(at, at)
+                self._begin(at)
                 if policy != "small":  # which does not use the large model
                     self.auto.admission.grow(self, 0)
                 self._use(self.aside is None and policy != "large")
             case Decided():
-                self._change(at, event)
+                if self.decided is None or self.decided.choice != event.choice:
+                    self._begin(at)
+                self.decided = event
+                self._use(event.choice == "method")
+                if event.shadow:
+                    self._shadow = at
+                    self.auto.credit -= self.record.shadow_seconds or 0.0
             case Called():
                 self._called(event)
             case Shadowed():
                 self._shadowed(event)
-            case Drafted(index, draft):
-                self._drafted(at, index, draft)
-            case Judged(index, _, verdict) if index in self._pending.drafts:
-                since, users = self._pending.drafts.pop(index)
-                self.record.verdicts.add(at - since, users, self.auto.steps)
-                self._pending.verdicts[index] = at, verdict
-            case Repaired(index, step, _):
-                self._repaired(at, index, step)
+            case Drafted(_, draft):
+                self._by_large = self._by_large + 1 if draft.author == "large" else 0
+            case Judged(index, draft, verdict) if draft.author == "small":
+                self._judged[index] = verdict
             case Lost(index):
-                self._pending.drafts.pop(index, None)
-                self._pending.verdicts.pop(index, None)
-            case Degraded(path=""):
-                self._use(False)
-            case Chosen():
-                self._pending.free = at
+                self._judged.pop(index, None)
             case Committed():
                 self._committed(at, event)
+            case Degraded(path=""):
+                self._use(False)
             case Finished():
                 self.auto.admission.finish(self)
                 self.close()
@@ -518,11 +417,11 @@ class AutoRun:
                 pass
 
     def close(self) -> None:
-        """The run is over: its chain takes no more room, and its shadow drafts have ended."""
+        """The run is over: its chain takes no more room."""
         self.auto.admission.leave(self)
         self._use(False)
         if self._shadow is not None:
-            self._end_shadow(max(0.0, self._mark - self._shadow[0]))
+            self._end_shadow(self._mark - self._shadow)
 
     def _use(self, using: bool) -> None:
         """Count the run among those that use the method, or no longer."""
@@ -530,113 +429,73 @@ class AutoRun:
         self.auto.using += using - self.using
         self.using = using
 
-    def _change(self, at: float, event: Decided) -> None:
-        """Take in the decision of the run itself."""
-        if self.decided is None or self.decided.choice != event.choice:
-            self._pending = Pending(at, at)
-            self._mark = at
-        self.decided = event
-        self._use(event.choice == "method")
-        if event.shadow:
-            reserved = self._shadow_seconds(self.estimate())
-            self._shadow = at, reserved
-            self.record.shadows += 1
-            self.auto.credit -= reserved
+    def _begin(self, at: float) -> None:
+        """Measure the next step from now on."""
+        self._mark, self._users, self._tokens = at, max(1, self.record.users), 0
 
     def _called(self, event: Called) -> None:
-        """The pace of the large model shows in repairs, whose requests end with the step."""
         if event.role != "large" or event.fate == "failed":
             return
         self.auto.admission.grow(self, event.prompt + event.written)
-        repair = event.verb == "write" and event.purpose in ("repair", "hedge")
-        if repair and event.fate == "done" and event.first is not None and event.written > 1:
-            seconds = (event.seconds - event.first) / (event.written - 1)
-            self.auto.repairing.add(seconds, self.auto.steps)
+        repair = event.purpose in ("repair", "hedge") and event.fate == "done"
+        if repair and event.first is not None and event.written > 1:
+            sample = Sample(event.seconds - event.first, event.written - 1)
+            self.auto.repairs.add(sample, 1, self.auto.steps)
 
     def _end_shadow(self, seconds: float) -> None:
-        """Take in that the shadow draft has ended after so many seconds."""
-        if self._shadow is not None:
-            self.auto.credit += self._shadow[1] - seconds
+        """Pay for the shadow draft, which took so many *seconds*."""
+        self.auto.credit += (self.record.shadow_seconds or 0.0) - seconds
+        self.record.shadow_seconds = seconds
         self._shadow = None
 
     def _shadowed(self, event: Shadowed) -> None:
         self._end_shadow(event.drafting + event.judging)
-        steps = self.auto.steps
-        tokens = max(1, len(event.draft.tokens))
-        self.record.drafts.add(event.drafting / tokens, 1, steps)
-        accepted = False
+        alone, record, now = self.auto.step_alone, self.record, self.auto.steps
+        accepted = event.verdict is not None and _accepts(event.verdict)
         if event.verdict is not None:
-            self.record.draft_tokens.append(tokens)
-            self.record.verdicts.add(event.judging, 1, steps)
-            accepted = _accepts(event.verdict)
             self._judge(accepted)
         if not accepted:
             self._next_shadow = event.index + SHADOW_GAP_STEPS
+        if alone is not None:
+            pace = alone.seconds / alone.tokens
+            tokens = max(1, len(event.draft.tokens))
+            costs = Costs(event.drafting, event.judging, tokens, pace)
+            record.accepted.add(costs.accepted(self.most), 1, now)
+            record.rejected.add(costs.rejected(), 1, now)
 
     def _judge(self, accepted: bool) -> None:
-        """Add a verdict to the evidence of the run, and of the method."""
-        weight = DISCOUNT_PER_DRAFT**self._verdicts
+        """Add a verdict to the evidence of the run, and to that of the method."""
+        shared = self.record.evidence
         if self._evidence is None:
-            self._evidence = Evidence.assume(self.record.accepted.rate, ASSUMED_DRAFTS)
-        self._evidence.add(accepted)
-        self.record.accepted.add(accepted, weight, keep=1 - weight / WINDOW_TIMINGS)
+            self._evidence = Evidence.assume(shared.rate, ASSUMED_DRAFTS)
+        self._evidence.add(accepted, 1.0, DISCOUNT_PER_DRAFT)
+        weight = DISCOUNT_PER_DRAFT**self._verdicts
+        shared.add(accepted, weight, keep=1 - weight / WINDOW_STEPS)
         self._verdicts += 1
 
-    def _drafted(self, at: float, index: int, draft: Step) -> None:
-        pending = self._pending
-        if draft.author == "large":
-            self._by_large.add(index)
-        else:
-            self._by_large.discard(index)
-            tokens = max(1, len(draft.tokens))
-            users = max(1, self.record.users)
-            if pending.free is not None:
-                seconds = (at - pending.free) / tokens
-                self.record.drafts.add(seconds, users, self.auto.steps)
-            self.record.draft_tokens.append(tokens)
-            pending.drafts[index] = at, users
-        pending.free = None
-
-    def _repaired(self, at: float, index: int, step: Step) -> None:
-        pending = self._pending
-        judged = pending.verdicts.pop(index)[0] if index in pending.verdicts else at
-        tokens = max(1, len(step.tokens))
-        seconds = at - max(judged, pending.settled)
-        self.record.repairs.add(seconds / tokens, max(1, self.record.users), self.auto.steps)
-        self.record.rejected_tokens.append(pending.kept + tokens)
-        self._judge(False)
-        pending.kept = 0
-        pending.free = at
-
     def _committed(self, at: float, event: Committed) -> None:
-        pending = self._pending
-        tokens = len(event.step.tokens)
-        judged = pending.verdicts.get(event.index)
-        if event.step.author == "small" and judged is not None:
-            if _accepts(judged[1]):
-                del pending.verdicts[event.index]
-                self.record.accepted_tokens.append(tokens)
-                self._judge(True)
-            else:  # the repair follows
-                pending.kept = tokens
-                pending.verdicts[event.index + 1] = judged
-        pending.settled = at
-        if not pending.kept:
-            self.auto.steps += 1
-            self._complete(at, event.index, tokens)
-
-    def _complete(self, at: float, index: int, tokens: int) -> None:
-        """Measure the large model alone by a whole step."""
-        auto, seconds = self.auto, at - self._mark
-        self._mark = at
-        if self.using or index not in self._by_large or not tokens:
+        auto, record = self.auto, self.record
+        self._tokens += len(event.step.tokens)
+        verdict = self._judged.pop(event.index, None)
+        if verdict is not None and not isinstance(verdict, Accept) and verdict.chosen is None and verdict.keep:
+            self._judged[event.index + 1] = replace(verdict, keep=0)  # the repair follows
             return
-        runs_alone = max(1, auto.runs - auto.using)
-        auto.credit += SHADOW_TIME_SHARE * seconds / runs_alone
-        auto.credit = min(auto.credit, 2 * HOPELESS_FACTOR * seconds)
-        auto.step_tokens.append(tokens)
-        if not auto.using and index - 1 in self._by_large:
-            auto.alone.add(seconds / tokens, auto.runs, auto.steps)
+        auto.steps += 1
+        sample = Sample(at - self._mark, self._tokens)
+        if verdict is not None and self._tokens:
+            self._judge(_accepts(verdict))
+            kind = record.accepted if _accepts(verdict) else record.rejected
+            kind.add(sample, self._users, auto.steps)
+        elif not self.using and self._by_large and self._tokens:
+            self._wrote_alone(sample)
+        self._begin(at)
+
+    def _wrote_alone(self, sample: Sample) -> None:
+        auto = self.auto
+        earned = SHADOW_TIME_SHARE * sample.seconds / max(1, auto.runs - auto.using)
+        auto.credit = min(auto.credit + earned, 16 * sample.seconds)
+        if not auto.using and self._by_large > 1:
+            auto.alone.add(sample, auto.runs, auto.steps)
 
 
 def _accepts(verdict: Verdict) -> bool:
