@@ -64,7 +64,7 @@ def replay(
     ] = None,
     orders: Annotated[
         int, typer.Option(min=1, help="Random orders of the runs of one solver.")
-    ] = 4,
+    ] = 2,
 ) -> None:
     """Print the time of each arm over that of the large model alone."""
     if figure is not None:
@@ -73,12 +73,12 @@ def replay(
     with progress_bars(stderr) as progress:
         paces = progress.track(PACES.items(), description="paces")
         found = {pace: compare(runs, find_pair(GPUS, pair), orders) for pace, pair in paces}
+    figures = {pace: comparison.figures() for pace, comparison in found.items()}
     if figure is not None:
-        from .replay_figure import draw
+        from .replay_figure import draw  # which needs matplotlib
 
-        draw(found, figure)
+        draw(figures, figure)
     if as_json:
-        figures = {pace: comparison.figures() for pace, comparison in found.items()}
         print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())
         return
     for pace, comparison in found.items():
@@ -98,9 +98,7 @@ class Comparison:
 
     def ratio(self, arm: str, problem: str | None = None) -> float:
         """Return the time of *arm* over the large model's, for all runs or those of *problem*."""
-        places = [
-            place for place, each in enumerate(self.runs) if problem in (None, each.problem)
-        ]
+        places = [place for place, each in enumerate(self.runs) if problem in (None, each.problem)]
         return sum(self.arms[arm][place] for place in places) / sum(
             self.alone[arm][place] for place in places
         )
@@ -191,9 +189,7 @@ def _run_by_itself(logged: LoggedRun, arm: Arm, pair: Pair) -> float:
     return seconds_of({0: logged}, arm, pair, 1)[0]
 
 
-def seconds_of(
-    runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int
-) -> dict[int, float]:
+def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) -> dict[int, float]:
     """
     Return the seconds of each of *runs*, which one solver has in this order, *users* at once.
 

@@ -76,7 +76,7 @@ async def reason(
                         break
                     if end := commit(draft, verdict.score):
                         return end
-                    if auto and writer() is not current:
+                    if auto and auto.due(len(chain.steps)) and writer() is not current:
                         break
                 if isinstance(verdict, Accept):  # another policy goes on; the bets are lost
                     continue

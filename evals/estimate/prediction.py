@@ -16,6 +16,7 @@ from math import exp, hypot, log
 from statistics import fmean, median
 from typing import Literal, NamedTuple, TypeAlias
 
+from stepspec.orchestrator import auto
 from stepspec.orchestrator.interfaces import answered_by
 from stepspec.policies import METHODS
 
@@ -26,8 +27,6 @@ from .measurements import AHEAD, SHARED, DraftTrial, Measurements
 
 # the end of what was measured that speaks against a method, the middle, the other
 End: TypeAlias = Literal[-1, 0, 1]
-KNOWN_DRAFTS = 8  # below which nothing is told
-HEDGED_ACCEPT_RATE = 0.75  # up to which hedges pay
 PAYS = 1.03  # the least gain that is worth another server
 UNKNOWN = Interval(0.5, 0.0, 1.0)  # accept rate without a draft
 RARE = 1e-9
@@ -204,7 +203,7 @@ class MethodEstimate:
     @property
     def tried(self) -> bool:
         """Whether enough drafts were tried to tell anything."""
-        return self.drafts >= KNOWN_DRAFTS
+        return self.drafts >= auto.WEIGHT
 
     @property
     def pays(self) -> bool:
@@ -251,7 +250,7 @@ def _method(measured: Measurements, arm: Arm, loads: Sequence[int]) -> MethodEst
         return _gain(tokens, now, pace(rounds, now, share, mode, progress), now.plain, now.large)
 
     may_hedge = (
-        repairs_whole_steps(arm) and rate.value <= HEDGED_ACCEPT_RATE and measured.small.stalled < SHARED
+        repairs_whole_steps(arm) and rate.value <= auto.HEDGED and measured.small.stalled < SHARED
     )
     modes = [mode for mode in MODES if may_hedge or not mode.hedge]
     best = max(modes, key=lambda mode: at(rate.value, mode) / (PAYS if mode.hedge else 1))

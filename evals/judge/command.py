@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.api import Solver
-from stepspec.orchestrator.auto import Prior
+from stepspec.orchestrator.auto import SLOW, Prior
 from stepspec.settings import Settings
 
 from ..cli import WIDTH
@@ -37,7 +37,6 @@ from .figures import ACCEPTED, MOST_PASSED, DraftFigures, ReadingFigures, best, 
 from .measuring import JudgedSteps, judge_cases, make_cases, try_drafts
 from .readings import Request
 
-SLOW = 0.8  # of the large model's seconds per token, above which a small model cannot pay
 PROBLEMS = 20  # of a file of problems, unless --limit says otherwise
 EXAMPLES = """
 Examples:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, stdev
 
-from scipy.stats import t
+from scipy.stats import t as student
 
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.sample import Arm
@@ -75,5 +75,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     mean = fmean(values)
     if len(values) < 2:
         return mean, mean
-    half: float = t.ppf(0.975, len(values) - 1) * stdev(values) / sqrt(len(values))
+    quantile = float(student.ppf(0.975, len(values) - 1))
+    half = quantile * stdev(values) / sqrt(len(values))
     return mean - half, mean + half
