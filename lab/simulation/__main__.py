@@ -19,6 +19,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from ..charts import Curve, load_curves
 from ..tables import Sheet
+from .choosing import choose
 from .grid import GPUS, Chains, break_even, find_pair, plain, simulate_cell
 from .measured import rows
 from .tuned import compared
@@ -33,6 +34,9 @@ Examples:
   python -m lab.simulation measured                  # beside the seconds of a real GPU
 
   python -m lab.simulation tuned --users 8           # is `stepspec tune` right on such servers?
+
+  python -m lab.simulation choosing --users 8,32     # does `auto` choose well?
+
 """
 app = new_app(no_args_is_help=True, help=__doc__, epilog=verbatim(EXAMPLES))
 console, stderr = Console(), Console(stderr=True)
@@ -214,6 +218,43 @@ def tuned(
         console.print(f"missed: {row['method']}, {row['users']} users: {row['over'] - 1:+.0%}")
     if off:
         raise typer.Exit(1)
+
+
+@app.command()
+def choosing(
+    pair: Annotated[
+        list[str] | None, typer.Option(help="Pairs of gpus.toml; default: one H200, and two.")
+    ] = None,
+    users: Annotated[
+        str, typer.Option(metavar="N,...", help="Problems at the same time.")
+    ] = "1,8,32",
+    accepted: Annotated[
+        str, typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted.")
+    ] = "0.2,0.5,0.8,0.95",
+    steps: Steps = 20,
+    tokens: StepTokens = 100,
+    problems: Problems = 64,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of the problems.")] = 3,
+    output: Output = Path("build/choosing.json"),
+) -> None:
+    """Print the time of `auto` over that of the better of SpecReason and the large model alone."""
+    writable("--output", output)
+    chains = Chains(steps=steps, tokens=tokens)
+    work = [
+        (find_pair(GPUS, name), number, share)
+        for name in pair or (H200, "qwen3-32b-two-h200")
+        for number in _numbers("--users", users, int)
+        for share in _shares(accepted)
+    ]
+    with progress_bars(stderr) as progress:
+        cells = progress.track(work, description="cells")
+        found = [
+            choose(known, number, share, chains, max(problems, number), seeds)
+            for known, number, share in cells
+        ]
+    rows = [each.row() for each in found]
+    _write(output, {"chains": asdict(chains), "seeds": seeds, "cells": rows})
+    _print(rows)
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

@@ -16,7 +16,8 @@ class ServerCosts:
     A pass takes *per_pass*, plus *per_sequence* for each running sequence that it gives a token,
     plus *per_prompt_token* for each prompt token that is not in the prefix cache, plus
     *per_context_token* for each token of context that those sequences attend to. A request takes
-    *per_request* besides, before it reaches the queue: the network and the server's front end.
+    *per_request* besides, before it reaches the queue: the network and the server's front end. A
+    verdict takes *per_verdict* more.
 
     At most *sequences* run at once (``--max-num-seqs``); a pass has at most *tokens*
     (``--max-num-batched-tokens``), of which the prompts get what the running sequences leave. The
@@ -38,6 +39,7 @@ class ServerCosts:
     per_prompt_token: float = 0.0
     per_context_token: float = 0.0
     per_request: float = 0.0
+    per_verdict: float = 0.0
     sequences: int = 256
     tokens: int = 8192
     block: int = 16

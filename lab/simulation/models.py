@@ -283,7 +283,9 @@ class SimulatedModel:
         )
         call = _Open(self, verb, request, REQUEST.get(), self._clock(), REQUEST.get().step)
         with _ending(call):
-            await asyncio.sleep(self._server.costs.per_request)
+            costs = self._server.costs
+            more_seconds = 0.0 if verb == "write" else costs.per_verdict
+            await asyncio.sleep(costs.per_request + more_seconds)
             self._server.submit(request)
         return call
 

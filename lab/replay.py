@@ -1,0 +1,240 @@
+"""
+``python -m lab.replay``: replay logged runs of SpecReason with real models through the real loop.
+
+The models answer from the log on simulated servers: `lab.simulation`. Only seconds are simulated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, TypeAlias
+
+import orjson
+import typer
+from rich.console import Console
+
+from stepspec.evals.arms import LARGE
+from stepspec.evals.command_line import new_app, progress_bars, run, verbatim, writable
+from stepspec.evals.grading.graders import Answer
+from stepspec.evals.sample import Arm, Task
+
+from .crowd import Crowd, attempt
+from .script import Script, Turn
+from .simulation.figures import BUDGET, DEADLINE, SimulatedSolver, count_as_right, start_servers
+from .simulation.grid import CLOSE, GPUS, Pair, accepted_turn, find_pair, rejected_turn
+from .simulation.models import SimulatedEndpoint
+from .specreason_log import LOG, LoggedRun, LoggedStep, accept_rate, read_runs
+from .tables import Sheet
+from .virtual_clock import run as run_on_virtual_clock
+
+EXAMPLES = """
+Examples:
+
+  python -m lab.replay
+
+  python -m lab.replay --json > replay.json
+
+  python -m lab.replay --figure docs/assets/replay.svg
+"""
+PACES = {"logs": "qwq-32b-logged", "h200": "qwen3-32b-two-h200"}
+SEQUENTIAL = Arm.of("sequential", "specreason", ahead=0)
+AHEAD = Arm.of("ahead", "specreason", ahead=2)
+AUTO = Arm.of("auto", "specreason", ahead=2, auto=True)
+PROMPT_TOKENS = 200
+QUESTION_TOKENS = 80
+CROWDS = (1, 4, 16)
+Seconds: TypeAlias = Sequence[float]
+"""The seconds of each run, in the order of the log."""
+
+app = new_app(help=__doc__, epilog=verbatim(EXAMPLES))
+stderr = Console(stderr=True)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="Log of steps, as lab/data/README.md says.")] = LOG,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the problems into this SVG or PNG file.")
+    ] = None,
+    orders: Annotated[
+        int, typer.Option(min=1, help="Random orders of the runs of one solver.")
+    ] = 2,
+) -> None:
+    """Print the time of each arm over that of the large model alone."""
+    if figure is not None:
+        writable("--figure", figure)
+    runs = read_runs(file)
+    with progress_bars(stderr) as progress:
+        paces = progress.track(PACES.items(), description="paces")
+        found = {pace: compare(runs, find_pair(GPUS, pair), orders) for pace, pair in paces}
+    figures = {pace: comparison.figures() for pace, comparison in found.items()}
+    if figure is not None:
+        from .replay_figure import draw  # which needs matplotlib
+
+        draw(figures, figure)
+    if as_json:
+        print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())
+        return
+    for pace, comparison in found.items():
+        Console(width=120).print(comparison.sheet(f"at the paces of {pace}").table())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The seconds of all arms over the runs of a log."""
+
+    runs: Sequence[LoggedRun]
+    """The logged runs."""
+    arms: Mapping[str, Seconds]
+    """The seconds of each run, by the name of the arm."""
+    alone: Mapping[str, Seconds]
+    """The seconds of each run by the large model alone under the same load, by the same names."""
+
+    def ratio(self, arm: str, problem: str | None = None) -> float:
+        """Return the time of *arm* over the large model's, for all runs or those of *problem*."""
+        places = [place for place, each in enumerate(self.runs) if problem in (None, each.problem)]
+        return sum(self.arms[arm][place] for place in places) / sum(
+            self.alone[arm][place] for place in places
+        )
+
+    def worst(self, arm: str) -> float:
+        """Return the time of the worst run of *arm* over the large model's."""
+        pairs = zip(self.arms[arm], self.alone[arm], strict=True)
+        return max(seconds / alone for seconds, alone in pairs)
+
+    @property
+    def problems(self) -> list[str]:
+        """The problems, those whose drafts are accepted most often first."""
+        return sorted({each.problem for each in self.runs}, key=lambda name: -self.rate(name))
+
+    def rate(self, problem: str) -> float:
+        """Return the share of the drafts of *problem* that was accepted."""
+        return accept_rate([each for each in self.runs if each.problem == problem])
+
+    def figures(self) -> dict[str, Any]:
+        """Return all ratios, as values of JSON."""
+        return {
+            "runs": len(self.runs),
+            "steps": sum(len(each.steps) for each in self.runs),
+            "accept_rate": accept_rate(self.runs),
+            "all": {arm: self.ratio(arm) for arm in self.arms},
+            "worst_run": {arm: self.worst(arm) for arm in self.arms},
+            "problems": {
+                name: {
+                    "runs": sum(each.problem == name for each in self.runs),
+                    "accept_rate": self.rate(name),
+                    **{arm: self.ratio(arm, name) for arm in self.arms},
+                }
+                for name in self.problems
+            },
+        }
+
+    def sheet(self, title: str) -> Sheet:
+        """Return a table with a line for each arm."""
+        columns = ("time over the large model's", "all", "worst run", *self.problems)
+        rows = [
+            [arm, f"{self.ratio(arm):.3f}", f"{self.worst(arm):.2f}"]
+            + [f"{self.ratio(arm, name):.2f}" for name in self.problems]
+            for arm in self.arms
+        ]
+        rates = [f"{self.rate(name):.0%}" for name in self.problems]
+        rows.append(["drafts accepted", f"{accept_rate(self.runs):.0%}", "", *rates])
+        return Sheet(columns, rows, title)
+
+
+def compare(runs: Sequence[LoggedRun], pair: Pair, orders: int) -> Comparison:
+    """Replay *runs* by every arm on the servers of *pair*."""
+    arms = dict[str, Seconds]()
+    alone = dict[str, Seconds]()
+    large = [_run_by_itself(each, LARGE, pair) for each in runs]
+    for arm in (SEQUENTIAL, AHEAD, AUTO):
+        arms[arm.name] = [_run_by_itself(each, arm, pair) for each in runs]
+    arms["oracle"] = _better(arms["ahead"], large)
+    alone |= dict.fromkeys(arms, large)
+    for users in CROWDS:
+        together = partial(_mean_of_orders, runs, pair, users, orders)
+        crowd = large if users == 1 else together(LARGE)
+        always = arms["ahead"] if users == 1 else together(AHEAD)
+        arms[f"auto_{users}"] = together(AUTO)
+        arms[f"ahead_{users}"] = always
+        arms[f"oracle_{users}"] = _better(always, crowd)
+        alone |= {f"{name}_{users}": crowd for name in ("auto", "ahead", "oracle")}
+    return Comparison(runs=runs, arms=arms, alone=alone)
+
+
+def _better(first: Seconds, second: Seconds) -> Seconds:
+    return [min(pair) for pair in zip(first, second, strict=True)]
+
+
+def _mean_of_orders(
+    runs: Sequence[LoggedRun], pair: Pair, users: int, orders: int, arm: Arm
+) -> Seconds:
+    """Return the mean seconds of each run, over random *orders* in which one solver has them."""
+    found = [seconds_of(_shuffled(runs, seed), arm, pair, users) for seed in range(orders)]
+    return [fmean(by_run[place] for by_run in found) for place in range(len(runs))]
+
+
+def _shuffled(runs: Sequence[LoggedRun], seed: int) -> dict[int, LoggedRun]:
+    places = random.Random(seed).sample(range(len(runs)), len(runs))
+    return {place: runs[place] for place in places}
+
+
+def _run_by_itself(logged: LoggedRun, arm: Arm, pair: Pair) -> float:
+    return seconds_of({0: logged}, arm, pair, 1)[0]
+
+
+def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) -> dict[int, float]:
+    """
+    Return the seconds of each of *runs*, which one solver has in this order, *users* at once.
+
+    Runs of the same log go on beside the last ones, so that the load stays the same.
+    """
+
+    async def work() -> dict[int, float]:
+        servers = start_servers(pair.small, pair.large, shared=pair.shared)
+        scripts = {f"{place}": script_of(logged) for place, logged in runs.items()}
+        small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
+        async with SimulatedSolver(small, large) as solver:
+
+            async def solve(task: Task, seed: int) -> Any:
+                leading = _leading(runs[int(task.problem)])
+                led = replace(arm, run=arm.run.with_overrides({"lead": leading}))
+                return await attempt(
+                    solver, led, count_as_right, DEADLINE, None, BUDGET, task, seed
+                )
+
+            tasks = [Task(name, Answer("")) for name in scripts]
+            block = await Crowd(users, tasks, tasks, solve, 0, 0, warm_up=0).run()
+        return {place: timing.latency for place, timing in zip(runs, block, strict=True)}
+
+    return run_on_virtual_clock(work())[0]
+
+
+def _leading(logged: LoggedRun) -> int:
+    """The number of steps that the large model wrote by order, before the first draft."""
+    return next((place for place, step in enumerate(logged.steps) if not step.led), 0)
+
+
+def script_of(logged: LoggedRun) -> Script:
+    """Return the script of a logged run, and an answer of one token."""
+    end = replace(accepted_turn(1), stop="end", ends=True)
+    turns = (*_turns(logged.steps), CLOSE, end)
+    return Script(PROMPT_TOKENS, turns, QUESTION_TOKENS)
+
+
+def _turns(steps: Sequence[LoggedStep]) -> Iterator[Turn]:
+    for step in steps:
+        if step.accepted or step.led:
+            yield accepted_turn(step.kept_tokens)
+        else:
+            yield rejected_turn(max(1, step.small_tokens or 0), repair=step.kept_tokens)
+
+
+if __name__ == "__main__":
+    run(app)
