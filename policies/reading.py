@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import ClassVar, Literal, TypeAlias
 from unicodedata import category
 
-from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict
+from stepspec.orchestrator import Chain, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.interfaces import AnsweredBy
 
-from .method import Amount, Drafting
+from .method import Amount, AtLeast1, Drafting
+from .surprise import Limit, Measure, judge_tokens
 
 Tokens: TypeAlias = Literal["digits", "formulas", "all"]
-Measure: TypeAlias = Literal["gap", "logprob"]
 OPERATORS = frozenset("-*/%^\N{MIDDLE DOT}")  # beside the mathematical symbols of Unicode
 
 
@@ -42,6 +40,8 @@ class StepReading(Drafting):
     above *mean* is cut before its most surprising token: errors of reasoning spread over a step.
     The score of a verdict is the largest surprise of a token that is read strictly.
 
+    A draft has at most *draft_tokens* tokens, and a repair *repair_tokens*; None: those of the step.
+
     Servers report log-probabilities at temperature 1, whatever the sampling. A gap at a temperature
     T is the reported one divided by T, so that for *sampled* text, too, a *measure* "gap" cuts only
     tokens that the large model would hardly sample, and none where many are about equally likely.
@@ -56,27 +56,23 @@ class StepReading(Drafting):
     threshold: Amount = 2.0
     tokens: Tokens = "formulas"
     words: Amount = 4.0
-    mean: Amount = 99.0
     measure: Measure = "gap"
+    draft_tokens: AtLeast1 | None = None
+    repair_tokens: AtLeast1 | None = None
     sampled: bool = False
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.write_run(chain, self.draft_tokens)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         (tokens,) = await self.large.score(chain, draft.text, top=1 if self.measure == "gap" else 0)
-        surprises = [surprise(token, self.measure, sampled=self.sampled) for token in tokens]
-        keep, worst = 0, 0.0
-        for token, value, strict in zip(
-            tokens, surprises, strictly(tokens, self.tokens), strict=True
-        ):
-            worst = max(worst, value) if strict else worst
-            if value > (self.threshold if strict else self.words):
-                return Rollback(keep, reason=self.tokens if strict else "words", score=worst)
-            keep += len(token.text)
-        if tokens and fmean(surprises) > self.mean:
-            place = surprises.index(max(surprises))
-            return Rollback(
-                sum(len(token.text) for token in tokens[:place]), reason="mean", score=worst
-            )
-        return Accept(worst)
+        strict = Limit(self.threshold, self.tokens)
+        other = Limit(self.words, "words", scored=False)
+        limits = [strict if chosen else other for chosen in strictly(tokens, self.tokens)]
+        return judge_tokens(tokens, limits, self.measure, sampled=self.sampled)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.take_over(chain, self.repair_tokens)
 
 
 def strictly(tokens: Sequence[Token], which: Tokens) -> Iterator[bool]:
@@ -91,16 +87,3 @@ def strictly(tokens: Sequence[Token], which: Tokens) -> Iterator[bool]:
             which == "all" or digit or (which == "formulas" and formula) or THINK_END in token.text
         )
         after_digit = digit
-
-
-def surprise(token: Token, measure: Measure, *, sampled: bool) -> float:
-    """How improbable *token* is to the model that read it, in nats."""
-    if token.rank == 1 and not (sampled and measure == "logprob"):
-        return 0.0
-    if measure == "logprob":
-        return -token.logprob
-    if not token.top:
-        raise MissingCapability(
-            "the large model's endpoint does not return the top tokens, which 'reading' needs"
-        )
-    return max(0.0, token.top[0].logprob - token.logprob)

@@ -18,8 +18,9 @@ from typing import Any, Literal, TypeAlias
 from stepspec.orchestrator.chain import Chain, Step, Token
 from stepspec.orchestrator.interfaces import Model
 from stepspec.policies import Cascade, Reflective
-from stepspec.policies.reading import Measure, Tokens, strictly, surprise
+from stepspec.policies.reading import Tokens, strictly
 from stepspec.policies.specreason import DIGITS, expected, likeliest
+from stepspec.policies.surprise import Measure, surprise
 from stepspec.prompts import load
 
 Request: TypeAlias = Literal["score", "grade", "check", "reflect", "reward"]
@@ -74,11 +75,6 @@ def _cut_by(which: Tokens) -> Callable[[float, float], Mapping[str, Any]]:
         "tokens": which,
         "words": -_down(min(-words, value), 2),
     }
-
-
-def _mean_options(value: float, words: float) -> Mapping[str, Any]:
-    most = -_down(-words, 2)
-    return {"threshold": most, "words": most, "mean": -_down(value, 3)}
 
 
 def _grade(read: Callable[[Mapping[str, float]], float]) -> Callable[[Mapping[str, float]], float]:
@@ -138,7 +134,7 @@ READINGS: tuple[JudgeReading, ...] = (
         )
         for tokens in TOKENS
     ),
-    JudgeReading("mean gap, all", "score", mean("all", "gap"), "reading", _mean_options),
+    JudgeReading("mean gap, all", "score", mean("all", "gap"), "reading"),
     JudgeReading(
         "reward model", "reward", float, "reward", lambda t, _: {"threshold": _down(t, 3)}
     ),

@@ -99,8 +99,6 @@ def test_own_steps_set_the_threshold_and_words_have_one_too() -> None:
 def test_a_threshold_is_no_stricter_than_what_a_model_samples_itself() -> None:
     (row,) = figures(steps([0] * 10, [-1, -2, -3, -4]), {"score": [1]})
     assert row.options["threshold"] == 0.5
-    (row,) = figures(steps([-0.1] * 10, [-1, -2, -3, -4], "mean gap, all"), {"score": [1]})
-    assert row.options["mean"] == 0.1  # a mean has a scale of its own
     (row,) = figures(
         steps([-at for at in range(20)], [-30] * 4, "largest gap, all"), {"score": [1]}
     )
