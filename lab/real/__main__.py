@@ -24,7 +24,7 @@ from stepspec.orchestrator.launcher import Server, launch
 from stepspec.orchestrator.launcher.up import show_progress
 
 from .figures import tables
-from .runs import METHODS, Cell, Work, chosen_problems, read_samples, take, write_numbers
+from .runs import METHODS, RUNS, Cell, Work, chosen_problems, read_samples, take, write_numbers
 from .weights import LARGE, SMALL, SMOL, prepare
 
 FOLDER = Path("build/real")
@@ -116,7 +116,7 @@ def command(
     temperature: Annotated[list[float] | None, typer.Option(help="By default 0.")] = None,
     problems: Annotated[str, typer.Option(help="The first and the last, from 0.")] = "140-339",
     concurrency: Annotated[int, typer.Option(min=1, help="Problems solved at the same time.")] = 60,
-    folder: Annotated[Path, typer.Option(help="For the samples.")] = FOLDER / "runs",
+    folder: Annotated[Path, typer.Option(help="For the samples.")] = RUNS,
     fetched: Annotated[Path, typer.Option(help="For packages and models: 8 GB.")] = FOLDER,
     models: Annotated[
         Path | None,

@@ -86,10 +86,13 @@ def figures(
     gained = sum(mine["right"] and not theirs["right"] for mine, theirs in both)
     lost = sum(theirs["right"] and not mine["right"] for mine, theirs in both)
     rounds = [each for mine, _ in both for each in mine["rounds"]]
-    drafted = sum(each[0] for each in rounds)
     small = sum(each[1] for each in rounds)
     large = sum(each[3] for each in rounds)
+    cuts = sum(not each[2] for each in rounds)
+    once = [replay(mine["rounds"], draft_tokens, 0) for mine, _ in both]
+    ahead = [replay(mine["rounds"], draft_tokens, AHEAD) for mine, _ in both]
     usual = [LARGE * theirs["large"]["kept"] for _, theirs in both]
+    drafts = sum(work.drafts for _, work in once)
     return Figures(
         problems=len(both),
         right=sum(mine["right"] for mine, _ in both),
@@ -98,19 +101,11 @@ def figures(
         lost=lost,
         difference=difference(len(both), gained, lost),
         large_share=large / (small + large),
-        accepted=sum(each[2] for each in rounds) / len(rounds),
-        wasted=1 - small / drafted,
-        sequential=bootstrap_ratio(modelled(both, draft_tokens, 0), usual),
-        ahead=bootstrap_ratio(modelled(both, draft_tokens, AHEAD), usual),
+        accepted=1 - cuts / drafts,
+        wasted=1 - small / sum(work.drafted for _, work in once),
+        sequential=bootstrap_ratio([seconds for seconds, _ in once], usual),
+        ahead=bootstrap_ratio([seconds for seconds, _ in ahead], usual),
     )
-
-
-def modelled(
-    both: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
-    draft_tokens: int | None,
-    ahead: int,
-) -> list[float]:
-    return [replay(mine["rounds"], draft_tokens, ahead)[0] for mine, _ in both]
 
 
 def tables(samples: Samples, lengths: Sequence[int | None]) -> str:

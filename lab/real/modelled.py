@@ -58,6 +58,8 @@ class Recorded:
     """The tokens of a draft that `lengths` does not name, unless the solution ends before."""
     lengths: Mapping[int, int] = field(default_factory=dict[int, int])
     """Tokens of the recorded drafts, by their positions."""
+    repair_seconds: float = LARGE
+    """Seconds of a token of a repair."""
     work: Work = field(default_factory=Work)
     """What was done so far."""
 
@@ -92,7 +94,7 @@ class Recorded:
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         tokens = self.cuts[chain.tokens]
-        await asyncio.sleep(LARGE * tokens)
+        await asyncio.sleep(self.repair_seconds * tokens)
         return self.step(chain.tokens, tokens, "large")
 
 
@@ -114,10 +116,15 @@ def recorded(rounds: Sequence[Round], draft_tokens: int | None) -> Recorded:
     return Recorded(cuts, at, draft_tokens)
 
 
-def replay(rounds: Sequence[Round], draft_tokens: int | None, ahead: int) -> tuple[float, Work]:
-    """Return the seconds of a recorded solution, with so many drafts *ahead*, and its work."""
-    policy = recorded(rounds, draft_tokens)
+def play(policy: Recorded, ahead: int) -> float:
+    """Return the seconds of a record with so many drafts *ahead*."""
     (chain, _), seconds = run(reason(policy, Chain.of(""), ahead=ahead))
     if chain.tokens != policy.total:
         raise ConfigurationError(f"{chain.tokens} tokens replayed, {policy.total} recorded")
-    return seconds, policy.work
+    return seconds
+
+
+def replay(rounds: Sequence[Round], draft_tokens: int | None, ahead: int) -> tuple[float, Work]:
+    """Return the seconds of recorded *rounds*, and the work."""
+    policy = recorded(rounds, draft_tokens)
+    return play(policy, ahead), policy.work

@@ -30,6 +30,8 @@ from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Event, Judged, Repaired
 from stepspec.orchestrator.ledger import Account
 
+RUNS = Path("build/real/runs")
+"""The folder of the samples."""
 MAX_TOKENS = 400
 """Tokens of one solution."""
 PATIENT = Deadlines(connect=120, first=1800, between=1800)
