@@ -1,9 +1,9 @@
 """
-Reading: the large model reads each step of the small one and goes on from the first token it would
-hardly have written.
+Reading: the large model reads what the small one wrote, and goes on from the first token that it
+would hardly have written.
 
-It is BiLD's rollback (Kim et al. 2023, arXiv:2302.07863) at the length of a step, without BiLD's
-fallback, and with a threshold of its own for formulas.
+It is BiLD's rollback (Kim et al. 2023, arXiv:2302.07863) with a gap in place of a log-probability,
+without BiLD's fallback, and with a threshold of its own for words.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ OPERATORS = frozenset("-*/%^\N{MIDDLE DOT}")  # beside the mathematical symbols 
 @dataclass(frozen=True, slots=True)
 class StepReading(Drafting):
     """
-    Keep a step up to the first token that is too improbable for the large model, which goes on from
-    there.
+    Keep a draft up to the first token that is too improbable for the large model, which goes on
+    from there.
 
-    The verdict is one prefill of the step: no question and no second text. The surprise of a token,
-    in nats, is its *measure*: "gap", by how much the likeliest token is likelier, or "logprob",
-    minus its own log-probability. The step is cut before the first token with a surprise above
-    *threshold* among the *tokens* that are read strictly: those with "digits"; those of "formulas",
-    which are digits, operators and what follows a digit, such as a unit; or "all". Any other token
-    may have a surprise of up to *words*: slips sit in formulas, and two models often say the same
-    in other words. The end of the thinking is always read strictly. A step whose mean surprise is
-    above *mean* is cut before its most surprising token: errors of reasoning spread over a step.
-    The score of a verdict is the largest surprise of a token that is read strictly.
+    A draft has *draft_tokens* tokens, across the ends of steps; null: it is a step. A repair has
+    *repair_tokens* tokens, then the small model goes on; null: the rest of the step.
 
-    A draft has at most *draft_tokens* tokens, and a repair *repair_tokens*; None: those of the step.
+    The verdict is one prefill of the draft: no question and no second text. The surprise of a
+    token, in nats, is its *measure*: "gap", by how much the likeliest token is likelier, or
+    "logprob", minus its own log-probability. The draft is cut before the first token with a
+    surprise above *threshold* among the *tokens* that are read strictly: "all"; those with
+    "digits"; or those of "formulas", which are digits, operators and what follows a digit, such as
+    a unit. Any other token may have a surprise of up to *words*. The end of the thinking is always
+    read strictly. The score of a verdict is the largest surprise of a token that is read strictly.
+
+    With a *threshold* of 0, repairs of one token and greedy models, the text is the large model's
+    own.
 
     Servers report log-probabilities at temperature 1, whatever the sampling. A gap at a temperature
     T is the reported one divided by T, so that for *sampled* text, too, a *measure* "gap" cuts only
@@ -53,12 +55,12 @@ class StepReading(Drafting):
     foreseeable: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
-    threshold: Amount = 2.0
-    tokens: Tokens = "formulas"
+    threshold: Amount = 0.5
+    tokens: Tokens = "all"
     words: Amount = 4.0
     measure: Measure = "gap"
-    draft_tokens: AtLeast1 | None = None
-    repair_tokens: AtLeast1 | None = None
+    draft_tokens: AtLeast1 | None = 12
+    repair_tokens: AtLeast1 | None = 1
     sampled: bool = False
 
     async def draft(self, chain: Chain) -> Step:

@@ -53,7 +53,7 @@ CONCURRENCY = 8
 """Texts read at the same time."""
 DRAWS = 5
 """Draws of the outcomes for each text."""
-STEP_LENGTHS = (8, 16, 24, 32)
+STEP_LENGTHS = (4, 6, 8, 12, 16, 24)
 """Tokens of a draft by steps that are tried."""
 TOKEN_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12)
 """Tokens of a draft within the server that are tried."""
@@ -65,10 +65,14 @@ AHEAD = 2
 class Exact:
     """Seconds over those of the large model alone, all texts together."""
 
+    texts: int
+    """Number of texts."""
     accepted: float
     """Mean probability that a token of the texts came from the draft."""
     by_steps: Mapping[int, Interval]
-    """Over two servers, by the tokens of a draft."""
+    """Over two servers, by the tokens of a draft; the verdict brings the token at a cut."""
+    by_requests: Mapping[int, Interval]
+    """The same, where the large model is asked for the token at a cut."""
     by_tokens: Mapping[int, Interval]
     """Within the large model's server, by the tokens of a draft."""
 
@@ -77,13 +81,19 @@ class Exact:
         rows = [
             (
                 str(length),
+                written(self.by_requests.get(length)),
                 written(self.by_steps.get(length)),
                 written(self.by_tokens.get(length)),
             )
             for length in sorted(self.by_steps.keys() | self.by_tokens.keys())
         ]
-        columns = ("tokens of a draft", "two servers, two ahead", "one server, token by token")
-        title = f"a token comes from the draft with {self.accepted:.3f}"
+        columns = (
+            "tokens of a draft",
+            "two servers, a token asked for",
+            "two servers, a token from the verdict",
+            "one server, token by token",
+        )
+        title = f"{self.texts} texts; {self.accepted:.3f} of the tokens come from a draft"
         return Sheet(columns, rows, title).markdown()
 
 
@@ -108,9 +118,14 @@ def processed(token: Token, temperature: float) -> float:
 async def read_odds(
     small: Model, large: Model, problem: str, text: str, temperature: float
 ) -> Odds:
-    """Read a *text* that the large model sampled with both models."""
+    """
+    Read a *text* that the large model wrote with both models; at temperature 0, each token is its
+    choice.
+    """
     chain = replace(Chain.of(problem), thinks=False)
     (ours,) = await small.score(chain, text, top=TOP_K)
+    if temperature == 0:
+        return [(1.0, float(q.rank == 1)) for q in ours]
     (theirs,) = await large.score(chain, text, top=TOP_K)
     return [
         (round(processed(p, temperature), 4), round(processed(q, temperature), 4))
@@ -161,17 +176,17 @@ def compare(texts: Sequence[Odds]) -> Exact:
         return bootstrap_ratio(mean, alone)
 
     return Exact(
+        texts=len(texts),
         accepted=fmean(tokens),
-        by_steps={length: ratio(partial(by_steps, length)) for length in STEP_LENGTHS},
+        by_steps={length: ratio(partial(by_steps, length, 0.0)) for length in STEP_LENGTHS},
+        by_requests={length: ratio(partial(by_steps, length, LARGE)) for length in STEP_LENGTHS},
         by_tokens={length: ratio(partial(by_tokens, length)) for length in TOKEN_LENGTHS},
     )
 
 
-def by_steps(length: int, cuts: set[int], total: int) -> float:
-    """
-    Seconds of a text over two servers; the verdict brings the token at a cut, which costs nothing.
-    """
-    record = Recorded(dict.fromkeys(cuts, 1), total, length, repair_seconds=0.0)
+def by_steps(length: int, repair_seconds: float, cuts: set[int], total: int) -> float:
+    """Seconds of a text over two servers; the token at a cut takes *repair_seconds*."""
+    record = Recorded(dict.fromkeys(cuts, 1), total, length, repair_seconds=repair_seconds)
     return play(record, AHEAD)
 
 

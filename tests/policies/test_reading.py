@@ -119,10 +119,11 @@ def test_the_large_model_goes_on_from_the_good_beginning(ahead: int) -> None:
     )
     small.logprob = large.logprob = lambda before, token: -4.0 if token == " 6" else -0.1
     large.rivals = lambda before, token: [Token(" 5", -0.1, 1)]
-    (chain, end), _ = run(reason(StepReading(small, large), PROBLEM, ahead=ahead))
+    policy = StepReading(small, large, draft_tokens=None, repair_tokens=None)
+    (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
     assert [(step.author, step.text, step.note) for step in chain.steps] == [
         ("small", "two and three are", ""),
-        ("large", " 5.\n\n", "formulas"),
+        ("large", " 5.\n\n", "all"),
         ("small", f"so it is.\n{THINK_END}", ""),
     ]
     assert end == "finished"
@@ -170,10 +171,8 @@ def test_an_endpoint_without_top_tokens_cannot_read_gaps() -> None:
     large.read_as, large.tops = {" 12": (1.0, -1.0)}, []
     with pytest.raises(MissingCapability, match="top tokens"):
         run(StepReading(large, large).verify(PROBLEM, Step(STEP, "small")))
-    assert isinstance(
-        run(StepReading(large, large, measure="logprob").verify(PROBLEM, Step(STEP, "small")))[0],
-        Accept,
-    )
+    by_logprob = StepReading(large, large, threshold=2, measure="logprob")
+    assert isinstance(run(by_logprob.verify(PROBLEM, Step(STEP, "small")))[0], Accept)
 
 
 SAMPLED = {"A": 0.4, "B": 0.35, "C": 0.25}
