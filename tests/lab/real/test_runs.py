@@ -13,7 +13,7 @@ from lab.real.modelled import Round, replay
 from lab.real.runs import Cell, Work, chosen_problems, read_samples, rounds, take, write_numbers
 from stepspec.orchestrator import Accept, Rollback, Step, Token
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import Judged, Repaired
+from stepspec.orchestrator.events import Event, Judged, Repaired
 
 from ...stand_in import StandIn
 
@@ -27,7 +27,7 @@ def written(tokens: int) -> Step:
 
 def test_a_line_has_the_tokens_of_each_draft_and_repair() -> None:
     rollback = Rollback(keep=2)
-    events = [
+    events: list[Event] = [
         Judged(0, written(5), Accept()),
         Judged(1, written(4), rollback),
         Repaired(1, written(3), rollback),
