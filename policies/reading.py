@@ -42,7 +42,7 @@ class StepReading(Drafting):
     read strictly. The score of a verdict is the largest surprise of a token that is read strictly.
 
     With a *threshold* of 0, repairs of one token and greedy models, the text is the large model's
-    own.
+    own, up to the rounding of a server that reads a text in other batches than it writes it.
 
     Servers report log-probabilities at temperature 1, whatever the sampling. A gap at a temperature
     T is the reported one divided by T, so that for *sampled* text, too, a *measure* "gap" cuts only

@@ -217,9 +217,8 @@ def test_the_options_of_a_reading_accept_what_reaches_its_threshold(
 
 def test_a_threshold_is_rounded_so_that_it_accepts_what_it_comes_from() -> None:
     options = {reading.name: reading.options for reading in READINGS if reading.options}
-    for name in ("largest gap, all", "mean gap, all"):
-        found = options[name](-8.9987, 9.1234)
-        assert all(found.get(name, 9) >= 8.9987 for name in ("threshold", "words", "mean")), found
+    found = options["largest gap, all"](-8.9987, 9.1234)
+    assert min(found["threshold"], found["words"]) >= 8.9987
     for name, value, rounded in (("yes or no", 0.99987, 0.999), ("grade, mean", 8.9987, 8.99)):
         assert options[name](value, 0)["threshold"] == rounded
     assert options["yes or no"](0.5, 0)["sure"] == 1.0  # only the large model was asked
