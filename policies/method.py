@@ -19,7 +19,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from stepspec.orchestrator import Chain, Model, Rollback, Step
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.interfaces import PolicyFactory
+from stepspec.orchestrator.interfaces import PolicyFactory, Until
 from stepspec.orchestrator.registry import behind
 from stepspec.orchestrator.run_options import Share as Share
 from stepspec.prompts import known
@@ -65,10 +65,24 @@ class Drafting:
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)
 
-    async def take_over(self, chain: Chain, tokens: int) -> Step:
+    async def write_run(
+        self, chain: Chain, tokens: int | None, *, until: Until = None, top: int = 0
+    ) -> Step:
+        """
+        Let the small model write at most so many *tokens*, across the ends of steps; None: a step.
+        """
+        if tokens is None:
+            return await self.small.write(chain, until=until, top=top)
+        return await self.small.write(chain, stop=(), limit=tokens, until=until, top=top)
+
+    async def take_over(self, chain: Chain, tokens: int | None) -> Step:
         """
         Let the large model write so many *tokens*, and more if they are only a part of a character.
+
+        None: the rest of the step.
         """
+        if tokens is None:
+            return await self.large.write(chain)
         written = await self.large.write(chain, stop=(), limit=tokens)
         if written.text or written.stop == "end":
             return written

@@ -1,46 +1,48 @@
 """
-Reading: the large model reads each step of the small one and goes on from the first token it would
-hardly have written.
+Reading: the large model reads what the small one wrote, and goes on from the first token that it
+would hardly have written.
 
-It is BiLD's rollback (Kim et al. 2023, arXiv:2302.07863) at the length of a step, without BiLD's
-fallback, and with a threshold of its own for formulas.
+It is BiLD's rollback (Kim et al. 2023, arXiv:2302.07863) with a gap in place of a log-probability,
+without BiLD's fallback, and with a threshold of its own for words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import ClassVar, Literal, TypeAlias
 from unicodedata import category
 
-from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict
+from stepspec.orchestrator import Chain, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.interfaces import AnsweredBy
 
-from .method import Amount, Drafting
+from .method import Amount, AtLeast1, Drafting
+from .surprise import Limit, Measure, judge_tokens
 
 Tokens: TypeAlias = Literal["digits", "formulas", "all"]
-Measure: TypeAlias = Literal["gap", "logprob"]
 OPERATORS = frozenset("-*/%^\N{MIDDLE DOT}")  # beside the mathematical symbols of Unicode
 
 
 @dataclass(frozen=True, slots=True)
 class StepReading(Drafting):
     """
-    Keep a step up to the first token that is too improbable for the large model, which goes on from
-    there.
+    Keep a draft up to the first token that is too improbable for the large model, which goes on
+    from there.
 
-    The verdict is one prefill of the step: no question and no second text. The surprise of a token,
-    in nats, is its *measure*: "gap", by how much the likeliest token is likelier, or "logprob",
-    minus its own log-probability. The step is cut before the first token with a surprise above
-    *threshold* among the *tokens* that are read strictly: those with "digits"; those of "formulas",
-    which are digits, operators and what follows a digit, such as a unit; or "all". Any other token
-    may have a surprise of up to *words*: slips sit in formulas, and two models often say the same
-    in other words. The end of the thinking is always read strictly. A step whose mean surprise is
-    above *mean* is cut before its most surprising token: errors of reasoning spread over a step.
-    The score of a verdict is the largest surprise of a token that is read strictly.
+    A draft has *draft_tokens* tokens, across the ends of steps; null: it is a step. A repair has
+    *repair_tokens* tokens, then the small model goes on; null: the rest of the step.
+
+    The verdict is one prefill of the draft: no question and no second text. The surprise of a
+    token, in nats, is its *measure*: "gap", by how much the likeliest token is likelier, or
+    "logprob", minus its own log-probability. The draft is cut before the first token with a
+    surprise above *threshold* among the *tokens* that are read strictly: "all"; those with
+    "digits"; or those of "formulas", which are digits, operators and what follows a digit, such as
+    a unit. Any other token may have a surprise of up to *words*. The end of the thinking is always
+    read strictly. The score of a verdict is the largest surprise of a token that is read strictly.
+
+    With a *threshold* of 0, repairs of one token and greedy models, the text is the large model's
+    own, up to the rounding of a server that reads a text in other batches than it writes it.
 
     Servers report log-probabilities at temperature 1, whatever the sampling. A gap at a temperature
     T is the reported one divided by T, so that for *sampled* text, too, a *measure* "gap" cuts only
@@ -53,30 +55,26 @@ class StepReading(Drafting):
     foreseeable: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
-    threshold: Amount = 2.0
-    tokens: Tokens = "formulas"
+    threshold: Amount = 0.5
+    tokens: Tokens = "all"
     words: Amount = 4.0
-    mean: Amount = 99.0
     measure: Measure = "gap"
+    draft_tokens: AtLeast1 | None = 12
+    repair_tokens: AtLeast1 | None = 1
     sampled: bool = False
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.write_run(chain, self.draft_tokens)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         (tokens,) = await self.large.score(chain, draft.text, top=1 if self.measure == "gap" else 0)
-        surprises = [surprise(token, self.measure, sampled=self.sampled) for token in tokens]
-        keep, worst = 0, 0.0
-        for token, value, strict in zip(
-            tokens, surprises, strictly(tokens, self.tokens), strict=True
-        ):
-            worst = max(worst, value) if strict else worst
-            if value > (self.threshold if strict else self.words):
-                return Rollback(keep, reason=self.tokens if strict else "words", score=worst)
-            keep += len(token.text)
-        if tokens and fmean(surprises) > self.mean:
-            place = surprises.index(max(surprises))
-            return Rollback(
-                sum(len(token.text) for token in tokens[:place]), reason="mean", score=worst
-            )
-        return Accept(worst)
+        strict = Limit(self.threshold, self.tokens)
+        other = Limit(self.words, "words", scored=False)
+        limits = [strict if chosen else other for chosen in strictly(tokens, self.tokens)]
+        return judge_tokens(tokens, limits, self.measure, sampled=self.sampled)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.take_over(chain, self.repair_tokens)
 
 
 def strictly(tokens: Sequence[Token], which: Tokens) -> Iterator[bool]:
@@ -91,16 +89,3 @@ def strictly(tokens: Sequence[Token], which: Tokens) -> Iterator[bool]:
             which == "all" or digit or (which == "formulas" and formula) or THINK_END in token.text
         )
         after_digit = digit
-
-
-def surprise(token: Token, measure: Measure, *, sampled: bool) -> float:
-    """How improbable *token* is to the model that read it, in nats."""
-    if token.rank == 1 and not (sampled and measure == "logprob"):
-        return 0.0
-    if measure == "logprob":
-        return -token.logprob
-    if not token.top:
-        raise MissingCapability(
-            "the large model's endpoint does not return the top tokens, which 'reading' needs"
-        )
-    return max(0.0, token.top[0].logprob - token.logprob)

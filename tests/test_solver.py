@@ -287,7 +287,7 @@ async def test_what_was_judged_before_is_known_to_the_first_run(
         async with Solver(load(small=small, large=large, **{**USUAL, "auto": True})) as solver:
             solutions = [await solver.solve(PROBLEM) for _ in range(2)]
     assert [solution.share_alone for solution in solutions] == [1.0, 1.0]
-    advice = "drafts are rarely accepted, as measured before: run `stepspec judge`"
+    advice = "drafts are rarely accepted, as measured before: run `stepspec tune`"
     assert {solution.aside for solution in solutions} == {advice}
     logged = [
         record.getMessage() for record in caplog.records if "goes on alone" in record.getMessage()

@@ -1,22 +1,19 @@
 """
-Fetch a real pair, serve it, solve GSM8K and MATH-500 with every method that makes sense, and write
-the table.
+Serve a real pair, solve problems of GSM8K and MATH-500 with it, and print the figures.
 
-``make real``, or ``python -m lab.real``. Everything goes on where it was stopped. With ``--small``
-and ``--large``, servers that run already are measured, and nothing is fetched; with ``--models``,
-models that are there are served.
+``make real``, or ``python -m lab.real``. Every sample is kept, and a new run adds what is missing.
+With ``--small`` and ``--large``, servers that run already are used, and nothing is fetched; with
+``--models``, models that are there are served; with ``--table``, no model is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import os
-import platform
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,22 +23,16 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import Server, launch
 from stepspec.orchestrator.launcher.up import show_progress
 
-from .campaign import TEMPERATURES, Cell, measure, plan, table, write_section
+from .figures import tables
+from .runs import METHODS, RUNS, Cell, Work, chosen_problems, read_samples, take, write_numbers
 from .weights import LARGE, SMALL, SMOL, prepare
 
 FOLDER = Path("build/real")
 READY = 1800.0  # seconds in which a server of a busy CPU is ready
 FLAGS = (
     "--max-model-len 4096 --enable-prefix-caching --enable-prompt-tokens-details"
-    " --generation-config vllm --scheduling-policy priority --dtype bfloat16 --max-num-seqs 16"
-    " --enforce-eager"
-)
-CAPTION = (
-    "Qwen2.5-Coder-1.5B-Instruct (Q4_K_M, converted to bfloat16) with {small}, `{command}`, {date},"
-    " {where}. Each model was trained by others, and on none of our prompts; neither thinks in a"
-    " block of its own, so that the method writes the answer, too. A model of 0.5 billion"
-    " parameters is a poor draft for one of 1.5: what counts here is how many drafts are accepted,"
-    " how good the judge is, and the accuracy. {shared}Brackets: 95% intervals."
+    " --generation-config vllm --scheduling-policy priority --dtype bfloat16 --max-num-seqs 32"
+    " --enforce-eager --enable-scale-out --block-size 32"
 )
 EXAMPLES = """
 Examples:
@@ -49,10 +40,13 @@ Examples:
   make real
 
   # a handful of problems, to see that it works
-  python -m lab.real -n 4 --fewer 2 --temperature 0
+  python -m lab.real --problems 0-3
 
   # models that are there, on a machine with a GPU
-  python -m lab.real --small http://gpu:8001/v1 --large http://gpu:8002/v1 -n 500 --concurrency 64
+  python -m lab.real --small http://gpu:8001/v1 --large http://gpu:8002/v1 --problems 0-1318
+
+  # the figures of the samples in this repository, with drafts of other lengths
+  python -m lab.real --table --folder lab/data/real-pair --problems 100-139 --draft-tokens 8
 """
 stderr = Console(stderr=True)
 
@@ -66,6 +60,7 @@ async def served(small: Path, large: Path, logs: Path) -> AsyncGenerator[dict[st
         env = {
             "VLLM_CPU_OMP_THREADS_BIND": cores[role],
             "VLLM_CPU_KVCACHE_SPACE": "2",
+            "MALLOC_PERTURB_": "255",
             "HF_HUB_OFFLINE": "1",
         }
         return Server(role, model, role, tuple(FLAGS.split()), env)
@@ -116,17 +111,13 @@ def say(text: str) -> None:
 
 
 def command(
-    problems: Annotated[
-        int, typer.Option("--problems", "-n", min=1, help="Problems of each benchmark.")
-    ] = 40,
-    fewer: Annotated[
-        int, typer.Option(min=0, help="Problems for the methods that ask or route; 0: none.")
-    ] = 12,
-    temperature: Annotated[list[float] | None, typer.Option(help="By default 0 and 0.6.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Problems solved at the same time.")] = 12,
-    folder: Annotated[
-        Path, typer.Option(help="For packages, models and runs: 8 GB.", metavar="FOLDER")
-    ] = FOLDER,
+    methods: Annotated[list[str] | None, typer.Argument(help="Methods with their options.")] = None,
+    benchmark: Annotated[list[str] | None, typer.Option(help="By default gsm8k.")] = None,
+    temperature: Annotated[list[float] | None, typer.Option(help="By default 0.")] = None,
+    problems: Annotated[str, typer.Option(help="The first and the last, from 0.")] = "140-339",
+    concurrency: Annotated[int, typer.Option(min=1, help="Problems solved at the same time.")] = 60,
+    folder: Annotated[Path, typer.Option(help="For the samples.")] = RUNS,
+    fetched: Annotated[Path, typer.Option(help="For packages and models: 8 GB.")] = FOLDER,
     models: Annotated[
         Path | None,
         typer.Option(help="A folder with the models small and large; nothing is fetched."),
@@ -144,59 +135,49 @@ def command(
     third: Annotated[
         bool, typer.Option("--smol", help="Draft with SmolLM2-135M, which has another vocabulary.")
     ] = False,
-    page: Annotated[Path, typer.Option(help="The page to write the table into.")] = Path(
-        "docs/results.md"
-    ),
+    only_table: Annotated[bool, typer.Option("--table", help="Solve nothing.")] = False,
+    draft_tokens: Annotated[
+        list[int] | None, typer.Option(help="Replay drafts of this length; by default as recorded.")
+    ] = None,
+    numbers: Annotated[
+        Path | None, typer.Option(help="Copy the samples into this folder, without texts.")
+    ] = None,
 ) -> None:
-    """
-    Solve GSM8K and MATH-500 with a real pair and every method that makes sense, and write the
-    table.
-    """
+    """Solve problems with a real pair; print the figures of each method beside plain."""
     if bool(small) != bool(large):
         raise ConfigurationError(
             "--small and --large belong together: name both servers, or neither"
         )
     if small and small == large:
         raise ConfigurationError("--small and --large are the same server: name two")
-    temperatures = temperature or TEMPERATURES
-    name = "smol" if third else "pair"
-    title = "A real pair on this machine" + (
-        " with a small model of another vocabulary" if third else ""
-    )
-
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-
-    async def work() -> None:
-        async with pair({"small": small, "large": large}, models, folder, third) as urls:
-            done: dict[Cell, list[dict[str, Any]]] = {}
-            for cell in plan(problems, fewer, temperatures):
-                if cell.limit == 0:
-                    continue
-                say(f"{cell.folder}: {len(cell.methods)} methods, {cell.limit} problems")
-                words = cell.command(urls, folder / "runs" / name, data, concurrency)
-                done[cell] = await asyncio.to_thread(measure, cell, words)
-                write_section(page, name, title, f"{_caption(third, concurrency)}\n\n{table(done)}")
-                say(f"wrote {page}")
-
-    try:
-        asyncio.run(work())
-    except KeyboardInterrupt:
-        say("interrupted; what was measured stays, and a new run goes on from there")
-        raise typer.Exit(130) from None
+    chosen = chosen_problems(problems)
+    cells = [
+        Cell(name, heat, method)
+        for name in benchmark or ["gsm8k"]
+        for heat in temperature or [0.0]
+        for method in methods or METHODS
+    ]
+    if not only_table:
+        urls = {"small": small, "large": large}
+        work = Work(cells, chosen, concurrency, folder, data)
+        try:
+            asyncio.run(solve(urls, models, fetched, third, work))
+        except KeyboardInterrupt:
+            say("interrupted; the samples stay, and a new run adds what is missing")
+            raise typer.Exit(130) from None
+    done = read_samples(folder, cells, chosen)
+    if numbers is not None:
+        write_numbers(numbers, done)
+    print(tables(done, draft_tokens or [None]))
 
 
-def _caption(third: bool, concurrency: int) -> str:
-    at_once = "one problem at a time" if concurrency == 1 else f"{concurrency} problems at once"
-    return CAPTION.format(
-        small=(SMOL if third else SMALL).model,
-        command=f"python -m lab.real{' --smol' if third else ''}",
-        date=datetime.date.today(),
-        where=f"{at_once}, {os.cpu_count()} cores of {platform.machine()}",
-        shared=(
-            "All arms share the servers at the same time, so that seconds compare methods only"
-            " roughly. "
-        ),
-    )
+async def solve(
+    urls: dict[str, str | None], models: Path | None, fetched: Path, third: bool, work: Work
+) -> None:
+    """Take the samples that *work* lacks, from servers that run or are started."""
+    (fetched / "logs").mkdir(parents=True, exist_ok=True)
+    async with pair(urls, models, fetched, third) as running:
+        await take(running, work, say)
 
 
 if __name__ == "__main__":

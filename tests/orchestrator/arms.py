@@ -250,7 +250,14 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
         case "reading":
             measure: Literal["gap", "logprob"] = "logprob" if seed % 2 else "gap"
             return policies.make(
-                name, small, large, tokens="digits", words=2, mean=1.0 + seed % 3, measure=measure
+                name,
+                small,
+                large,
+                tokens="digits",
+                words=2,
+                measure=measure,
+                draft_tokens=(None, 4)[seed % 2],
+                repair_tokens=(None, 1, 6)[seed % 3],
             )
         case "choose":
             return policies.Choose(small, large, 1 + seed % 4, 0.01, temperature=seed % 3 / 2)

@@ -613,7 +613,7 @@ def test_two_rejections_in_a_row_weigh_more_than_what_is_assumed() -> None:
 @pytest.mark.parametrize(
     ("accepted", "pace", "advice"),
     [
-        (0.0, None, "drafts are rarely accepted, as measured before: run `stepspec judge`"),
+        (0.0, None, "drafts are rarely accepted, as measured before: run `stepspec tune`"),
         (
             1.0,
             1.03,
@@ -642,7 +642,7 @@ def test_the_advice_names_the_cause_and_the_cure() -> None:
     auto = Auto()
     traces = [replace(GOOD, good=0.0).solve(problem, "auto", auto) for problem in range(3)]
     said = [event.advice for event in decisions(traces) if event.advice]
-    assert said[0] == "0 of 2 drafts accepted: run `stepspec judge`"
+    assert said[0] == "0 of 2 drafts accepted: run `stepspec tune`"
     slow = Auto()
     traces = [
         replace(GOOD, verdict=20.0, good=1.0).solve(problem, "auto", slow) for problem in range(3)
@@ -651,7 +651,7 @@ def test_the_advice_names_the_cause_and_the_cure() -> None:
     assert said[0].startswith(
         "a draft takes 0.7 s and its verdict 20 s, and the large model writes a step in 3"
     )
-    assert said[0].endswith("run `stepspec estimate`")
+    assert said[0].endswith("run `stepspec tune`")
 
 
 def test_a_full_cache_lets_the_large_model_write_alone_and_holds_runs_back() -> None:

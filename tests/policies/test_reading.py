@@ -9,9 +9,10 @@ import pytest
 
 from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict, reason
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.errors import MissingCapability
-from stepspec.policies import StepReading
-from stepspec.policies.reading import Measure, Tokens, strictly
+from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
+from stepspec.policies import StepReading, check
+from stepspec.policies.reading import Tokens, strictly
+from stepspec.policies.surprise import Measure
 
 from ..fakes import ScriptedModel, run, tokenise
 from ..orchestrator.arms import PROBLEM
@@ -89,13 +90,6 @@ def test_the_tokens_that_are_read_strictly(tokens: Tokens, strict: list[str]) ->
     assert [token.text.strip() for token, yes in zip(read, chosen, strict=True) if yes] == strict
 
 
-def test_the_mean_of_all_tokens_cuts_before_the_worst_one() -> None:
-    # Nine tokens with surprises of 3 + 1.5 in all: 4.5 / 9 = 0.5.
-    table = {" costs": (1.5, -2.0), " euros": (3.0, -3.5)}
-    assert judged(table, mean=0.5) == (STEP, Accept(0.0))
-    assert judged(table, mean=0.4375) == ("It costs 3 * 4 = 12", Rollback(19, "mean", 0.0))
-
-
 def test_a_first_choice_surprises_only_a_model_that_samples_and_is_read_by_its_log_probability() -> (
     None
 ):
@@ -125,13 +119,47 @@ def test_the_large_model_goes_on_from_the_good_beginning(ahead: int) -> None:
     )
     small.logprob = large.logprob = lambda before, token: -4.0 if token == " 6" else -0.1
     large.rivals = lambda before, token: [Token(" 5", -0.1, 1)]
-    (chain, end), _ = run(reason(StepReading(small, large), PROBLEM, ahead=ahead))
+    policy = StepReading(small, large, draft_tokens=None, repair_tokens=None)
+    (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
     assert [(step.author, step.text, step.note) for step in chain.steps] == [
         ("small", "two and three are", ""),
-        ("large", " 5.\n\n", "formulas"),
+        ("large", " 5.\n\n", "all"),
         ("small", f"so it is.\n{THINK_END}", ""),
     ]
     assert end == "finished"
+
+
+def test_with_a_number_of_tokens_drafts_and_repairs_cross_the_ends_of_steps() -> None:
+    small, large = pair(
+        f"one.\n\n|two drei four five six.\n{THINK_END}",
+        f"one.\n\n|two three four five six.\n{THINK_END}",
+    )
+    large.logprob = lambda before, token: -4.0 if token == " drei" else -0.1
+    policy = StepReading(
+        small,
+        large,
+        threshold=1,
+        tokens="all",
+        measure="logprob",
+        draft_tokens=4,
+        repair_tokens=2,
+    )
+    (chain, end), _ = run(reason(policy, PROBLEM))
+    assert [(step.author, step.text, step.note) for step in chain.steps] == [
+        ("small", "one.\n\ntwo", ""),
+        ("large", " three four", "all"),
+        ("small", " five six.\n", ""),
+        ("small", THINK_END, ""),
+    ]
+    assert end == "finished"
+
+
+@pytest.mark.parametrize("option", ["draft_tokens", "repair_tokens"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "many"])
+def test_a_number_of_tokens_is_a_whole_number_of_at_least_1(option: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{option}': a whole number of 1 or more or"):
+        check("reading", {option: value})
+    assert check("reading", {option: None}) == {option: None}
 
 
 def test_an_endpoint_without_top_tokens_cannot_read_gaps() -> None:
@@ -143,10 +171,8 @@ def test_an_endpoint_without_top_tokens_cannot_read_gaps() -> None:
     large.read_as, large.tops = {" 12": (1.0, -1.0)}, []
     with pytest.raises(MissingCapability, match="top tokens"):
         run(StepReading(large, large).verify(PROBLEM, Step(STEP, "small")))
-    assert isinstance(
-        run(StepReading(large, large, measure="logprob").verify(PROBLEM, Step(STEP, "small")))[0],
-        Accept,
-    )
+    by_logprob = StepReading(large, large, threshold=2, measure="logprob")
+    assert isinstance(run(by_logprob.verify(PROBLEM, Step(STEP, "small")))[0], Accept)
 
 
 SAMPLED = {"A": 0.4, "B": 0.35, "C": 0.25}

@@ -150,7 +150,6 @@ METHODS = (
     method("bild", "bild", concurrency=16),
     method("reflective", "reflective", concurrency=16),
     method("reading-formulas", "reading", {"words": 99}),
-    method("reading-mean", "reading", {"threshold": 1, "mean": 0.3}),
 )
 
 V026 = ("-m", "vllm.entrypoints.openai.api_server")
