@@ -291,11 +291,11 @@ async def test_a_template_that_looks_at_content_sees_it_as_it_is(result: str) ->
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         found = await endpoint.encoder.prefix(turns)
         harmless = await endpoint.encoder.prefix((turns[0], turns[1], Message("user", "12")))
-    text = server.decode(found)
+    text = server.decode(found.ids)
     assert "(I need the price.) Let me look." in text
     assert result in text
     tokenizer = real_tokenizer("qwen")
-    assert shown(tokenizer, found) == shown(tokenizer, harmless)
+    assert shown(tokenizer, found.ids) == shown(tokenizer, harmless.ids)
 
 
 @pytest.mark.parametrize(

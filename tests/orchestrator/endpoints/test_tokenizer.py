@@ -170,7 +170,7 @@ async def test_later_system_messages_are_the_first_turn_where_the_template_wants
         # what the template refuses is known by now
         assert [path for path, _ in server.requests].count("/tokenize") == 1
     text = "".join(f"{IM_START}{role}\n{content}{IM_END}\n" for role, content in shown)
-    assert server.decode(ids) == f"{text}{IM_START}assistant\n{THINK}\n"
+    assert server.decode(ids.ids) == f"{text}{IM_START}assistant\n{THINK}\n"
 
 
 async def test_a_conversation_longer_than_the_context_is_refused_each_time_and_never_kept(
