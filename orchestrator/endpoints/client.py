@@ -30,7 +30,6 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import orjson
@@ -52,12 +51,14 @@ from ..errors import (
     EndpointRejected,
     EndpointUnavailable,
     EndpointUnreachable,
+    LocalShortage,
     ModelGone,
 )
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext, holding
 from .breaker import UNUSABLE
-from .failures import no_connection
+from .failures import no_connection, shortage
+from .proxies import proxy_of
 from .settings import Address
 from .sse import BROKEN, Events
 from .vllm_protocol import (
@@ -175,7 +176,12 @@ class Connection:
                 limit=0, keepalive_timeout=KEEP_ALIVE, ssl=context, socket_factory=self._open_socket
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.endpoint.deadlines.connect),
-            headers={"Authorization": f"Bearer {key}", "Accept": "application/json"},
+            headers={
+                "Authorization": f"Bearer {key}",
+                "Accept": "application/json",
+                # A gateway that compresses a stream holds it back until its buffer is full.
+                "Accept-Encoding": "identity",
+            },
             # one that names a replica would bind all runs to it
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -313,6 +319,8 @@ class Connection:
                     http_error(call, response.status, await response.read(), path), response, path
                 )
         except BROKEN as exc:
+            if reason := shortage(exc):
+                raise LocalShortage(reason) from exc
             message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
             raise call.error(EndpointUnreachable, message) from exc
         return response
@@ -322,8 +330,8 @@ class Connection:
     ) -> T:
         try:
             return await send()  # Tenacity alone would cost more than sending it.
-        except EndpointUnavailable as exc:
-            failed = [exc]
+        except (EndpointUnavailable, LocalShortage) as exc:
+            failed: list[EndpointUnavailable | LocalShortage] = [exc]
 
         async def send_again() -> T:
             if failed:
@@ -335,14 +343,14 @@ class Connection:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(tries) | stop_before_delay(deadline),
             wait=_wait,
-            retry=retry_if_exception_type(EndpointUnavailable)
+            retry=retry_if_exception_type((EndpointUnavailable, LocalShortage))
             & retry_if_not_exception_type(ModelGone),
             before_sleep=self._report_retry,
             reraise=True,
         )
         try:
             return await retrying(send_again)
-        except EndpointUnavailable as exc:
+        except (EndpointUnavailable, LocalShortage) as exc:
             # The message names the cause; a traceback through five libraries would hide it.
             raise exc from None
 
@@ -441,9 +449,9 @@ def _proxy(url: str) -> str | None:
     Return the proxy for *url* that the environment names; None without one. Raise
     `ConfigurationError` for SOCKS.
     """
-    parts, proxies = urlsplit(url), getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(parts.netloc):
+    parts = urlsplit(url)
+    proxy = proxy_of(url)
+    if proxy is None:
         return None
     if proxy.startswith("socks"):
         cure = f"name another one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
@@ -468,14 +476,18 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
 _backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)
 
 
-def _failure(state: RetryCallState) -> EndpointUnavailable:
+def _failure(state: RetryCallState) -> EndpointUnavailable | LocalShortage:
     exc = state.outcome.exception() if state.outcome else None
-    assert isinstance(exc, EndpointUnavailable)
+    assert isinstance(exc, EndpointUnavailable | LocalShortage)
     return exc
 
 
 def _wait(state: RetryCallState) -> float:
-    return max(_backoff(state), _failure(state).retry_after)
+    """Return the seconds until the next try: those that the server asks for, at least."""
+    failure = _failure(state)
+    if isinstance(failure, LocalShortage):
+        return float(_backoff(state))
+    return max(_backoff(state), failure.retry_after)
 
 
 def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
@@ -511,15 +523,35 @@ Seconds that no run is older than another: runs of a lower priority go before al
 
 RUN: ContextVar[int] = ContextVar("RUN", default=0)
 """The place of the run among other runs; lower is earlier. `carrying` sets it."""
-# whole seconds, so that virtual clocks give the same order every time
-_BOOTED = int(time.time() - time.monotonic())
+
+
+class ClockOffset:
+    """
+    The seconds between the clock of an event loop and those since 1970, in whole seconds.
+
+    They change only if the computer's clock is set, so that runs on a virtual clock have the same
+    order every time.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0
+
+    def seconds(self) -> int:
+        """Return the offset, measured again if the computer's clock was set."""
+        now = time.time() - time.monotonic()
+        if abs(now - self._seconds) > 1:
+            self._seconds = int(now)
+        return self._seconds
+
+
+_OFFSET = ClockOffset()
 
 
 def run_place(run_priority: int = 0) -> int:
     """
     Return the place of a run that begins now, in seconds, which mean the same to all programs.
     """
-    return run_priority * SPAN + _BOOTED + int(asyncio.get_running_loop().time())
+    return run_priority * SPAN + _OFFSET.seconds() + int(asyncio.get_running_loop().time())
 
 
 def priority(request: RequestContext, run: int = 0) -> int | None:

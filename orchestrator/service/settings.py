@@ -180,6 +180,10 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """The largest token budget of a request, which a larger one is reduced to; none: no limit."""
     keep_alive: PositiveFloat = 10.0
     """Seconds after which an idle stream sends a comment."""
+    idle_seconds: PositiveFloat = 75.0
+    """
+    Seconds that an idle connection stays open; longer than the load balancer in front keeps one.
+    """
     send_seconds: PositiveFloat = 60.0
     """Seconds that a client has to send a body, and to take each part of an answer."""
     health_every: PositiveFloat = 5.0

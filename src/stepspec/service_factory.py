@@ -29,6 +29,16 @@ TRACING_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_E
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "structlog")
 
 
+def wants_tracing(environment: Mapping[str, str]) -> bool:
+    """Return whether the variables of OpenTelemetry name a place for spans, and do not turn it off."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporters = environment.get("OTEL_TRACES_EXPORTER", "").lower().split(",")
+    if "none" in [exporter.strip() for exporter in exporters]:
+        return False
+    return any(environment.get(name) for name in TRACING_VARIABLES)
+
+
 def require() -> None:
     """Raise `ConfigurationError` if what the service needs is not installed."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -114,7 +124,7 @@ async def built(
                     "served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure
                 )
         observers: list[ServiceObserver] = [logs]
-        if any(os.environ.get(name) for name in TRACING_VARIABLES):
+        if wants_tracing(os.environ):
             from stepspec.orchestrator.service.watch import tracing
 
             tracer = tracing.Tracing(tracing.connect(VERSION))

@@ -31,7 +31,7 @@ from ..watch.records import (
     ServiceObserver,
     ServiceRequest,
 )
-from .admission import Clients
+from .admission import Admission, Clients
 from .errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
 
 PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
@@ -76,8 +76,10 @@ class RequestMiddleware:
         version: str,
         observe: ServiceObserver,
         session_header: str = "",
+        admission: Admission | None = None,
     ) -> None:
         self._app, self._version, self._observe = app, version, observe
+        self._admission = admission
         self._clients = clients
         self._max_bytes, self._body_seconds = settings.max_body_bytes, settings.send_seconds
         self._checks_origin, self._origins = (
@@ -91,6 +93,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = without_last_slash(scope)
         headers = Headers(scope=scope)
         request = ServiceRequest(
             request_id(headers.get("x-request-id")),
@@ -181,6 +184,8 @@ class RequestMiddleware:
                 if request.anthropic:
                     headers["request-id"] = request.id
                 headers["x-stepspec-version"] = self._version
+                if self._admission is not None and self._admission.closed:
+                    headers["Connection"] = "close"  # The next request is to find another pod.
                 headers["x-stepspec-overhead-ms"] = f"{request.overhead * 1000:.2f}"
             await send(message)
 
@@ -194,6 +199,14 @@ def request_path(scope: Scope) -> str:
     """
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     return path.removeprefix(root) or "/" if root and f"{path}/".startswith(f"{root}/") else path
+
+
+def without_last_slash(scope: Scope) -> Scope:
+    """Return *scope* with the path ``/v1/models`` for ``/v1/models/``, as no path has another meaning."""
+    path = str(scope["path"])
+    if not path.endswith("/") or request_path(scope) == "/":
+        return scope
+    return {**scope, "path": path.rstrip("/"), "raw_path": path.rstrip("/").encode()}
 
 
 def error_response(error: ApiError, request: ServiceRequest) -> Response:
