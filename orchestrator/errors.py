@@ -13,6 +13,7 @@ written to.
     |   |   `-- ContextTooLong              the chain no longer fits into the model's context
     |   `-- MalformedReply                  the response does not match the request
     |       `-- FormatIgnored               the model wrote something else than the format it was asked for
+    |-- LocalShortage                       this machine lacks files, ports or memory; no server is at fault
     |-- MissingCapability                   the method needs something that this endpoint cannot do
     |-- WorkersLost                         a distributed evaluation has no worker left, or one trial loses too many
     `-- ServerError                         a server that stepspec itself started
@@ -136,6 +137,10 @@ class MissingCapability(StepspecError):
     The method needs something that this endpoint cannot do; ``stepspec doctor`` lists what each
     can.
     """
+
+
+class LocalShortage(StepspecError):
+    """This machine has no file descriptor, port or memory left. No server is at fault."""
 
 
 class WorkersLost(StepspecError):

@@ -23,16 +23,13 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
     nullcontext,
-    suppress,
 )
 from contextvars import ContextVar
 from functools import partial
-from ipaddress import ip_address, ip_network
 from math import inf
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
@@ -54,13 +51,15 @@ from ..errors import (
     EndpointRejected,
     EndpointUnavailable,
     EndpointUnreachable,
+    LocalShortage,
     ModelGone,
 )
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext, holding
 from ..json_values import write_json
 from .breaker import UNUSABLE
-from .failures import no_connection
+from .failures import no_connection, shortage
+from .proxies import proxy_of
 from .settings import Address
 from .sse import BROKEN, Events
 from .vllm_protocol import (
@@ -90,6 +89,7 @@ KEEP_ALIVE = 4.0
 QUIET = 1.0  # seconds of waiting that are not reported
 REPORT_EVERY = 5.0  # seconds between two reports
 SILENCE = 4.0  # seconds without an answer, in which a server may have been started again
+LEAST_CONCURRENCY = 64  # requests at a time, where the settings name no number
 LONGEST_PAUSE = 10.0  # seconds between two tries, unless the server wants more
 
 log, waiting = logging.getLogger("stepspec.requests"), logging.getLogger(WAITING)
@@ -159,7 +159,7 @@ class Connection:
         self._session: aiohttp.ClientSession | None = None
         self.proxy = _proxy(endpoint.url)
         self._try = 1  # of the request that was sent last
-        self._slots = asyncio.Semaphore(endpoint.max_concurrency)
+        self._slots = asyncio.Semaphore(endpoint.max_concurrency or LEAST_CONCURRENCY)
         self._starts = _throttle(endpoint.requests_per_second)
 
     async def close(self) -> None:
@@ -338,6 +338,8 @@ class Connection:
                     http_error(call, response.status, await response.read(), path), response, path
                 )
         except BROKEN as exc:
+            if reason := shortage(exc):
+                raise LocalShortage(reason) from exc
             message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
             raise call.error(EndpointUnreachable, message) from exc
         return response
@@ -347,8 +349,8 @@ class Connection:
     ) -> T:
         try:
             return await send()  # Tenacity alone would cost more than sending it.
-        except EndpointUnavailable as exc:
-            failed = [exc]
+        except (EndpointUnavailable, LocalShortage) as exc:
+            failed: list[EndpointUnavailable | LocalShortage] = [exc]
 
         async def send_again() -> T:
             if failed:
@@ -360,14 +362,14 @@ class Connection:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(tries) | stop_before_delay(deadline),
             wait=_wait,
-            retry=retry_if_exception_type(EndpointUnavailable)
+            retry=retry_if_exception_type((EndpointUnavailable, LocalShortage))
             & retry_if_not_exception_type(ModelGone),
             before_sleep=self._report_retry,
             reraise=True,
         )
         try:
             return await retrying(send_again)
-        except EndpointUnavailable as exc:
+        except (EndpointUnavailable, LocalShortage) as exc:
             # The message names the cause; a traceback through five libraries would hide it.
             raise exc from None
 
@@ -466,13 +468,9 @@ def _proxy(url: str) -> str | None:
     Return the proxy for *url* that the environment names; None without one. Raise
     `ConfigurationError` for SOCKS.
     """
-    parts, proxies = urlsplit(url), getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if (
-        not proxy
-        or proxy_bypass(parts.netloc)
-        or _bypassed(parts.hostname or "", proxies.get("no", ""))
-    ):
+    parts = urlsplit(url)
+    proxy = proxy_of(url)
+    if proxy is None:
         return None
     if proxy.startswith("socks"):
         cure = f"name another one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
@@ -480,25 +478,6 @@ def _proxy(url: str) -> str | None:
             f"the environment names a SOCKS proxy (all_proxy), which cannot be used: {cure}"
         )
     return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _bypassed(host: str, listed: str) -> bool:
-    """
-    Whether *listed*, the value of ``no_proxy``, names *host* by an address, a network or ``*.``.
-
-    `urllib` knows the other forms.
-    """
-    patterns = [pattern.strip().strip("[]").lower() for pattern in listed.split(",")]
-    name = host.lower().rstrip(".")
-    try:
-        address = ip_address(name)
-    except ValueError:
-        return any(name.endswith(pattern[1:]) for pattern in patterns if pattern.startswith("*."))
-    for pattern in patterns:
-        with suppress(ValueError):
-            if address in ip_network(pattern, strict=False):
-                return True
-    return False
 
 
 def _ssl_context(url: str) -> ssl.SSLContext | bool:
@@ -516,14 +495,18 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
 _backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)
 
 
-def _failure(state: RetryCallState) -> EndpointUnavailable:
+def _failure(state: RetryCallState) -> EndpointUnavailable | LocalShortage:
     exc = state.outcome.exception() if state.outcome else None
-    assert isinstance(exc, EndpointUnavailable)
+    assert isinstance(exc, EndpointUnavailable | LocalShortage)
     return exc
 
 
 def _wait(state: RetryCallState) -> float:
-    return max(_backoff(state), _failure(state).retry_after)
+    """Return the seconds until the next try: those that the server asks for, at least."""
+    failure = _failure(state)
+    if isinstance(failure, LocalShortage):
+        return float(_backoff(state))
+    return max(_backoff(state), failure.retry_after)
 
 
 def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
@@ -561,14 +544,33 @@ RUN: ContextVar[int] = ContextVar("RUN", default=0)
 """The place of the run among other runs; lower is earlier. `carrying` sets it."""
 
 
+class ClockOffset:
+    """
+    The seconds between the clock of an event loop and those since 1970, in whole seconds.
+
+    They change only if the computer's clock is set, so that runs on a virtual clock have the same
+    order every time.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0
+
+    def seconds(self) -> int:
+        """Return the offset, measured again if the computer's clock was set."""
+        now = time.time() - time.monotonic()
+        if abs(now - self._seconds) > 1:
+            self._seconds = int(now)
+        return self._seconds
+
+
+_OFFSET = ClockOffset()
+
+
 def run_place(run_priority: int = 0) -> int:
     """
     Return the place of a run that begins now, in seconds, which mean the same to all programs.
     """
-    # read anew: the clock may have been wrong when the process began
-    # whole seconds, so that virtual clocks give the same order every time
-    booted = int(time.time() - time.monotonic())
-    return run_priority * SPAN + booted + int(asyncio.get_running_loop().time())
+    return run_priority * SPAN + _OFFSET.seconds() + int(asyncio.get_running_loop().time())
 
 
 def priority(request: RequestContext, run: int = 0) -> int | None:

@@ -16,6 +16,26 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+SHORTAGES = {
+    errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n)",
+    errno.ENFILE: "this machine has too many open files: raise fs.file-max",
+    errno.ENOBUFS: "this machine has no memory left for connections",
+    errno.ENOMEM: "this machine has no memory left",
+    errno.EADDRNOTAVAIL: "this machine has no free port left for a connection",
+}
+"""What this machine lacks, by the number of the operating system's error."""
+
+
+def shortage(exc: BaseException) -> str:
+    """Return what this machine lacks if that is why a request failed with *exc*, else ""."""
+    seen: BaseException | None = exc
+    while seen is not None:
+        for each in (seen, getattr(seen, "os_error", None)):
+            if isinstance(each, OSError) and each.errno in SHORTAGES:
+                return SHORTAGES[each.errno]
+        seen = seen.__cause__ or seen.__context__
+    return ""
+
 
 def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = None) -> str:
     """

@@ -110,8 +110,11 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     """The served name; none: the first that the server lists."""
     api_key: Annotated[SecretStr | None, BeforeValidator(none_if_empty)] = None
     """The key that the server expects, if it was started with ``--api-key``."""
-    max_concurrency: PositiveInt = 64
-    """The most requests at a time."""
+    max_concurrency: PositiveInt | None = None
+    """
+    The most requests at a time; none: as many as the service's ``max_running`` runs may have, and
+    64 at least.
+    """
     requests_per_second: PositiveFloat | None = None
     """
     The most requests that start in a second, besides checks of health and metrics; none: no limit.

@@ -23,7 +23,7 @@ from stepspec.orchestrator.endpoints import (
     RewardModelEndpoint,
     Sampling,
 )
-from stepspec.orchestrator.endpoints.client import carrying
+from stepspec.orchestrator.endpoints.client import LEAST_CONCURRENCY, carrying
 from stepspec.orchestrator.endpoints.metrics import poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
@@ -115,6 +115,23 @@ def _decides(run: RunOptions) -> bool:
     return wanted and run.policy not in policies.BASELINES
 
 
+REQUESTS_PER_RUN = 4
+"""Requests that a run may have at one model: a draft, a verdict, a repair and a bet."""
+
+
+def with_concurrency(endpoint: Endpoint | NestedPair, requests: int) -> Endpoint | NestedPair:
+    """Return *endpoint* with room for so many *requests* where its settings name no number."""
+    if isinstance(endpoint, NestedPair):
+        inner = {
+            "small": with_concurrency(endpoint.small, requests),
+            "large": with_concurrency(endpoint.large, requests),
+        }
+        return endpoint.model_copy(update=inner)
+    if endpoint.max_concurrency is not None:
+        return endpoint
+    return endpoint.model_copy(update={"max_concurrency": requests})
+
+
 class Solver:
     """
     Keeps connections to both models and solves many problems, at the same time if asked to.
@@ -162,7 +179,8 @@ class Solver:
         endpoint = self.settings.small if role == "small" else self.settings.large
         if endpoint is None:
             raise configuration.without_models(self.settings)
-        return endpoint
+        runs = self.settings.service.max_running
+        return with_concurrency(endpoint, max(LEAST_CONCURRENCY, REQUESTS_PER_RUN * runs))
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:

@@ -7,10 +7,11 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.service.formats.requests import Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
@@ -38,18 +39,6 @@ def require() -> None:
         )
 
 
-def raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one; each connection is an open file."""
-    if importlib.util.find_spec("resource") is None:  # not on Windows
-        return
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # some systems refuse a limit that they state themselves
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
     """
     Serve *solver*, once its servers are warm, until a signal ends the process and it is drained.
@@ -58,7 +47,7 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
     """
     from stepspec.orchestrator.service.http.app import ServiceServer, listen
 
-    raise_file_limit()
+    check_concurrency(solver, settings)
     async with built(solver, settings) as (service, logs):
         server = ServiceServer(service, settings, logs.log.info)
         names, keys, clients = (
@@ -74,6 +63,20 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
                 "serving", url=f"http://{host}:{port}/v1", models=names, keys=keys, clients=clients
             )
             await server.serve([listening])
+
+
+def check_concurrency(solver: Solver, settings: ServiceSettings) -> None:
+    """Raise `ConfigurationError` if a model takes fewer requests than the service runs."""
+    for role, endpoint in (("small", solver.settings.small), ("large", solver.settings.large)):
+        if not isinstance(endpoint, Endpoint) or endpoint.max_concurrency is None:
+            continue
+        requests = endpoint.max_concurrency * len(endpoint.each)
+        if requests < settings.max_running:
+            raise ConfigurationError(
+                f"max_running is {settings.max_running}, but max_concurrency of the {role} model"
+                f" allows {requests} requests at a time, so that runs would wait for others to end:"
+                f" leave max_concurrency out, or lower max_running to {requests}"
+            )
 
 
 def read(arguments: Mapping[str, Any]) -> Settings:

@@ -9,6 +9,7 @@ take.
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -26,6 +27,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ...endpoints.failures import shortage
 from ...errors import ConfigurationError, near
 from ..formats.requests import Offer
 from ..settings import ServiceSettings
@@ -33,11 +35,16 @@ from ..watch.observers import Metrics
 from ..watch.records import ServiceObserver, notify
 from . import routes
 from .admission import Drain
+from .descriptors import OncePerSecond, connections_left, raise_limit
 from .errors import ApiError
 from .middleware import RequestMiddleware, error_response, service_request
 from .runs import ServiceContext
 
 MAX_HEADERS = 64 * 1024  # bytes
+HEADER_SECONDS = 75.0  # for the headers of a request, from its first byte or the connection's start
+ANY_ADDRESS = "::"
+NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+BACKLOG = 2048  # connections that the system accepts before the service does
 TOO_LARGE = f"The headers are larger than {MAX_HEADERS} bytes."
 
 
@@ -53,8 +60,7 @@ class Unlimited(int):
 
 class LimitedProtocol(HttpToolsProtocol):
     """
-    A connection whose client has as long for the headers of a request as an idle connection is
-    kept.
+    A connection whose client has `HEADER_SECONDS` for the headers of a request.
 
     Whatever else is no part of a body counts as headers, such as trailers, extensions of chunks,
     and blank lines.
@@ -65,15 +71,26 @@ class LimitedProtocol(HttpToolsProtocol):
     _headers = 0  # bytes of the lines of the headers of this request
     _waiting: asyncio.TimerHandle | None = None
 
+    most_connections: ClassVar[int]
+    """Connections at once. Further ones are closed as they come."""
+    warn: ClassVar[OncePerSecond]
+    """Logs that a connection was closed for that reason."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait()
+        if len(self.connections) > self.most_connections:
+            self.warn(f"more than {self.most_connections} connections: a new one is closed")
+            transport.abort()
+            return
+        self._wait(HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if not self._unread and self._waiting is not None:
+            self._wait(HEADER_SECONDS)
         self._unread += len(data)
         self._packet = data
         super().data_received(data)
@@ -156,18 +173,27 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         # else the next request is there already
         if self.cycle.response_complete and not self.transport.is_closing():
-            self._wait()
+            self._wait(self.timeout_keep_alive)
 
-    def _wait(self) -> None:
+    def _wait(self, seconds: float) -> None:
+        """Close the connection after so many *seconds*, unless the headers of a request come."""
         self._stop_waiting()
-        self._waiting = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+        self._waiting = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+
+
+def limited_protocol(most: int, warning: OncePerSecond) -> type[LimitedProtocol]:
+    """Return the protocol of a service that holds *most* connections at once."""
+
+    class Protocol(LimitedProtocol):
+        most_connections = most
+        warn = warning
+
+    return Protocol
 
 
 CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
@@ -196,6 +222,7 @@ class Service:
             lifespan=lifespan,
             docs_url=None,  # Both pages would load scripts from other sites.
             redoc_url=None,
+            redirect_slashes=False,  # The middleware drops a slash at the end of a path.
             root_path=settings.root_path,
         )
         app.openapi = routes.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
@@ -254,11 +281,7 @@ def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
     On Linux, a connection is closed whose client reads nothing of what was sent for *send_seconds*.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        both = host == "::" and socket.has_dualstack_ipv6()
-        listening = socket.create_server(
-            (host, port), family=family, backlog=2048, dualstack_ipv6=both
-        )
+        listening = _listening(host, port)
     except OSError as exc:
         raise ConfigurationError(
             f"cannot listen at {host} port {port}: {exc.strerror or exc}; choose another with"
@@ -272,6 +295,26 @@ def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * send_seconds))
         )
     return listening
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """
+    Listen at *host*. ``::`` is every address of both families, or of IPv4 where IPv6 is off.
+
+    Raise `OSError` if that is impossible.
+    """
+    if host == ANY_ADDRESS:
+        both = socket.has_dualstack_ipv6()
+        try:
+            return socket.create_server(
+                (host, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=both
+            )
+        except OSError as exc:
+            if exc.errno not in NO_IPV6:
+                raise
+            host = "0.0.0.0"
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 class ServiceServer(uvicorn.Server):
@@ -288,6 +331,8 @@ class ServiceServer(uvicorn.Server):
     def __init__(
         self, service: Service, settings: ServiceSettings, log: Callable[[str], None]
     ) -> None:
+        warn = OncePerSecond(log)
+        connections = connections_left(raise_limit(), settings)
         config = uvicorn.Config(
             service.app,
             host=settings.host,
@@ -297,16 +342,27 @@ class ServiceServer(uvicorn.Server):
             server_header=False,
             timeout_graceful_shutdown=int(CLOSE_SECONDS),
             timeout_keep_alive=settings.idle_seconds,
-            http=LimitedProtocol,
+            http=limited_protocol(connections, warn),
         )
         super().__init__(config)
         self._drain = Drain(service.context.admission, settings, log, self._exit)
+        self._warn = warn
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._report)
         with _handled(signal.SIGHUP, self.handle_exit):
             await super().serve(sockets)
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log that this machine lacks something as one line, and anything else as asyncio does."""
+        exception = context.get("exception")
+        reason = shortage(exception) if isinstance(exception, OSError) else ""
+        if reason:
+            self._warn(f"a connection was not accepted: {reason}")
+        else:
+            loop.default_exception_handler(context)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; exit at once on the second signal."""

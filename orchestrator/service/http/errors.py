@@ -16,6 +16,7 @@ from ...errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
+    LocalShortage,
     MissingCapability,
     StepspecError,
 )
@@ -134,6 +135,8 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
             return ApiError(400, str(exc), "model", "invalid_value")
         case EndpointRejected() if exc.cause.startswith(("HTTP 400", "HTTP 422")):
             return ApiError(400, str(exc), code="upstream_rejected")
+        case LocalShortage():
+            return ApiError(503, str(exc), code="overloaded", retry=True)
         case EndpointUnavailable():
             after = {"Retry-After": str(ceil(exc.retry_after))} if exc.retry_after else None
             return ApiError(503, str(exc), code="upstream_unavailable", retry=retry, headers=after)

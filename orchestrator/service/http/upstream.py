@@ -19,7 +19,7 @@ from ...concurrency import background
 from ...endpoints import ModelEndpoint, ReplicatedEndpoint, VllmEndpoint
 from ...endpoints.breaker import UNUSABLE
 from ...endpoints.client import SESSION, run_place
-from ...endpoints.failures import no_connection
+from ...endpoints.failures import no_connection, shortage
 from ...endpoints.settings import Deadlines
 from ...endpoints.sse import DONE, EventReader, EventTooLarge, begins_events
 from ...endpoints.vllm_protocol import (
@@ -37,6 +37,7 @@ from ...errors import (
     EndpointRejected,
     EndpointUnavailable,
     EndpointUnreachable,
+    LocalShortage,
 )
 from ...json_values import write_json
 from ...nesting import leaves
@@ -111,6 +112,8 @@ async def _is_healthy(endpoint: ReplicatedEndpoint, server: VllmEndpoint) -> boo
             url, EndpointUnavailable(message, role=endpoint.role, url=url, verb="health")
         )
         return False
+    except LocalShortage:
+        return True  # Nothing is known of the server.
     except EndpointError as exc:
         endpoint.report(url, exc)
         return False
@@ -259,6 +262,8 @@ class Forwarding:
             try:
                 return sending.result()
             except BROKEN as exc:
+                if reason := shortage(exc):
+                    raise LocalShortage(reason) from exc
                 message = no_connection(exc, call.url, settings.deadlines.connect, proxy)
                 raise call.error(EndpointUnreachable, message) from exc
 

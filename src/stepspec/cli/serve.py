@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 from stepspec.evals.command_line import wait
 from stepspec.evals.flags import SAMPLING, SEED, SERVERS, flag, with_settings
@@ -70,6 +71,6 @@ def serve() -> None:
     """
     service_factory.require()
     # PID 1 would ignore it until the server handles it
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     solver = Solver()
     wait(service_factory.serve(solver, solver.settings.service))

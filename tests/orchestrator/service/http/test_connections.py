@@ -95,8 +95,8 @@ def test_variables_switch_traces_off(
 
 def test_the_soft_limit_of_open_files_becomes_the_hard_one() -> None:
     program = (
-        "import resource; from stepspec.service_factory import raise_file_limit;"
-        " raise_file_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+        "import resource; from stepspec.orchestrator.service.http.descriptors import raise_limit;"
+        " raise_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     command = f"ulimit -S -n 256; ulimit -H -n 512; exec {sys.executable} -c '{program}'"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
