@@ -2,9 +2,9 @@
 A FastAPI application with one `Solver`: POST /solve replies with the answer, POST /stream with
 every verified step.
 
-    export STEPSPEC_SMALL=http://localhost:8001/v1 STEPSPEC_LARGE=http://localhost:8002/v1 uvicorn
-    examples.fastapi_app:app curl -N localhost:8000/stream -H 'Content-Type: application/json' -d
-    '{"text": "What is 6 x 7?"}'
+    export STEPSPEC_SMALL=http://localhost:8001/v1 STEPSPEC_LARGE=http://localhost:8002/v1
+    uvicorn examples.fastapi_app:app
+    curl -N localhost:8000/stream -H 'Content-Type: application/json' -d '{"text": "6 x 7?"}'
 
 If the client disconnects, its run is cancelled, with all requests to the servers of the models.
 """

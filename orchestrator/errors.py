@@ -18,8 +18,7 @@ written to.
     |-- WorkersLost                         a distributed evaluation has no worker left, or one trial loses too many
     `-- ServerError                         a server that stepspec itself started
         |-- ServerNotReady                  not healthy before the deadline
-        `-- ServerDied                      its process ended; carries the exit code and the last
-        log lines
+        `-- ServerDied                      its process ended; carries its last log lines
 """
 
 from __future__ import annotations

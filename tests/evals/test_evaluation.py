@@ -97,7 +97,7 @@ async def test_a_run_folder_records_the_measurement_its_conditions_and_its_resul
     chain = replay(moment.event for moment in read(folder / "traces" / "00000-specreason.jsonl"))
     assert chain.text.endswith(r"\boxed{2}")
     report = orjson.loads((folder / "summary.json").read_bytes())
-    assert report["note"].startswith("Beware. Brackets are ")
+    assert report["note"].startswith("Beware. Brackets: 95% intervals")
     assert [arm["result"]["name"] for arm in report["arms"]] == [s.result.name for s in standings]
 
 

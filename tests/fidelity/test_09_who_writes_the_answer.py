@@ -108,7 +108,7 @@ def test_the_streamed_text_is_verified_and_complete() -> None:
     case = Case(wrong=[0])
     outcome, _ = case.run(ahead=9)
     assert "".join(case.emitted) == outcome.text
-    assert case.emitted == ["First, 6 x 7.", "\n\nThat is 42.", "\n\nSo it is \\boxed{42}."]
+    assert case.emitted == ["First, 6 x 7.\n\n", "That is 42.\n\n", "So it is \\boxed{42}."]
     first = next(place for place, event in enumerate(case.events) if isinstance(event, Answering))
     assert [e.index for e in case.events[:first] if isinstance(e, Committed)] == list(
         range(THOUGHT + 2)
@@ -159,7 +159,7 @@ def test_the_answer_keeps_within_its_budget(room: int, ahead: int) -> None:
     assert plain.startswith(outcome.text)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(8.0, "First, 6 x 7."), (1.0, "")])
+@pytest.mark.parametrize(("seconds", "text"), [(8.0, "First, 6 x 7.\n\n"), (1.0, "")])
 def test_a_partial_answer_counts_when_the_time_is_up(seconds: float, text: str) -> None:
     case = Case(budget=Budget(seconds=seconds + 1.5))
     outcome, took = case.run()
@@ -179,7 +179,7 @@ def test_an_answer_that_repeats_itself_ends_there_and_is_not_tried_again() -> No
     again = " ".join(map(str, range(150)))
     case.small.answer = case.large.answer = "\n\n" + f"{again}\n\n" * 9
     outcome, _ = case.run()
-    assert (outcome.text, outcome.reason) == ("\n\n".join([again] * 3), "repetition")
+    assert (outcome.text, outcome.reason) == (f"{again}\n\n" * 3, "repetition")
     assert case.small.log.count(f"large write {len(outcome.chain.steps)}") == 1
 
 
@@ -188,7 +188,7 @@ def test_an_answer_for_which_the_context_is_too_short_ends_there_and_is_not_trie
     full = ContextTooLong("full", role="small")
     case.small.fails = lambda verb, chain: full if "First" in chain.text else None
     outcome, _ = case.run(fallback=False)
-    assert (outcome.text, outcome.reason) == ("First, 6 x 7.", "context")
+    assert (outcome.text, outcome.reason) == ("First, 6 x 7.\n\n", "context")
     assert case.small.log.count(f"small write {len(outcome.chain.steps)}") == 1
 
 

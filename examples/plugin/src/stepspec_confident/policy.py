@@ -29,7 +29,7 @@ class Confident:
     more, and rewrites it otherwise.
     """
 
-    # a repair depends on nothing but the chain, so it may begin early
+    # A repair depends on nothing but the chain. It may begin early.
     foreseeable: ClassVar[bool] = True
 
     small: Model
@@ -71,7 +71,7 @@ CONFIDENT = Method(
     cost=(
         "one judge token of the large model for a draft in doubt; a rejected step is written again"
     ),
-    # the strictest first
+    # The strictest value is the first.
     threshold=Threshold("threshold", (1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0)),
     prompts=(CHECK.name,),
     compared="threshold",
