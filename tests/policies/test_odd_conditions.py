@@ -80,7 +80,7 @@ def test_a_stop_string_ends_a_run_of_models_that_do_not_think() -> None:
     found = outcome(
         policies.make("specreason", *models), budget, thinks=False, stop=("Observation:",)
     )
-    assert (found.reason, found.text, len(found.chain.steps)) == ("stop", "It is 42.", 2)
+    assert (found.reason, found.text, len(found.chain.steps)) == ("stop", "It is 42.\n\n", 2)
 
 
 def test_equal_texts_of_which_only_the_draft_ends_the_turn_are_not_the_same() -> None:

@@ -82,7 +82,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.warn(f"more than {self.most_connections} connections: a new one is closed")
             transport.abort()
             return
-        self._wait(HEADER_SECONDS)
+        self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -90,7 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._unread and self._waiting is not None:
-            self._wait(HEADER_SECONDS)
+            self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
         self._unread += len(data)
         self._packet = data
         super().data_received(data)
@@ -222,7 +222,6 @@ class Service:
             lifespan=lifespan,
             docs_url=None,  # Both pages would load scripts from other sites.
             redoc_url=None,
-            redirect_slashes=False,  # The middleware drops a slash at the end of a path.
             root_path=settings.root_path,
         )
         app.openapi = routes.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
