@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -334,8 +334,8 @@ def auroc(right: Sequence[float], wrong: Sequence[float]) -> float:
     """The chance that a right step has a higher value than a wrong one. Equal values count half."""
     if not right or not wrong:
         return float("nan")
-    above = np.subtract.outer(np.array(right), np.array(wrong))
-    return float(np.mean(above > 0) + np.mean(above == 0) / 2)
+    above: Any = np.array(right)[:, None] - np.array(wrong)[None, :]
+    return float((above > 0).mean() + (above == 0).mean() / 2)
 
 
 def auroc_interval(steps: Sequence[LabelledStep], reading: Reading) -> Interval:
@@ -366,12 +366,12 @@ def combination(steps: Sequence[LabelledStep]) -> Reading:
     scaled = (values - mean) / deviation
     scaled = np.column_stack([scaled, np.ones(len(scaled))])
 
-    def loss(weights: np.ndarray) -> float:
+    def loss(weights: Any) -> float:
         scores = scaled @ weights
         errors = np.logaddexp(0, -scores * (2 * right - 1)).sum()
         return float(errors + PENALTY / 2 * (weights[:-1] ** 2).sum())
 
-    weights: np.ndarray = minimize(loss, np.zeros(scaled.shape[1])).x
+    weights: Any = minimize(loss, np.zeros(scaled.shape[1])).x
 
     def combined(step: LabelledStep) -> float:
         own = (np.array(features(step)) - mean) / deviation

@@ -34,7 +34,7 @@ def problems(path: str, body: dict[str, Any]) -> list[str]:
         request = kind.model_validate(body)
     except ValueError as exc:
         return [f"{path}: {exc}"]
-    unknown = request.model_extra or {}
+    unknown: dict[str, Any] = request.model_extra or {}
     return [f"{path}: {field} is unknown" for field in unknown]
 
 

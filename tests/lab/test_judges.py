@@ -69,7 +69,10 @@ def step(index: int, *, right: bool, logprob: float) -> LabelledStep:
 def test_the_f1_wants_the_first_wrong_step_and_no_step_of_a_right_solution() -> None:
     wrong = [step(0, right=True, logprob=-0.1), step(1, right=False, logprob=-3.0)]
     right = [step(0, right=True, logprob=-0.2)]
-    read = lambda each: each.evidence.large[0].logprob  # noqa: E731
+
+    def read(each: LabelledStep) -> float:
+        return each.evidence.large[0].logprob
+
     assert first_wrong_f1([wrong, right], read, -1.0) == 1.0
     assert first_wrong_f1([wrong, right], read, -0.05) == 0.0
 

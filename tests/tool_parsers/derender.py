@@ -43,7 +43,7 @@ def vocabulary(marks: Iterable[str]) -> Tokenizer:
     """Load the miniature pair's tokenizer, with further special tokens *marks*."""
     tokenizer = Tokenizer.from_file(str(real_vocabulary(MINIATURE)))
     added = [AddedToken(mark, special=True, normalized=False) for mark in sorted(marks)]
-    tokenizer.add_special_tokens(added)
+    tokenizer.add_special_tokens(added)  # pyright: ignore[reportUnknownMemberType]
     return tokenizer
 
 
@@ -51,7 +51,7 @@ class Derenderer:
     """vLLM's parsers *tool* and *reasoning*, by their names for the command line."""
 
     def __init__(self, tokenizer: Tokenizer, tool: str | None, reasoning: str | None) -> None:
-        known = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        known: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
         parser = ParserManager.get_parser(
             tool, reasoning, enable_auto_tools=tool is not None, tokenizer=known
         )

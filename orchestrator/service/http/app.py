@@ -89,8 +89,6 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._unread and self._waiting is not None:
-            self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
         self._unread += len(data)
         self._packet = data
         super().data_received(data)
@@ -103,6 +101,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._headers = 0
+        if self._waiting is not None:
+            self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:

@@ -269,7 +269,7 @@ async def test_a_tool_may_be_called_like_a_choice(name: str) -> None:
     forced = {"type": "function", "function": {"name": name}}
     async with standing_in() as pair:
         reply = await pair.chat(tools=tools, tool_choice=forced)
-        flat = [{"type": "function", **each["function"]} for each in tools]
+        flat: list[dict[str, Any]] = [{"type": "function", **each["function"]} for each in tools]
         response = await pair.http.post(
             "/v1/responses",
             json={
@@ -279,13 +279,14 @@ async def test_a_tool_may_be_called_like_a_choice(name: str) -> None:
                 "tool_choice": {"type": "function", "name": name},
             },
         )
+        nothing: dict[str, Any] = {}
         message = await pair.http.post(
             "/v1/messages",
             json={
                 "model": "auto",
                 "max_tokens": 500,
                 "messages": [ASKED],
-                "tools": [{"name": each["name"], "input_schema": {}} for each in flat],
+                "tools": [{"name": each["name"], "input_schema": nothing} for each in flat],
                 "tool_choice": {"type": "tool", "name": name},
             },
         )

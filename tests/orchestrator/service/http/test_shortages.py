@@ -101,7 +101,10 @@ def test_a_warning_is_logged_once_a_second() -> None:
 
 
 async def test_connections_beyond_what_is_left_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.orchestrator.service.http.app.connections_left", lambda *_: 3)
+    def three(descriptors: int, settings: ServiceSettings) -> int:
+        return 3
+
+    monkeypatch.setattr("stepspec.orchestrator.service.http.app.connections_left", three)
     async with serving(chosen()) as served:
         host, port = served.base.removeprefix("http://").split(":")
         held = [socket.create_connection((host, int(port)), timeout=5) for _ in range(6)]
