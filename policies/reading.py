@@ -55,12 +55,12 @@ class StepReading(Drafting):
     foreseeable: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
-    threshold: Amount = 0.5
-    tokens: Tokens = "all"
+    threshold: Amount = 2.0
+    tokens: Tokens = "formulas"
     words: Amount = 4.0
     measure: Measure = "gap"
-    draft_tokens: AtLeast1 | None = 12
-    repair_tokens: AtLeast1 | None = 1
+    draft_tokens: AtLeast1 | None = None
+    repair_tokens: AtLeast1 | None = None
     sampled: bool = False
 
     async def draft(self, chain: Chain) -> Step:

@@ -73,7 +73,7 @@ def test_a_dry_run_brings_back_every_result(
         r"\| plain \| [\d.]+ \| 1.00 \[1.00, 1.00\], n 1 \| 1.00 \[1.00, 1.00\], n 1 \|", printed
     ), printed
     assert re.search(
-        r"\| reading \| \d \| \d+% of \d+ \| [^|]+ \| [^|]+ \| 2 \| [+-]\d+% \|", printed
+        r"\| reading \| \d+% in \d+ \| [^|]+ \| [^|]+ \| 2 \| [+-]\d+% \|", printed
     ), printed
     assert "done" in log
     assert "died" not in log
