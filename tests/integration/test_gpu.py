@@ -72,8 +72,8 @@ def test_a_dry_run_brings_back_every_result(
     assert re.search(
         r"\| plain \| [\d.]+ \| 1.00 \[1.00, 1.00\], n 1 \| 1.00 \[1.00, 1.00\], n 1 \|", printed
     ), printed
-    assert re.search(
-        r"\| reading \| \d+% in \d+ \| [^|]+ \| [^|]+ \| 2 \| [+-]\d+% \|", printed
-    ), printed
+    assert re.search(r"\| reading \| \d+% in \d+ \| [^|]+ \| [^|]+ \| 2 \| [+-]\d+% \|", printed), (
+        printed
+    )
     assert "done" in log
     assert "died" not in log
