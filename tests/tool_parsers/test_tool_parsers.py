@@ -22,6 +22,7 @@ from stepspec.orchestrator.answer import CallStream
 from stepspec.orchestrator.chain import Tool, ToolCall, Toolset
 from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.endpoints.interfaces import ServerParser
+from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Calling, Event
 
 from ..orchestrator.endpoints.conftest import eventually
@@ -73,19 +74,24 @@ WHOLE = Toolset(TOOLSET.tools, live=False)
 
 
 class Reading(ServerParser):
-    """Counts the tokens that it has read."""
+    """Counts the tokens that it has read, and keeps the failure after which nothing is read."""
 
     count = 0
+    failure: EndpointError | None = None
 
     async def parse(
         self, tokens: Sequence[Token], *, finished: bool
     ) -> tuple[int, str, Sequence[Calling]]:
-        taken = await super().parse(tokens, finished=finished)
+        try:
+            taken = await super().parse(tokens, finished=finished)
+        except EndpointError as exc:
+            self.failure = exc
+            raise
         self.count += taken[0]
         return taken
 
     def has_read(self, tokens: int) -> bool:
-        return self.count == tokens
+        return self.count == tokens or self.failure is not None
 
 
 @asynccontextmanager
@@ -233,6 +239,9 @@ STREAM_DROPS_MARKS = {
 }  # fmt: skip
 """Those whose parser of tools takes a thinking block out of an answer that streams."""
 
+STREAM_DROPS_SPACES = {"step3"}
+"""Those whose parser of tools takes white space before a "<" out of an answer that streams."""
+
 ANSWERS = ("It costs 3 euros.", "It is <think>x</think> so 3.", "<think>x</think>It is 3.")
 
 
@@ -257,6 +266,8 @@ async def test_an_answer_is_no_thinking_for_any_parser_of_reasoning(
             if "<think>" in answer and name in STREAM_DROPS_MARKS:
                 continue
             content, calls, _ = await streamed(vllm, tokens, 3)
+            if name in STREAM_DROPS_SPACES:
+                content = content.replace("is<", "is <")
             assert (content.strip(), calls) == (answer, [])
         tokens = tokens_of(server, text)
         content, calls, _ = await whole(vllm, tokens)
