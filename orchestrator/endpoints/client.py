@@ -338,10 +338,7 @@ class Connection:
                     http_error(call, response.status, await response.read(), path), response, path
                 )
         except BROKEN as exc:
-            if reason := shortage(exc):
-                raise LocalShortage(reason) from exc
-            message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self.proxy)
-            raise call.error(EndpointUnreachable, message) from exc
+            raise connection_error(call, exc, self.endpoint.deadlines.connect, self.proxy) from exc
         return response
 
     async def _retry(
@@ -431,6 +428,19 @@ class ConnectedEndpoint(Generic[A]):
     async def _learn(self) -> None:
         """Find out what is needed of the model besides its name."""
         raise NotImplementedError
+
+
+def connection_error(
+    call: Call, exc: Exception, seconds: float, proxy: str | None
+) -> EndpointUnreachable | LocalShortage:
+    """
+    Make the error of a request without an answer, with the exception *exc* of the HTTP client.
+
+    *seconds* is the deadline for a connection, and *proxy* the URL of the proxy, if there is one.
+    """
+    if reason := shortage(exc):
+        return LocalShortage(reason)
+    return call.error(EndpointUnreachable, no_connection(exc, call.url, seconds, proxy))
 
 
 def _refusal(error: EndpointError, response: aiohttp.ClientResponse, path: str) -> EndpointError:

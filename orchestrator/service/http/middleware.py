@@ -114,6 +114,7 @@ class RequestMiddleware:
             request.status = request.status or CLIENT_CLOSED
             self._clients.charge(request)
             self._observe(RequestFinished(request))
+            forget_frames(request.error)
 
     async def _handle(
         self, request: ServiceRequest, scope: Scope, receive: Receive, send: Send
@@ -202,6 +203,19 @@ def request_path(scope: Scope) -> str:
     """
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     return path.removeprefix(root) or "/" if root and f"{path}/".startswith(f"{root}/") else path
+
+
+def forget_frames(error: ApiError | None) -> None:
+    """
+    Take the traceback off *error*, which nobody reads any more, and off its causes.
+
+    The frames hold the request, the request the error, and all of them the parsed body, which may
+    take a hundred megabytes: only a full garbage collection would free it.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
 
 
 def error_response(error: ApiError, request: ServiceRequest) -> Response:

@@ -18,8 +18,7 @@ from ...chain import Role
 from ...concurrency import background
 from ...endpoints import ModelEndpoint, ReplicatedEndpoint, VllmEndpoint
 from ...endpoints.breaker import UNUSABLE
-from ...endpoints.client import SESSION, run_place
-from ...endpoints.failures import no_connection, shortage
+from ...endpoints.client import SESSION, connection_error, run_place
 from ...endpoints.settings import Deadlines
 from ...endpoints.sse import DONE, EventReader, EventTooLarge, begins_events
 from ...endpoints.vllm_protocol import (
@@ -36,7 +35,6 @@ from ...errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    EndpointUnreachable,
     LocalShortage,
 )
 from ...json_values import write_json
@@ -262,10 +260,7 @@ class Forwarding:
             try:
                 return sending.result()
             except BROKEN as exc:
-                if reason := shortage(exc):
-                    raise LocalShortage(reason) from exc
-                message = no_connection(exc, call.url, settings.deadlines.connect, proxy)
-                raise call.error(EndpointUnreachable, message) from exc
+                raise connection_error(call, exc, settings.deadlines.connect, proxy) from exc
 
     async def _wait(self, sending: asyncio.Task[Any], server: VllmEndpoint, call: Call) -> None:
         """
