@@ -212,8 +212,10 @@ def forget_frames(error: ApiError | None) -> None:
     The frames hold the request, the request the error, and all of them the parsed body, which may
     take a hundred megabytes: only a full garbage collection would free it.
     """
+    seen: list[BaseException] = []  # causes may form a circle
     each: BaseException | None = error
-    while each is not None:
+    while each is not None and each not in seen:
+        seen.append(each)
         each.__traceback__ = None
         each = each.__cause__ or each.__context__
 
