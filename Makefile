@@ -23,10 +23,10 @@ TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 SLOW := integration docs docker examples fidelity lab \
   $(addprefix evals/,calibration report testbed tune) \
   $(addprefix evals/test_,benchmarks.py cli.py evaluation.py full_disk.py grading.py ray_pool.py ray_worker.py) \
-  $(addprefix orchestrator/,doctor test_auto.py test_repetition.py test_state_machines.py nesting/test_promises.py) \
+  servers/doctor $(addprefix orchestrator/,test_auto.py test_repetition.py test_state_machines.py nesting/test_promises.py) \
   $(addprefix orchestrator/endpoints/test_,families.py markup.py retries.py sse.py vocabularies.py) \
-  $(addprefix orchestrator/launcher/test_,dry_run.py launch.py up.py) \
-  $(addprefix orchestrator/service/,formats/test_description.py formats/test_tools.py http watch test_ray.py) \
+  $(addprefix servers/launcher/test_,dry_run.py launch.py up.py) \
+  $(addprefix service/,formats/test_description.py formats/test_tools.py http watch test_ray.py) \
   $(addprefix test_,ci.py cli.py docs_site.py flags.py odd_text.py packaging.py regular_expressions.py solve_many.py)
 # The theme prints an advertisement against MkDocs 2 without the variable.
 SITE := NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs

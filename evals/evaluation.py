@@ -19,9 +19,9 @@ from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 from . import provenance
 from .benchmarks import Benchmark
-from .command_line import progress_bars
 from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
+from .progress import progress_bars
 from .results import ArmSummary, compare_arms, small_print, usual_baseline
 from .runner import WorkerGroup, local_worker, run
 from .sample import Sample, Task

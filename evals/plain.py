@@ -18,18 +18,15 @@ import orjson
 
 from stepspec.api import Solver
 from stepspec.orchestrator.answer import extract
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
+from stepspec.orchestrator.backends.vllm.bodies import Body, completion_body
+from stepspec.orchestrator.backends.vllm.http_errors import Call, reply_error
+from stepspec.orchestrator.backends.vllm.replies import ending, usage
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Message, Role
-from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling, VllmEndpoint
-from stepspec.orchestrator.endpoints.client import carrying
-from stepspec.orchestrator.endpoints.vllm_protocol import (
-    Body,
-    Call,
-    completion_body,
-    ending,
-    reply_error,
-    usage,
-)
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling
+from stepspec.orchestrator.endpoints.interfaces import Server
+from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
@@ -150,7 +147,8 @@ async def solve_plain(
     if large.settings.template:
         request["chat_template_kwargs"] = large.settings.template
 
-    async def ask(server: VllmEndpoint) -> tuple[Reply, float]:
+    async def ask(server: Server) -> tuple[Reply, float]:
+        assert isinstance(server, VllmEndpoint)
         reply, began, call = Reply(), clock(), server.connection.call("write")
         try:
             async with (

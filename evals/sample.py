@@ -13,8 +13,8 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.endpoints.client import separate_cache
 from stepspec.orchestrator.endpoints.metrics import Acceptance
+from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.ledger import Account, Ledger

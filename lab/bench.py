@@ -28,8 +28,9 @@ import typer
 from rich.console import Console
 
 from stepspec.api import Solver
+from stepspec.cli.program import script
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.command_line import progress_bars, script
+from stepspec.evals.progress import progress_bars
 from stepspec.evals.results import Interval, Result, summarise
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
@@ -46,7 +47,7 @@ from stepspec.evals.testbed.servers import (
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher import TokenSpeculation
+from stepspec.servers.launcher import TokenSpeculation
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import Sheet

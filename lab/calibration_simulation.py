@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from stepspec.cli.program import script
 from stepspec.evals.calibration import search as calibration_search
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
 from stepspec.evals.calibration.search import CalibrationRun, RunMemory
-from stepspec.evals.command_line import progress_bars, script
+from stepspec.evals.progress import progress_bars
 from stepspec.evals.results import Interval, wilson
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import Threshold

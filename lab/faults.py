@@ -29,9 +29,9 @@ import orjson
 import typer
 from rich.console import Console
 
-from stepspec.evals.command_line import script
+from stepspec.cli.program import script
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher.process import Child, child, reserve_port
+from stepspec.servers.launcher.process import Child, child, reserve_port
 from tests.stand_in import COMMAND, environment
 
 from .service_program import Program, queued, serve, settled

@@ -33,12 +33,12 @@ Target = Callable[[bytes], object]
 
 def stream() -> Target:
     """The events of a stream are the same however the network divides its bytes."""
-    from stepspec.orchestrator.endpoints import vllm_protocol
+    from stepspec.orchestrator.backends.vllm import http_errors, replies
+    from stepspec.orchestrator.backends.vllm.sse import Events
     from stepspec.orchestrator.endpoints.settings import Deadlines
-    from stepspec.orchestrator.endpoints.sse import Events
     from stepspec.orchestrator.errors import EndpointError
 
-    call = vllm_protocol.Call("small", "http://host", "write")
+    call = http_errors.Call("small", "http://host", "write")
 
     async def pieces(content: bytes, size: int) -> AsyncIterator[bytes]:
         for at in range(0, len(content), size):
@@ -63,7 +63,7 @@ def stream() -> Target:
         assert await read(content, 1 + len(content) % 7) == whole
         for event in whole:
             with suppress(EndpointError):
-                vllm_protocol.parse_chunk(call, event, 1)
+                replies.parse_chunk(call, event, 1)
 
     return lambda content: asyncio.run(both(content))
 
@@ -73,8 +73,8 @@ def steps() -> Target:
     A step has the text of its tokens, and ends at the same place however its text is divided into
     tokens.
     """
+    from stepspec.orchestrator.backends.vllm.token_stream import OUTSIDE, Closing, StepBuilder
     from stepspec.orchestrator.chain import THINK_END, Chain, Token
-    from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder
     from stepspec.orchestrator.step_ends import StepEnds
 
     kinds = [StepEnds.of("\n\n"), StepEnds.of(["\n\n", "Wait"]), StepEnds.of(["Step", "; "])]
@@ -149,10 +149,10 @@ def requests() -> Target:
     import orjson
     from pydantic import BaseModel, ValidationError
 
-    from stepspec.orchestrator.service.formats.chat import ChatRequest, LiveRequest
-    from stepspec.orchestrator.service.formats.messages import CountTokensRequest, MessagesRequest
-    from stepspec.orchestrator.service.formats.responses import ResponsesRequest
-    from stepspec.orchestrator.service.formats.validation import explain
+    from stepspec.service.formats.chat import ChatRequest, LiveRequest
+    from stepspec.service.formats.messages import CountTokensRequest, MessagesRequest
+    from stepspec.service.formats.responses import ResponsesRequest
+    from stepspec.service.formats.validation import explain
 
     kinds: list[type[BaseModel]] = [
         ChatRequest,
@@ -197,7 +197,7 @@ def settings() -> Target:
 def answers() -> Target:
     """An answer is found in any text, and divided markup gives the text back."""
     from stepspec.orchestrator.answer import extract
-    from stepspec.orchestrator.endpoints import text_encoder
+    from stepspec.orchestrator.backends.vllm import text_encoder
 
     def run(content: bytes) -> None:
         text = content.decode(errors="replace")

@@ -16,8 +16,8 @@ from typing import Annotated
 
 import typer
 
+from stepspec.cli.program import script
 from stepspec.evals.benchmarks import find, load
-from stepspec.evals.command_line import script
 from stepspec.evals.grading.answers import extract_answer
 from stepspec.evals.grading.graders import Answer, Gold, Graders, Mark, require_graders
 from stepspec.evals.sample import Task

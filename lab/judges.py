@@ -28,7 +28,7 @@ from scipy.optimize import minimize
 from lab.step_numbers import new_numbers, slip, wrong_equations
 from lab.tables import Sheet, written
 from stepspec import Solver
-from stepspec.evals.command_line import script
+from stepspec.cli.program import script
 from stepspec.evals.results import Interval
 from stepspec.orchestrator.chain import Chain, Step, Token
 from stepspec.orchestrator.errors import ConfigurationError

@@ -26,14 +26,15 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.api import Solver
-from stepspec.evals.command_line import progress_bars, script
+from stepspec.cli.program import script
+from stepspec.evals.progress import progress_bars
 from stepspec.evals.testbed.servers import PAIR, endpoint, miniature_servers
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ServerDied
-from stepspec.orchestrator.launcher import Served, Server, launch
 from stepspec.orchestrator.solution import Solution
+from stepspec.servers.launcher import Served, Server, launch
 
 from .faults import free_ports
 from .tables import Sheet

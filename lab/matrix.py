@@ -34,9 +34,11 @@ from lab.crowd import (
     grade_equal,
     run_block,
 )
+from stepspec.cli.command_line import numbers, writable
+from stepspec.cli.program import script
 from stepspec.evals.arms import LARGE, SHIPPED
-from stepspec.evals.command_line import numbers, progress_bars, script, writable
 from stepspec.evals.plan import turns
+from stepspec.evals.progress import progress_bars
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.servers import JUDGE, weights_digest
 from stepspec.orchestrator.budget import Budget

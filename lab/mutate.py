@@ -74,9 +74,7 @@ CORE = {
     ),
     "run": core("run", *RUN),
     "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
-    "admission": core(
-        "service/http/admission", "orchestrator/service/http/test_admission", slow=(MACHINES,)
-    ),
+    "admission": core("service/http/admission", "service/http/test_admission", slow=(MACHINES,)),
     "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "client": core(
         "endpoints/client",

@@ -34,7 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.api import Solver
-from stepspec.evals.command_line import progress_bars, script
+from stepspec.cli.program import script
+from stepspec.evals.progress import progress_bars
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Step, Token
 from stepspec.orchestrator.endpoints import Endpoint, Sampling

@@ -27,24 +27,20 @@ from rich.progress import TaskID
 from tokenizers import Tokenizer
 
 from stepspec.api import Solver
-from stepspec.evals.command_line import progress_bars, script
+from stepspec.cli.program import script
+from stepspec.evals.progress import progress_bars
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
+from stepspec.orchestrator.backends.vllm.tokenizer import ModelTokenizer
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Role, Step
-from stepspec.orchestrator.endpoints import (
-    CriticEndpoint,
-    Deadlines,
-    Endpoint,
-    Sampling,
-    VllmEndpoint,
-)
-from stepspec.orchestrator.endpoints.tokenizer import ModelTokenizer
+from stepspec.orchestrator.endpoints import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Committed, Event, Started
-from stepspec.orchestrator.launcher import Served, Server, launch
-from stepspec.orchestrator.launcher.commands import ZEROS, arguments
-from stepspec.orchestrator.launcher.up import show_progress
 from stepspec.policies import METHODS
+from stepspec.servers.launcher import Served, Server, launch
+from stepspec.servers.launcher.commands import ZEROS, arguments
+from stepspec.servers.launcher.up import show_progress
 
 from .random_models import HALF, make_model
 from .vocabularies import CACHE, VOCABULARIES, tokenizer_file

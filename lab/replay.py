@@ -18,9 +18,11 @@ import orjson
 import typer
 from rich.console import Console
 
+from stepspec.cli.command_line import writable
+from stepspec.cli.program import new_app, run, verbatim
 from stepspec.evals.arms import LARGE
-from stepspec.evals.command_line import new_app, progress_bars, run, verbatim, writable
 from stepspec.evals.grading.graders import Answer
+from stepspec.evals.progress import progress_bars
 from stepspec.evals.sample import Arm, Task
 
 from .crowd import Crowd, attempt

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepspec.orchestrator.endpoints.metrics import read_queue
 from stepspec.orchestrator.errors import ServerDied
-from stepspec.orchestrator.launcher.process import Child, child
+from stepspec.servers.launcher.process import Child, child
 
 PATIENCE = 120.0  # seconds to start, which is mostly importing
 GRACE = 5.0  # seconds to end

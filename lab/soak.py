@@ -28,7 +28,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.evals.command_line import progress_bars, script
+from stepspec.cli.program import script
+from stepspec.evals.progress import progress_bars
 from stepspec.orchestrator.concurrency import background
 
 from .faults import LARGE, OTHER, PLACES, SMALL, Deployment, Fate, deployed

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from stepspec.evals.command_line import script
+from stepspec.cli.program import script
 
 GOAL_SECONDS = 0.4  # user and system, for `stepspec --version`
 VERSION = "stepspec --version"

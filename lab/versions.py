@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 
 from lab.tables import Sheet
-from stepspec.evals.command_line import script
+from stepspec.cli.program import script
 from stepspec.orchestrator.errors import ConfigurationError
 
 FOLDER = Path("build/versions")

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, Unpack, cast
 from pydantic import BaseModel, Discriminator, Tag, field_validator
 from pydantic_settings import NoDecode
 
+from .backends.vllm.token_stream import StepBuilder, grown, step_ends
 from .budget import Budgeted
 from .chain import Chain, Message, Role, Step, Stop, Token, Tool, Toolset, beginning
 from .concurrency import all_entered
@@ -31,12 +32,11 @@ from .endpoints import (
     Sampling,
     Template,
 )
+from .endpoints.capabilities import Capabilities
 from .endpoints.chat_template import disagreement
+from .endpoints.interfaces import Format, ParsedAnswer, ParsedTokens, ParserState, or_now
 from .endpoints.metrics import Acceptance, QueueGauges
-from .endpoints.probe import Capabilities
-from .endpoints.token_stream import StepBuilder, grown, or_now, step_ends
-from .endpoints.tool_protocol import ParsedAnswer, ParsedTokens, ParserState
-from .endpoints.vllm_protocol import GREEDY, Format
+from .endpoints.settings import GREEDY
 from .errors import ConfigurationError, ContextTooLong, EndpointError, MissingCapability
 from .events import (
     Called,

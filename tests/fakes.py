@@ -18,14 +18,14 @@ from zlib import crc32
 import pytest
 
 from lab.virtual_clock import run as run
-from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
-from stepspec.orchestrator.endpoints.token_stream import (
+from stepspec.orchestrator.backends.vllm.token_stream import (
     OUTSIDE,
     Closing,
     StepBuilder,
     grow,
     step_ends,
 )
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Called, Committed, Event, Fate, Started, Verb
 from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST

@@ -14,13 +14,13 @@ import orjson
 import pytest
 
 from stepspec import __version__, cli
+from stepspec.cli.program import stderr
 from stepspec.cli.terminal import RunPrinter
-from stepspec.evals.command_line import stderr
 from stepspec.orchestrator.events import Decided, Degraded
-from stepspec.orchestrator.service.watch.page import html
 from stepspec.policies import METHODS
+from stepspec.service.watch.page import html
 
-from .orchestrator.service.watch.page.made import made
+from .service.watch.page.made import made
 from .stand_in import stand_in_process
 
 PAIR = Path(__file__).parents[1] / "recipes" / "miniature.toml"

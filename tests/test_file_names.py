@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from stepspec.cli.problems import Problem
 from stepspec.evals.benchmarks import own
-from stepspec.evals.problems import Problem
 from stepspec.evals.runner import trace_name
-from stepspec.orchestrator.launcher.check import model_folder
+from stepspec.servers.launcher.check import model_folder
 
-from .orchestrator.service.served import TURN, serving
+from .service.served import TURN, serving
 
 LEADING_OUT = (
     "..",

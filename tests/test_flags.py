@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from stepspec import cli
-from stepspec.evals.flags import BUDGET, KEYS, SAMPLING, SEED, SERVERS
+from stepspec.cli.flags import BUDGET, KEYS, SAMPLING, SEED, SERVERS
 
 from .test_cli import call
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("nowhere")
 
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 PROBLEM = "What is 1 + 1?"
-RECORDED = Path(__file__).parent / "orchestrator/service/watch/page/traces/nested.jsonl"
+RECORDED = Path(__file__).parent / "service/watch/page/traces/nested.jsonl"
 FILE = """
 large = "http://large:1"
 

@@ -12,13 +12,14 @@ from aiohttp import web
 
 from lab.templates import learn
 from stepspec import Message, Solver
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Tool, ToolCall
-from stepspec.orchestrator.endpoints import GREEDY, Template, VllmEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, Template
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.events import Answering, Event, Started
 from stepspec.orchestrator.markers import KNOWN, ThinkingMarkers, pairs_in
-from stepspec.orchestrator.service.formats.deltas import DeltaBuilder
+from stepspec.service.formats.deltas import DeltaBuilder
 
 from .stand_in import IM_END, IM_START, FakeVllm
 

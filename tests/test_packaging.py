@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/stepspec"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 REPOSITORY = "https://github.com/stepspec/stepspec"
-FOLDERS = ["evals", "orchestrator", "policies", "prompts"]
+FOLDERS = ["evals", "orchestrator", "policies", "prompts", "servers", "service"]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import stepspec
 loaded("vllm", "torch", "transformers")
 import stepspec.cli
 loaded("fastapi", "uvicorn", "structlog")
-import stepspec.orchestrator.service.http.app
+import stepspec.service.http.app
 loaded("ray")
 """
 

@@ -12,10 +12,10 @@ from lab.worlds import SHORT, find_world
 from stepspec import policies
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher.check import GIB, Machine, check_pair, inspect_machine
-from stepspec.orchestrator.launcher.commands import servers, solver_settings
-from stepspec.orchestrator.launcher.launch import RunningServer, Server
-from stepspec.orchestrator.launcher.pair import load
+from stepspec.servers.launcher.check import GIB, Machine, check_pair, inspect_machine
+from stepspec.servers.launcher.commands import servers, solver_settings
+from stepspec.servers.launcher.launch import RunningServer, Server
+from stepspec.servers.launcher.pair import load
 
 from .fakes import ScriptedModel, counting
 from .test_cli import call

@@ -54,9 +54,9 @@ sys.meta_path.insert(0, Finder)
 from typer.testing import CliRunner
 from stepspec import Solver, settings
 from stepspec.cli import app
-from stepspec.evals.cli import arm
+from stepspec.cli.eval import arm
 from stepspec.evals.calibration.policy_file import changed_settings
-from stepspec.orchestrator.service.formats.schemas import StepspecOptions
+from stepspec.service.formats.schemas import StepspecOptions
 
 solver = Solver("http://small:1", "http://large:1", dummy=8)
 os.environ["STEPSPEC_DUMMY"] = "9"

@@ -11,8 +11,8 @@ import pytest
 
 from stepspec import Solver, service_factory
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.service.http.app import ServiceServer, listen
-from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.service.http.app import ServiceServer, listen
+from stepspec.service.settings import ServiceSettings
 from stepspec.settings import Settings
 
 from .stand_in import FakeVllm

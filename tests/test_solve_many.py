@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 from stepspec.cli.many import SolutionFile
-from stepspec.evals.problems import Problem, read_problems
+from stepspec.cli.problems import Problem, read_problems
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Started

@@ -32,7 +32,7 @@ from stepspec.policies import SpecReason
 from stepspec.settings import load
 
 from .fakes import constructed
-from .orchestrator.service.served import until
+from .service.served import until
 from .stand_in import Break, FakeVllm, Refuse
 
 pytestmark = pytest.mark.usefixtures("nowhere")

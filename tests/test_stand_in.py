@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints import GREEDY, Endpoint, VllmEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, Endpoint
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, MalformedReply
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.cli import COMMANDS, app
-from stepspec.orchestrator.doctor.report import Report
+from stepspec.servers.doctor.report import Report
 
 from .test_cli import call
 

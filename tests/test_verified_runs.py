@@ -15,13 +15,13 @@ import pytest
 from stepspec import Candidate, Rating, Solver
 from stepspec.cli.terminal import RunPrinter, summary
 from stepspec.orchestrator import Step
-from stepspec.orchestrator.doctor import diagnose_critic, render
-from stepspec.orchestrator.doctor.report import Report
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import AnswerJudged, Event, FellBack
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier
+from stepspec.servers.doctor import diagnose_critic, render
+from stepspec.servers.doctor.report import Report
 from stepspec.settings import load
 
 from .stand_in import StandIn

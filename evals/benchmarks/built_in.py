@@ -11,8 +11,8 @@ from itertools import islice
 from ..grading.answers import HASHES, LETTERS
 from ..grading.graders import Answer
 from ..sample import Task
-from ..testbed.problems import final_answer, generate, worked_steps
 from .loading import Benchmark, Row
+from .miniature import final_answer, generate, worked_steps
 
 
 def math500(row: Row, seed: int) -> Task:

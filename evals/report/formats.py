@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from stepspec.orchestrator.service.watch.page import allowed, style
+from stepspec.service.watch.page import allowed, style
 
 from .canvas import Markup, element, join
 from .layout import Block, Links, Plot, Summary, blocks, summarise

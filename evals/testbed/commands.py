@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stepspec.orchestrator.events import Observer
-from stepspec.orchestrator.launcher import TokenSpeculation
-from stepspec.orchestrator.launcher.up import until_signalled
+from stepspec.servers.launcher import TokenSpeculation
+from stepspec.servers.launcher.up import until_signalled
 
 from ..arms import PLAIN, SHIPPED, SMALL
 from ..plan import turns

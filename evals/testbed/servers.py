@@ -23,13 +23,13 @@ from typing import Any
 
 from rich.console import Console
 
+from stepspec.orchestrator.backends.vllm.endpoint import warm_up
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.endpoints.vllm import warm_up
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher import Served, Server, TokenSpeculation, launch
-from stepspec.orchestrator.launcher.commands import ZEROS, arguments
-from stepspec.orchestrator.launcher.up import show_progress
+from stepspec.servers.launcher import Served, Server, TokenSpeculation, launch
+from stepspec.servers.launcher.commands import ZEROS, arguments
+from stepspec.servers.launcher.up import show_progress
 
 MODELS = Path(__file__).parent / "models"
 PROFILES = Path(__file__).with_name("profiles.toml")

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from stepspec.api import Solver
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Accept, Chain, Role, Rollback, Step, Token
 from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints import RewardModelEndpoint
 from stepspec.orchestrator.interfaces import (
     DEFAULT_LIMIT,
     Model,

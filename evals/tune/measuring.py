@@ -19,7 +19,7 @@ from stepspec.api import Solver
 from stepspec.orchestrator.chain import Rollback, Step
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint
-from stepspec.orchestrator.endpoints.client import separate_cache
+from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, StepspecError
 from stepspec.orchestrator.events import Committed, Event, Judged, Repaired
 from stepspec.settings import Settings

@@ -18,10 +18,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stepspec.evals.command_line import script
+from stepspec.cli.program import script
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher import Server, launch
-from stepspec.orchestrator.launcher.up import show_progress
+from stepspec.servers.launcher import Server, launch
+from stepspec.servers.launcher.up import show_progress
 
 from .figures import tables
 from .runs import METHODS, RUNS, Cell, Work, chosen_problems, read_samples, take, write_numbers

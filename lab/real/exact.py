@@ -25,7 +25,7 @@ import typer
 
 from lab.tables import Sheet, written
 from stepspec.api import Solver
-from stepspec.evals.command_line import script
+from stepspec.cli.program import script
 from stepspec.evals.plain import PLAIN
 from stepspec.evals.results import Interval, bootstrap_ratio
 from stepspec.orchestrator import Chain, Model, Token

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import orjson
 
 from stepspec.api import Solver
+from stepspec.cli.eval import arm as parse_arm
 from stepspec.evals import arms, benchmarks
-from stepspec.evals.cli import arm as parse_arm
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.sample import Arm, Task, derive_seed, solve_once
 from stepspec.evals.store import JsonlStore

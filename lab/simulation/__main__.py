@@ -12,9 +12,11 @@ import orjson
 import typer
 from rich.console import Console
 
+from stepspec.cli.command_line import numbers, writable
+from stepspec.cli.eval import arm as parse_arm
+from stepspec.cli.program import new_app, run, verbatim
 from stepspec.evals.arms import LARGE
-from stepspec.evals.cli import arm as parse_arm
-from stepspec.evals.command_line import new_app, numbers, progress_bars, run, verbatim, writable
+from stepspec.evals.progress import progress_bars
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..charts import Curve, load_curves

@@ -28,13 +28,17 @@ from stepspec.orchestrator.chain import (
     Toolset,
 )
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, Sampling
+from stepspec.orchestrator.endpoints.capabilities import Capabilities
 from stepspec.orchestrator.endpoints.chat_template import Template
-from stepspec.orchestrator.endpoints.client import RUN, priority
+from stepspec.orchestrator.endpoints.interfaces import (
+    Format,
+    ParsedAnswer,
+    ParsedTokens,
+    ParserState,
+    or_now,
+)
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
-from stepspec.orchestrator.endpoints.probe import Capabilities
-from stepspec.orchestrator.endpoints.token_stream import or_now
-from stepspec.orchestrator.endpoints.tool_protocol import ParsedAnswer, ParsedTokens, ParserState
-from stepspec.orchestrator.endpoints.vllm_protocol import Format
+from stepspec.orchestrator.endpoints.request_context import RUN, priority
 from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
 from stepspec.orchestrator.events import Called, Fate, Observer, Verb
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, RequestContext

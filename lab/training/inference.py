@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from stepspec.evals.testbed.problems import THINK_END
+from stepspec.evals.benchmarks.miniature import THINK_END
 from stepspec.prompts import load
 
 from ..templates import ask

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from stepspec.evals.benchmarks.miniature import Problem as ShortProblem
+from stepspec.evals.benchmarks.miniature import generate, worked_steps
 from stepspec.evals.results import Interval, wilson
-from stepspec.evals.testbed.problems import Problem as ShortProblem
-from stepspec.evals.testbed.problems import generate, worked_steps
 from stepspec.evals.testbed.servers import MODELS
 
 from ..worlds import SHORT, find_world

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from stepspec.evals.testbed import problems
+from stepspec.evals.benchmarks import miniature as problems
 from stepspec.prompts import load
 
 from ..worlds.short import CORRECTION

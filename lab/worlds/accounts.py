@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from stepspec.evals.testbed.problems import PEOPLE, THINK_END, Split, final_answer, split_of
+from stepspec.evals.benchmarks.miniature import PEOPLE, THINK_END, Split, final_answer, split_of
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .short import of_split, paragraphs

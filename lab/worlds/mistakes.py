@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from stepspec.evals.testbed.problems import (
+from stepspec.evals.benchmarks.miniature import (
     PHRASES,
     Kind,
     Operation,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from stepspec.evals.testbed.problems import (
+from stepspec.evals.benchmarks.miniature import (
     DEFAULT,
     PEOPLE,
     THINK_END,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from stepspec.evals.testbed.problems import PEOPLE, Split, split_of
+from stepspec.evals.benchmarks.miniature import PEOPLE, Split, split_of
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .short import of_split

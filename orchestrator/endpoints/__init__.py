@@ -1,13 +1,9 @@
-"""The vLLM client: settings, and models that write, score and ask over HTTP."""
+"""The servers of a model: settings, replicas with circuit breakers, and the interface of both."""
 
 from .chat_template import Template
 from .interfaces import ModelEndpoint
-from .replicas import ReplicatedEndpoint, ReplicatedModel, connect
-from .reward_model import RewardModelEndpoint
-from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
-from .vllm import VllmEndpoint
-from .vllm_model import VllmModel
-from .vllm_protocol import GREEDY
+from .replicas import ReplicatedEndpoint, ReplicatedModel
+from .settings import GREEDY, CriticEndpoint, Deadlines, Endpoint, Sampling
 
 __all__ = [
     "GREEDY",
@@ -17,10 +13,6 @@ __all__ = [
     "ModelEndpoint",
     "ReplicatedEndpoint",
     "ReplicatedModel",
-    "RewardModelEndpoint",
     "Sampling",
     "Template",
-    "VllmEndpoint",
-    "VllmModel",
-    "connect",
 ]

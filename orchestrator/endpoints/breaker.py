@@ -12,23 +12,21 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
 from ..chain import Chain, Role
 from ..concurrency import background
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, StepspecError
+from .interfaces import Server
 from .settings import Endpoint
-
-if TYPE_CHECKING:
-    from .vllm import VllmEndpoint
 
 PROBE_SECONDS = 5.0  # for a probe of an idle server
 # seconds from the first failed probe to the next; each further pause is twice as long
 FIRST_PAUSE = 1.0
-PROBE = Chain.of("1 + 1")  # the conversation about which a probe has one token written
 # HTTP statuses of a rejection that every request to the server would get
 UNUSABLE = frozenset({401, 403, 404, 405})
+PROBE = Chain.of("1 + 1")  # the conversation about which a probe has one token written
 
 log = logging.getLogger("stepspec")
 State: TypeAlias = Literal["closed", "half-open", "open"]
@@ -91,7 +89,7 @@ class Replica:
 
     settings: Endpoint
     breaker: Breaker
-    endpoint: VllmEndpoint | None = None
+    endpoint: Server | None = None
     runs: WeakSet[Any] = field(default_factory=lambda: WeakSet[Any]())
 
     @property
@@ -99,7 +97,7 @@ class Replica:
         return self.settings.url
 
     @property
-    def server(self) -> VllmEndpoint:
+    def server(self) -> Server:
         """The endpoint of a server that was up."""
         assert self.endpoint is not None
         return self.endpoint
@@ -115,9 +113,9 @@ class Health:
     server, or "".
     """
 
-    def __init__(self, settings: Endpoint, make: Callable[[Endpoint], VllmEndpoint]) -> None:
+    def __init__(self, settings: Endpoint, make: Callable[[Endpoint], Server]) -> None:
         self.role: Role = settings.role
-        self.refuses: Callable[[VllmEndpoint], str] = lambda endpoint: ""
+        self.refuses: Callable[[Server], str] = lambda endpoint: ""
         self.replicas = tuple(
             [Replica(each, Breaker(each.deadlines.rest)) for each in settings.each]
         )
@@ -168,12 +166,12 @@ class Health:
         await self._exit.aclose()
 
     @property
-    def entered(self) -> Iterator[VllmEndpoint]:
+    def entered(self) -> Iterator[Server]:
         """The endpoints of the servers that were up at least once."""
         return (replica.endpoint for replica in self.replicas if replica.endpoint is not None)
 
     @property
-    def up(self) -> list[VllmEndpoint]:
+    def up(self) -> list[Server]:
         """The endpoints of the servers whose circuits are closed."""
         return [
             each.endpoint
@@ -278,7 +276,7 @@ class Health:
         if replica.endpoint is None:
             await self._connect(replica)
 
-    def _check(self, replica: Replica, fresh: VllmEndpoint) -> None:
+    def _check(self, replica: Replica, fresh: Server) -> None:
         """
         Raise `EndpointRejected` unless *fresh* may serve as *replica*.
 
@@ -299,7 +297,7 @@ class Health:
             raise EndpointRejected(why, role=self.role, url=replica.url, verb="connect")
 
 
-def _difference(fresh: VllmEndpoint, known: VllmEndpoint, *, whole: bool) -> str:
+def _difference(fresh: Server, known: Server, *, whole: bool) -> str:
     """
     Say how the model at *fresh* differs from that at *known*; not *whole*: by name, as it may have
     been updated.

@@ -5,36 +5,23 @@ pair.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from ..chain import Message, Role, Step, Token, Tool, ToolCall, Toolset
+from ..chain import Message, Role, Token, Tool, ToolCall, Toolset
 from ..events import Calling, Observer
 from ..interfaces import Model
+from .capabilities import Capabilities
 from .chat_template import Template
 from .metrics import Acceptance, QueueGauges
-from .probe import Capabilities
-from .settings import Endpoint, Sampling
-from .tool_protocol import ParsedAnswer, ParsedTokens, ParserState
-from .vllm_protocol import GREEDY, Format
-
-_SIGNS = re.compile("[^\\w\\s.,;:!?'\"()*/+=-]")  # others, such as brackets, begin calls
-MOST_PIECES = 1024
-"""
-Tokens of calls that are parsed while the answer is written; later ones when it is complete.
-
-The server replays all of them for each further token.
-"""
+from .settings import GREEDY, Endpoint, Sampling
 
 
 class ModelEndpoint(Protocol):
-    """
-    One server (`VllmEndpoint`), the servers of one model (`ReplicatedEndpoint`), or a pair
-    (`NestedEndpoint`).
-    """
+    """One server (`Server`), the servers of a model (`ReplicatedEndpoint`), or a nested pair."""
 
     @property
     def settings(self) -> Endpoint: ...
@@ -97,59 +84,111 @@ class ModelEndpoint(Protocol):
     ) -> None: ...
 
 
-class ServerParser:
+class Server(ModelEndpoint, Protocol):
+    """One server of a model. A back end implements this, and the `Model` of its runs."""
+
+    async def check_health(self) -> None:
+        """Raise `EndpointUnavailable` if the server says that it cannot work."""
+        ...
+
+    async def check_unchanged(self) -> None:
+        """Raise `EndpointUnavailable` if another model or another vocabulary is served now."""
+        ...
+
+    async def warm_up(self) -> None:
+        """Have the server do what it does only once, such as compiling; failures are left out."""
+        ...
+
+    def adopt(self, fresh: Self) -> None:
+        """Take over what *fresh*, a new connection to the same server, has learnt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFormat:
     """
-    The `AnswerParser` of one answer with *toolset*, by the server of *endpoint*.
-
-    Many parsers expect one token at a time. So several tokens are sent at once only where they have
-    no sign that marks are made of, and prove to be nothing but content.
+    The form of a text in the server's own words: the *outputs* of its parameter
+    ``structured_outputs``.
     """
 
-    def __init__(self, endpoint: ModelEndpoint, toolset: Toolset) -> None:
-        self._endpoint = endpoint
-        self._toolset = toolset
-        self._state: ParserState = {}
-        self._text = ""  # of the tokens that were read
-        self._content = ""  # what the parser made of them
+    outputs: Mapping[str, Any]
 
-    @property
-    def live(self) -> bool:
-        return self._toolset.live
 
-    async def parse(
-        self, tokens: Sequence[Token], *, finished: bool
-    ) -> tuple[int, str, Sequence[Calling]]:
-        if len(self._state.get("output_chunk_lens", ())) > MOST_PIECES:
-            return 0, "", ()
-        plain = tuple(takewhile(lambda token: not _SIGNS.search(token.text), tokens))
-        if len(plain) > 1 and self._is_content(self._text, self._content):
-            parsed = await self._read(plain, finished=finished and plain == tuple(tokens))
-            text = self._text + "".join(token.text for token in plain)
-            if self._is_content(text, self._content + parsed.content):
-                return self._take(plain, parsed)
-        first = tokens[:1]
-        parsed = await self._read(first, finished=finished and len(tokens) <= 1)
-        return self._take(first, parsed)
+Format: TypeAlias = Literal["json"] | Mapping[str, Any] | ServerFormat
+"""
+The form of a text: any JSON object, the values that a JSON schema describes, or in the server's own
+words.
+"""
 
-    async def parse_whole(self, answer: Step) -> tuple[str, Sequence[ToolCall]]:
-        parsed = await self._endpoint.parse_answer(self._toolset, answer.tokens)
-        return parsed.content, parsed.calls
 
-    async def _read(self, tokens: Sequence[Token], *, finished: bool) -> ParsedTokens:
-        return await self._endpoint.parse_tokens(
-            self._toolset, tokens, self._state, finished=finished
-        )
+ParserState: TypeAlias = Mapping[str, Any]
+"""What the parser has taken in, in the server's own words; empty at the beginning of an answer."""
 
-    def _take(
-        self, tokens: Sequence[Token], parsed: ParsedTokens
-    ) -> tuple[int, str, Sequence[Calling]]:
-        self._text += "".join(token.text for token in tokens)
-        self._content += parsed.content
-        content = self._is_content(self._text, self._content)
-        self._state = parsed.as_one_piece() if content else parsed.state
-        return len(tokens), parsed.content, parsed.pieces
 
-    @staticmethod
-    def _is_content(text: str, content: str) -> bool:
-        """Whether the parser has taken all of *text* for content, and holds nothing back."""
-        return text.strip() == content.strip()
+@dataclass(frozen=True, slots=True)
+class ParsedTokens:
+    """What the next tokens of an answer add to it, and the state of the parser after them."""
+
+    content: str
+    """Further content."""
+
+    pieces: tuple[Calling, ...]
+    """Further pieces of calls."""
+
+    state: ParserState
+    """The state to send with the tokens after these."""
+
+    def as_one_piece(self) -> ParserState:
+        """
+        Return the state as if all tokens so far had come at once: the server replays each piece for
+        every request.
+        """
+        count = len(self.state.get("output_token_ids", ()))
+        return {**self.state, "output_chunk_lens": [count]} if count else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """A complete answer, as the parser understands it."""
+
+    content: str
+    """The text without the calls."""
+
+    calls: tuple[ToolCall, ...]
+    """The calls, in their order."""
+
+    reasoning: str = ""
+    """What the parser takes for thinking; it is none, as the answer follows the thinking."""
+
+    def after(self, text: str) -> ParsedAnswer:
+        """
+        Return the answer whose whole text is *text*, without anything that was taken for thinking.
+
+        An answer without calls is its own content. A parser may leave marks out of it, such as the
+        headers of messages, but it must not change or lose anything else.
+        """
+        if self.calls or (not self.reasoning and self.content in text):
+            return self
+        return ParsedAnswer(text, ())
+
+    def with_ids(self, streamed: ParsedTokens) -> ParsedAnswer:
+        """
+        Return the answer with the content and the ids of calls that the parser gave as it
+        *streamed*, if it found the same calls then.
+
+        Kimi's ids name the function, and only the parser of a stream returns them.
+        """
+        pieces = [piece for piece in streamed.pieces if piece.name]
+        if [piece.name for piece in pieces] != [call.name for call in self.calls]:
+            return self
+        calls = [
+            replace(call, id=piece.id or call.id)
+            for call, piece in zip(self.calls, pieces, strict=True)
+        ]
+        return ParsedAnswer(streamed.content, tuple(calls))
+
+
+def or_now(clock: Callable[[], float] | None) -> Callable[[], float]:
+    """Return *clock*; if it is None, a clock that counts the seconds from now."""
+    began = time.perf_counter()
+    return clock or (lambda: time.perf_counter() - began)

@@ -28,17 +28,15 @@ from ..errors import (
 from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from .breaker import UNUSABLE, Health, Replica
+from .capabilities import Capabilities
 from .chat_template import Template
-from .client import SESSION
+from .interfaces import Format, ParsedAnswer, ParsedTokens, ParserState, Server, or_now
 from .metrics import Acceptance, QueueGauges, total
-from .probe import Capabilities
-from .settings import Endpoint, Sampling
-from .token_stream import or_now
-from .tool_protocol import ParsedAnswer, ParsedTokens, ParserState
-from .vllm import VllmEndpoint
-from .vllm_protocol import GREEDY, Format
+from .request_context import SESSION
+from .settings import GREEDY, Endpoint, Sampling
 
 T = TypeVar("T")
+
 
 # of one call on one server, without and with patience for a server that is down
 TRIES, PATIENT_TRIES = 2, 5
@@ -121,7 +119,7 @@ class Placement:
     def role(self) -> Role:
         return self._health.role
 
-    async def call(self, verb: Callable[[VllmEndpoint], Awaitable[T]]) -> T:
+    async def call(self, verb: Callable[[Server], Awaitable[T]]) -> T:
         """
         Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on
         all of them.
@@ -178,7 +176,7 @@ class Placement:
 class ReplicatedModel:
     """The `Model` of one run, on the replica of its *placement*."""
 
-    def __init__(self, placement: Placement, make: Callable[[VllmEndpoint], Model]) -> None:
+    def __init__(self, placement: Placement, make: Callable[[Server], Model]) -> None:
         self._placement, self._make = placement, make
         self._models: dict[str, Model] = {}
 
@@ -219,23 +217,11 @@ class ReplicatedModel:
             lambda end: self._model(end).ask(chain, question, choices, opening=opening)
         )
 
-    def _model(self, endpoint: VllmEndpoint) -> Model:
+    def _model(self, endpoint: Server) -> Model:
         url = endpoint.settings.url
         if url not in self._models:
             self._models[url] = self._make(endpoint)
         return self._models[url]
-
-
-def connect(settings: Endpoint, table: str = "", *, optional: bool = False) -> ReplicatedEndpoint:
-    """
-    Make the endpoint that *settings* describe; it connects on entering. Errors name the *table* of
-    the settings.
-
-    An *optional* one may be entered while no server of it is up.
-    """
-    return ReplicatedEndpoint(
-        settings, lambda server: VllmEndpoint(server, table), optional=optional
-    )
 
 
 class ReplicatedEndpoint:
@@ -256,7 +242,7 @@ class ReplicatedEndpoint:
     def __init__(
         self,
         settings: Endpoint,
-        make: Callable[[Endpoint], VllmEndpoint] = VllmEndpoint,
+        make: Callable[[Endpoint], Server],
         *,
         optional: bool = False,
     ) -> None:
@@ -306,7 +292,7 @@ class ReplicatedEndpoint:
         return min(endpoint.room for endpoint in self.health.up or self.health.entered)
 
     @property
-    def up(self) -> tuple[VllmEndpoint, ...]:
+    def up(self) -> tuple[Server, ...]:
         """The servers whose circuits are closed."""
         return tuple(self.health.up)
 
@@ -321,10 +307,10 @@ class ReplicatedEndpoint:
         return {replica.url: len(replica.runs) for replica in self.health.replicas}
 
     @property
-    def _first(self) -> VllmEndpoint:
+    def _first(self) -> Server:
         return next(iter(self.health.up or self.health.entered))
 
-    async def call(self, verb: Callable[[VllmEndpoint], Awaitable[T]]) -> T:
+    async def call(self, verb: Callable[[Server], Awaitable[T]]) -> T:
         """
         Call *verb* on one server, or on the next if it raises `EndpointUnavailable` or
         `MalformedReply`.
@@ -361,7 +347,7 @@ class ReplicatedEndpoint:
         self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
     ) -> ParsedTokens:
         """
-        Let any server parse, as `VllmEndpoint.parse_tokens` does: *state* is all that it needs.
+        Let any server parse, as `ModelEndpoint.parse_tokens` does: *state* is all that it needs.
         """
         return await self.call(
             lambda endpoint: endpoint.parse_tokens(toolset, tokens, state, finished=finished)
@@ -406,7 +392,7 @@ class ReplicatedEndpoint:
         format: Format | None = None,
     ) -> ReplicatedModel:
         """
-        Make the model of one run, as `VllmEndpoint.model` does; a run that is over calls
+        Make the model of one run, as `ModelEndpoint.model` does; a run that is over calls
         `ReplicatedModel.leave`.
         """
         clock = or_now(clock)

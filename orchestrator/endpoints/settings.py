@@ -323,3 +323,6 @@ def _digest(*key: object) -> int:
     return int.from_bytes(
         blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=4).digest()
     )
+
+
+GREEDY = Sampling(temperature=0.0, top_p=1.0)

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self, TypeAlias
 
 from ..answer import answer_text
+from ..backends.vllm.bodies import DECISIONS, Body
+from ..backends.vllm.client import Connection
+from ..backends.vllm.http_errors import JUDGE, reading
+from ..backends.vllm.token_stream import RequestMeter
 from ..chain import Chain, Rating, Step
-from ..endpoints.client import Connection
-from ..endpoints.token_stream import RequestMeter, or_now
-from ..endpoints.vllm_protocol import DECISIONS, JUDGE, Body, reading
+from ..endpoints.interfaces import or_now
 from ..errors import (
     EndpointError,
     EndpointRejected,

@@ -14,18 +14,15 @@ from typing import Any, Self, Unpack
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.auto import Auto
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
+from stepspec.orchestrator.backends.vllm.client import LEAST_CONCURRENCY
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
-from stepspec.orchestrator.endpoints import (
-    Endpoint,
-    ReplicatedEndpoint,
-    RewardModelEndpoint,
-    Sampling,
-)
-from stepspec.orchestrator.endpoints.client import LEAST_CONCURRENCY, carrying
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling
+from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.endpoints.metrics import poll_queue
-from stepspec.orchestrator.endpoints.vllm_protocol import Format
+from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
 from stepspec.orchestrator.interfaces import Policy, PolicyFactory

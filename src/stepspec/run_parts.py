@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 
 from stepspec.orchestrator.auto import AutoRun
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, connect
+from stepspec.orchestrator.backends.vllm.http_errors import no_room
 from stepspec.orchestrator.budget import Budget, Budgeted, Watch
 from stepspec.orchestrator.chain import Chain, Role, Toolset
 from stepspec.orchestrator.concurrency import at_once
@@ -22,12 +24,10 @@ from stepspec.orchestrator.endpoints import (
     Endpoint,
     ModelEndpoint,
     ReplicatedModel,
-    RewardModelEndpoint,
     Sampling,
-    connect,
 )
-from stepspec.orchestrator.endpoints.interfaces import ServerParser
-from stepspec.orchestrator.endpoints.vllm_protocol import Format, no_room
+from stepspec.orchestrator.endpoints.answer_parser import ServerParser
+from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
 from stepspec.orchestrator.events import Observer, Stage
 from stepspec.orchestrator.interfaces import (

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.service.formats.requests import Offer, ServedMethod
-from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.service.formats.requests import Offer, ServedMethod
+from stepspec.service.settings import ServiceSettings
 
 from . import policies
 from . import settings as configuration
@@ -22,8 +22,8 @@ from .api import Solver
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from stepspec.orchestrator.service.http.app import Service
-    from stepspec.orchestrator.service.watch.observers import RequestLog
+    from stepspec.service.http.app import Service
+    from stepspec.service.watch.observers import RequestLog
 
 VERSION = importlib.metadata.version("stepspec")
 TRACING_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -45,7 +45,7 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
 
     Raise `ConfigurationError` for a taken port.
     """
-    from stepspec.orchestrator.service.http.app import ServiceServer, listen
+    from stepspec.service.http.app import ServiceServer, listen
 
     check_concurrency(solver, settings)
     async with built(solver, settings) as (service, logs):
@@ -115,10 +115,10 @@ async def built(
     solver: Solver, settings: ServiceSettings
 ) -> AsyncGenerator[tuple[Service, RequestLog]]:
     """Hold the connections of *solver*, and yield a service over it with its log."""
-    from stepspec.orchestrator.service.formats.requests import AUTO
-    from stepspec.orchestrator.service.http.app import Service
-    from stepspec.orchestrator.service.watch.observers import RequestLog
-    from stepspec.orchestrator.service.watch.records import ServiceObserver
+    from stepspec.service.formats.requests import AUTO
+    from stepspec.service.http.app import Service
+    from stepspec.service.records import ServiceObserver
+    from stepspec.service.watch.observers import RequestLog
 
     logs = RequestLog(settings)
     async with AsyncExitStack() as stack:
@@ -131,7 +131,7 @@ async def built(
                 )
         observers: list[ServiceObserver] = [logs]
         if _traces():
-            from stepspec.orchestrator.service.watch import tracing
+            from stepspec.service.watch import tracing
 
             tracer = tracing.Tracing(tracing.connect(VERSION))
             await stack.enter_async_context(tracer.flushed())

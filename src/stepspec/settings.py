@@ -35,13 +35,13 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.nesting import TAGS, NestedPair, SmallModel, for_role
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, explain_error
-from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.orchestrator.verifiers import (
     DecisionsVerifier,
     FunctionVerifier,
     HttpVerifier,
     VerifierFunction,
 )
+from stepspec.service.settings import ServiceSettings
 
 from . import policies, prompts
 from .prompts import PromptFile

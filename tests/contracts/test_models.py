@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from stepspec.orchestrator.backends.vllm import VllmEndpoint, connect
 from stepspec.orchestrator.chain import THINK_END, Chain
-from stepspec.orchestrator.endpoints import GREEDY, Endpoint, VllmEndpoint, connect
+from stepspec.orchestrator.endpoints import GREEDY, Endpoint
 from stepspec.orchestrator.events import Event
 
 from ..fakes import ScriptedModel, counting

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stepspec.orchestrator.launcher.commands import servers
-from stepspec.orchestrator.launcher.pair import load
+from stepspec.servers.launcher.commands import servers
+from stepspec.servers.launcher.pair import load
 
 from .charts import BAD, GOOD
 from .files import CHART, COMPOSED, ROOT, Tree, composed, outside, run

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from stepspec.orchestrator.service.http.admission import Admission
-from stepspec.orchestrator.service.settings import ServiceSettings
-from stepspec.orchestrator.service.watch.observers import Metrics
+from stepspec.service.admission import Admission
+from stepspec.service.settings import ServiceSettings
+from stepspec.service.watch.observers import Metrics
 
 Known: TypeAlias = Mapping[str, frozenset[str]]
 

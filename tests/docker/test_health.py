@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from ..orchestrator.service.served import serving
+from ..service.served import serving
 from .files import DOCKER, Tree, outside
 from .test_image import stage
 

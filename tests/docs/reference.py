@@ -27,9 +27,9 @@ from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.nesting import NestedPair
 from stepspec.orchestrator.run_options import Limits, run_options
-from stepspec.orchestrator.service.http.app import Service
-from stepspec.orchestrator.service.settings import Scaling, ServiceSettings
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier
+from stepspec.service.http.app import Service
+from stepspec.service.settings import Scaling, ServiceSettings
 from stepspec.service_factory import offer
 from stepspec.setting_sources import PREFIX
 from stepspec.settings import Calibration, Settings

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepspec.orchestrator.doctor import advice, probes, report
-from stepspec.orchestrator.doctor.report import ROWS
+from stepspec.servers.doctor import advice, probes, report
+from stepspec.servers.doctor.report import ROWS
 
 from .reference import DOCS
 

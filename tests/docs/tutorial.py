@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from anyio.from_thread import start_blocking_portal
 
 from stepspec.evals.testbed.servers import miniature_servers
-from stepspec.orchestrator.launcher import launch
+from stepspec.servers.launcher import launch
 
 from .blocks import ROOT, Block, blocks
 

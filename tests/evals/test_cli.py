@@ -15,11 +15,11 @@ import pytest
 
 from stepspec import Budget
 from stepspec import settings as configuration
-from stepspec.evals import cli as eval_cli
+from stepspec.cli import calibrate as calibration
+from stepspec.cli import eval as eval_cli
+from stepspec.cli.eval import arm, arms, calibrated
 from stepspec.evals.arms import LARGE, PLAIN, SMALL
 from stepspec.evals.benchmarks import choose, duplicates, find, half, load, overlaps
-from stepspec.evals.calibration import command as calibration
-from stepspec.evals.cli import arm, arms, calibrated
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan
 from stepspec.evals.results import compare_arms

@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from stepspec import Budget, Solver
+from stepspec.cli.eval import arms
 from stepspec.evals import provenance
 from stepspec.evals.benchmarks import find
-from stepspec.evals.cli import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan

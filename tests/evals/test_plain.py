@@ -17,8 +17,9 @@ from stepspec import Sampling, Solver
 from stepspec.evals.arms import PLAIN
 from stepspec.evals.plan import check_arm
 from stepspec.evals.sample import SolvedTask, solve_once
+from stepspec.orchestrator.backends.vllm import connect
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.endpoints import Endpoint, connect
+from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.settings import Settings
 from tests.stand_in import FakeVllm

@@ -18,7 +18,8 @@ import pytest
 from ray import exceptions
 from rich.console import Console
 
-from stepspec.evals import cli, ray_pool
+from stepspec.cli import eval as cli
+from stepspec.evals import ray_pool
 from stepspec.evals.arms import LARGE
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial

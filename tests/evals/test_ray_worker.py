@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.cli import arms
+from stepspec.cli.eval import arms
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.ray_worker import WorkerSession, code, describe_process

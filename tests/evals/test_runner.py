@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from stepspec import Sampling, Solution
+from stepspec.cli.eval import arms
 from stepspec.evals.arms import LARGE, SMALL
-from stepspec.evals.cli import arms
 from stepspec.evals.grading.graders import Answer, Graders, Mark
 from stepspec.evals.plan import Plan, Trial, identity, trials
 from stepspec.evals.runner import LocalWorker, WorkerLost, local_worker, run

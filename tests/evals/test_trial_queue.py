@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.evals.cli import arms
+from stepspec.cli.eval import arms
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.runner import MAX_LOST, TrialQueue

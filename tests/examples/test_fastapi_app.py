@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.launcher.process import Child, child
+from stepspec.servers.launcher.process import Child, child
 
 from ..stand_in import Latency, Refuse
 from .conftest import STEPS

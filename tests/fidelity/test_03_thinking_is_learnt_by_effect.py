@@ -19,12 +19,12 @@ from lab.templates import learn
 from stepspec import Sampling, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain
-from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Answering, Event
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.policies import make
+from stepspec.servers.doctor import diagnose
 from stepspec.settings import load
 
 from ..fakes import ScriptedModel, counting, run

@@ -14,7 +14,7 @@ from stepspec import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import load
 
-from ..orchestrator.service.served import Behind, put_behind, serving
+from ..service.served import Behind, put_behind, serving
 
 PENALTIES = ["presence_penalty", "frequency_penalty"]
 

@@ -35,11 +35,11 @@ from stepspec.orchestrator.interfaces import answered_by
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
-from stepspec.orchestrator.service.formats.deltas import DeltaBuilder, TokenCounts
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment
 from stepspec.policies import METHODS
 from stepspec.run_parts import Models
+from stepspec.service.formats.deltas import DeltaBuilder, TokenCounts
 from stepspec.settings import load
 from tests.fakes import replay
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from stepspec.orchestrator import Chain, Step
-from stepspec.orchestrator.endpoints import RewardModelEndpoint
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
 
 from ..orchestrator.endpoints.test_reward_model import CHAIN, FakePooling, rated
 

@@ -14,14 +14,15 @@ import pytest
 from pydantic import ValidationError
 
 from stepspec import Endpoint, Sampling, Solver, policies
-from stepspec.evals.cli import arm
+from stepspec.cli.eval import arm
 from stepspec.orchestrator import Chain, Step, reason
+from stepspec.orchestrator.backends.vllm import VllmEndpoint, VllmModel
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint, VllmModel
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Drafted, Event
-from stepspec.orchestrator.service.formats.schemas import StepspecOptions
 from stepspec.orchestrator.step_ends import StepEnds
+from stepspec.service.formats.schemas import StepspecOptions
 from stepspec.settings import load
 
 from ..contracts.model import kept_open

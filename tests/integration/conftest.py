@@ -16,8 +16,8 @@ from lab.worlds import SHORT, TOOLS, find_world
 from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ServerDied
-from stepspec.orchestrator.launcher import Served, Server, launch
-from stepspec.orchestrator.launcher.commands import ZEROS
+from stepspec.servers.launcher import Served, Server, launch
+from stepspec.servers.launcher.commands import ZEROS
 
 from ..conftest import DEATHS, shared_folder
 from .vllm_forks import forking

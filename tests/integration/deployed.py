@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from stepspec.orchestrator.launcher.process import Child, child
+from stepspec.servers.launcher.process import Child, child
 
 from .conftest import Pair
 from .test_service import until

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
-from stepspec.orchestrator.launcher import Server
-from stepspec.orchestrator.launcher.commands import ZEROS, arguments
+from stepspec.servers.launcher import Server
+from stepspec.servers.launcher.commands import ZEROS, arguments
 
 CONTEXT = 4096  # tokens
 SHAPE: Mapping[str, Any] = {

@@ -18,14 +18,15 @@ from stepspec import Solver
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator import Chain, Step
-from stepspec.orchestrator.doctor import diagnose_critic
-from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint, RewardModelEndpoint
-from stepspec.orchestrator.endpoints.reward_model import sigmoid
-from stepspec.orchestrator.endpoints.vllm_protocol import pooled_values
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
+from stepspec.orchestrator.backends.vllm.replies import pooled_values
+from stepspec.orchestrator.backends.vllm.reward_model import sigmoid
+from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.launcher import Served, Server
-from stepspec.orchestrator.launcher.commands import arguments
+from stepspec.servers.doctor import diagnose_critic
+from stepspec.servers.launcher import Served, Server
+from stepspec.servers.launcher.commands import arguments
 
 from .conftest import Pair, serving
 

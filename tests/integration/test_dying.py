@@ -15,11 +15,11 @@ from stepspec import Budget, Endpoint, Solution, Solver
 from stepspec.evals.testbed.servers import miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
-from stepspec.orchestrator.endpoints.client import separate_cache
 from stepspec.orchestrator.endpoints.replicas import in_order
+from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import EndpointUnavailable, ServerDied
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
-from stepspec.orchestrator.launcher import Served
+from stepspec.servers.launcher import Served
 
 from .conftest import Pair, serving
 from .test_solve import until_idle

@@ -20,16 +20,17 @@ from lab.templates import ask, learn
 from stepspec.evals.testbed import servers
 from stepspec.evals.testbed.servers import endpoint as endpoint_of
 from stepspec.evals.testbed.solving_pair import fresh_tasks
+from stepspec.orchestrator.backends.vllm import VllmEndpoint, VllmModel, bodies
 from stepspec.orchestrator.chain import THINK_END, Chain, Message, Role, Step, Tool, ToolCall
-from stepspec.orchestrator.doctor import diagnose, examine, render, report_json
-from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, vllm_protocol
+from stepspec.orchestrator.endpoints import GREEDY, Endpoint
 from stepspec.orchestrator.endpoints.chat_template import Messages
-from stepspec.orchestrator.endpoints.client import separate_cache
+from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.launcher import Served
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
+from stepspec.servers.doctor import diagnose, examine, render, report_json
+from stepspec.servers.launcher import Served
 
 from ..contracts.model import DIGITS, ModelContract, Subject, kept_open
 from .conftest import Pair, running_requests, serving
@@ -163,10 +164,10 @@ async def test_a_judges_probabilities_are_over_the_full_vocabulary(pair: Pair) -
         question = await endpoint.encoder.literally(
             ask(endpoint.template, GRADE.text, GRADE.opening)
         )
-        body = vllm_protocol.completion_body(
+        body = bodies.completion_body(
             endpoint.name,
             [*await endpoint.encoder.chain(chain), *question],
-            vllm_protocol.GREEDY,
+            GREEDY,
             1,
         )
         reply = await endpoint.connection.post(
@@ -358,7 +359,7 @@ async def test_steps_end_at_the_configured_places_with_and_without_a_stream(
 
     async with connected(pair.large) as endpoint:
         # Without log-probabilities, nobody knows which text a token has that the server cut.
-        sampling = vllm_protocol.GREEDY.model_copy(update={"logprobs": 1})
+        sampling = GREEDY.model_copy(update={"logprobs": 1})
         separate = await grown(endpoint.model(sampling))
         async with kept_open():
             together = await grown(endpoint.model(sampling))

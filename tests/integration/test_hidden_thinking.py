@@ -14,8 +14,8 @@ import pytest
 from stepspec import Endpoint, Sampling, Solver
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import THINK_END, Chain
-from stepspec.orchestrator.endpoints import VllmEndpoint
 
 from .conftest import Pair, serving
 

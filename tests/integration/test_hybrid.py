@@ -11,12 +11,13 @@ from random import Random
 import aiohttp
 import pytest
 
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Chain, Step
-from stepspec.orchestrator.doctor import diagnose
-from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
+from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.metrics import UNIT
-from stepspec.orchestrator.launcher import Served
 from stepspec.policies import SpecReason
+from stepspec.servers.doctor import diagnose
+from stepspec.servers.launcher import Served
 
 from .conftest import Pair, serving
 from .hybrid import hybrid_server, make_hybrid

@@ -12,7 +12,7 @@ from stepspec.evals.testbed.servers import endpoint
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.launcher import Served
+from stepspec.servers.launcher import Served
 
 from .conftest import Pair
 from .test_solve import until_idle

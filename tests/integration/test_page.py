@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from stepspec.evals.testbed.problems import generate
+from stepspec.evals.benchmarks.miniature import generate
 
 from ..browser import CURE, browsing, find
 from .clients.conftest import KEY, serving_pair

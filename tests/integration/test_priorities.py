@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 
 from stepspec.evals.testbed.servers import endpoint
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
 from .conftest import Pair, running_requests

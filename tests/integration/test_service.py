@@ -14,7 +14,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from stepspec.evals.testbed.solving_pair import fresh_tasks
-from stepspec.orchestrator.launcher import Served
+from stepspec.servers.launcher import Served
 
 from ..program import Program, serve
 from .conftest import Pair, running_requests, split_thinking

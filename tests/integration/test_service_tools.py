@@ -16,7 +16,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from openai import AsyncOpenAI, BadRequestError
 
-from stepspec.evals.testbed.problems import Difficulty, generate
+from stepspec.evals.benchmarks.miniature import Difficulty, generate
 
 from ..program import Program, serve
 from .conftest import Pair

@@ -20,7 +20,7 @@ from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event
 
-from ..orchestrator.launcher.running import children, gone, members
+from ..servers.launcher.running import children, gone, members
 from .deployed import title
 
 pytestmark = pytest.mark.servers
@@ -28,7 +28,7 @@ THREE = Path(__file__).parents[2] / "recipes" / "miniature-three.toml"
 UP_FORKED = """import sys
 from dataclasses import replace
 from stepspec.cli import main
-from stepspec.orchestrator.launcher import Server
+from stepspec.servers.launcher import Server
 command, program = Server.command, tuple(sys.argv[2:])
 Server.command = lambda server, port: command(replace(server, program=program), port)
 sys.argv = ["stepspec", "up", sys.argv[1]]

@@ -15,8 +15,8 @@ from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Judged
 from stepspec.orchestrator.interfaces import answered_by
-from stepspec.orchestrator.launcher import Served
 from stepspec.policies import BASELINES, METHODS
+from stepspec.servers.launcher import Served
 from tests.fakes import replay
 
 from .conftest import Pair, running_requests

@@ -12,10 +12,10 @@ from stepspec import Solution, Solver
 from stepspec.evals.testbed.servers import endpoint, miniature_servers, speculations
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.doctor import diagnose
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.policies import METHODS
 from stepspec.prompts import load
+from stepspec.servers.doctor import diagnose
 
 from .conftest import Pair, serving
 

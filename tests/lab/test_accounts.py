@@ -30,7 +30,7 @@ from lab.worlds.accounts import (
     worked_steps,
 )
 from lab.worlds.short import paragraphs
-from stepspec.evals.testbed.problems import final_answer
+from stepspec.evals.benchmarks.miniature import final_answer
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.errors import ConfigurationError
 

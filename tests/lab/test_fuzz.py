@@ -22,13 +22,14 @@ from pydantic import BaseModel, ValidationError
 from lab.fuzz import CORPORA, TARGETS
 from stepspec.evals.benchmarks import loading
 from stepspec.orchestrator import trace
-from stepspec.orchestrator.endpoints import metrics, tool_protocol, vllm_protocol
-from stepspec.orchestrator.endpoints.vllm_protocol import Call
+from stepspec.orchestrator.backends.vllm import http_errors, replies, tool_protocol
+from stepspec.orchestrator.backends.vllm.http_errors import Call
+from stepspec.orchestrator.endpoints import metrics
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
-from stepspec.orchestrator.service.formats.chat import ChatRequest, LiveRequest
-from stepspec.orchestrator.service.formats.messages import CountTokensRequest, MessagesRequest
-from stepspec.orchestrator.service.formats.responses import ResponsesRequest
-from stepspec.orchestrator.service.formats.validation import explain
+from stepspec.service.formats.chat import ChatRequest, LiveRequest
+from stepspec.service.formats.messages import CountTokensRequest, MessagesRequest
+from stepspec.service.formats.responses import ResponsesRequest
+from stepspec.service.formats.validation import explain
 from stepspec.settings import load
 from tests.fakes import replay
 
@@ -79,39 +80,39 @@ PARSED = {
 PARSED_WHOLE = {"choices": [{"message": {"content": "a", "tool_calls": [PIECE]}}]}
 
 REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
-    "chunk": (CHUNK, lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), 1)),
+    "chunk": (CHUNK, lambda reply: replies.parse_chunk(CALL, orjson.dumps(reply), 1)),
     "chunk of text": (
         CHUNK,
-        lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), None),
+        lambda reply: replies.parse_chunk(CALL, orjson.dumps(reply), None),
     ),
-    "error": (ERROR, lambda reply: vllm_protocol.parse_chunk(CALL, orjson.dumps(reply), None)),
+    "error": (ERROR, lambda reply: replies.parse_chunk(CALL, orjson.dumps(reply), None)),
     "models": (
         {"data": [{"id": "m", "parent": None}]},
-        lambda reply: vllm_protocol.model_names(CALL, reply),
+        lambda reply: replies.model_names(CALL, reply),
     ),
     "tokenize": (
         {"tokens": [1, 2], "max_model_len": 9},
-        lambda reply: vllm_protocol.tokenized(CALL, reply),
+        lambda reply: replies.tokenized(CALL, reply),
     ),
-    "detokenize": ({"prompt": "a"}, lambda reply: vllm_protocol.detokenized(CALL, reply)),
-    "usage": ({"usage": USAGE}, vllm_protocol.usage),
+    "detokenize": ({"prompt": "a"}, lambda reply: replies.detokenized(CALL, reply)),
+    "usage": ({"usage": USAGE}, replies.usage),
     "choices": (
         {"choices": [{"logprobs": {"top_logprobs": TOP}}]},
-        lambda reply: vllm_protocol.choice_probabilities(CALL, reply, {"Yes": 1, "No": 2}),
+        lambda reply: replies.choice_probabilities(CALL, reply, {"Yes": 1, "No": 2}),
     ),
     "rows": (
         {"choices": [{"prompt_logprobs": [None, ROW]}]},
-        lambda reply: vllm_protocol.scored_spans(
-            CALL, vllm_protocol.prompt_rows(CALL, reply, 1), [("a", [7])], 1
+        lambda reply: replies.scored_spans(
+            CALL, replies.prompt_rows(CALL, reply, 1), [("a", [7])], 1
         ),
     ),
     "suffix": (
         {"prompt_logprobs": [None, ROW], "usage": {"prompt_tokens_details": {"cached_tokens": 0}}},
-        lambda reply: vllm_protocol.computed_rows(reply, [7], 1),
+        lambda reply: replies.computed_rows(reply, [7], 1),
     ),
     "pooling": (
         {"data": [{"data": [0.5]}]},
-        lambda reply: vllm_protocol.pooled_values(CALL, reply),
+        lambda reply: replies.pooled_values(CALL, reply),
     ),
     "render": (RENDERED, lambda reply: tool_protocol.answer_format(CALL, reply)),
     "derender tokens": (PARSED, lambda reply: tool_protocol.parsed_tokens(CALL, reply)),
@@ -168,10 +169,10 @@ def test_replies_of_servers(kind: str, data: st.DataObject) -> None:
 @given(st.binary(max_size=200) | json_values.map(orjson.dumps))
 def test_bytes_of_servers(body: bytes) -> None:
     for parse in (
-        lambda: vllm_protocol.parse_object(CALL, body),
-        lambda: vllm_protocol.parse_chunk(CALL, body, 1),
-        lambda: vllm_protocol.http_error(CALL, 400, body, "/tokenize"),
-        lambda: vllm_protocol.version(body),
+        lambda: http_errors.parse_object(CALL, body),
+        lambda: replies.parse_chunk(CALL, body, 1),
+        lambda: http_errors.http_error(CALL, 400, body, "/tokenize"),
+        lambda: replies.version(body),
         lambda: (
             metrics.read_queue(body),
             metrics.read_acceptance(body),
@@ -185,7 +186,7 @@ def test_bytes_of_servers(body: bytes) -> None:
 @fuzz
 @given(st.text(max_size=12) | st.floats().map(str))
 def test_the_seconds_of_a_header_are_finite(header: str) -> None:
-    assert 0 <= vllm_protocol.retry_after(header, 0.0) < float("inf")
+    assert 0 <= http_errors.retry_after(header, 0.0) < float("inf")
 
 
 METRICS = (

@@ -18,7 +18,7 @@ from stepspec.evals.grading.graders import Answer
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Step
-from stepspec.orchestrator.endpoints.client import CACHE
+from stepspec.orchestrator.endpoints.request_context import CACHE
 from stepspec.orchestrator.errors import EndpointUnavailable, StepspecError
 from stepspec.orchestrator.events import Answering, Committed, Observer, Started
 from stepspec.orchestrator.run_options import RunOptions

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lab.worlds.mistakes import corrupt, with_mistakes
 from lab.worlds.short import CORRECTION, State, advance, begin, expected, is_right, paragraphs
-from stepspec.evals.testbed.problems import Problem, check, draw, final_answer, worked_steps
+from stepspec.evals.benchmarks.miniature import Problem, check, draw, final_answer, worked_steps
 
 from ..orchestrator.arms import BOUNDED
 

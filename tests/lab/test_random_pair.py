@@ -13,9 +13,9 @@ from lab import random_pair
 from lab.random_pair import MethodRow, Side, attempt, find_faults, main, servers
 from stepspec import Solver
 from stepspec.evals.testbed.servers import MODELS
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Role, Step, Token
-from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from tests.orchestrator.endpoints.real import RealVllm
 

@@ -23,7 +23,7 @@ from stepspec.evals.sample import sum_acceptances
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance
-from stepspec.orchestrator.launcher import TokenSpeculation
+from stepspec.servers.launcher import TokenSpeculation
 
 from ..evals.scripted import ScriptedSolver, SolveCall, solution
 

@@ -6,7 +6,7 @@ import pytest
 
 from lab.simulation.grid import GPUS, Chains, find_pair
 from lab.simulation.tuned import compared
-from stepspec.evals.cli import arm
+from stepspec.cli.eval import arm
 
 
 @pytest.mark.parametrize("pair", ["qwen3-32b-h200", "qwen3-32b-two-h200"])

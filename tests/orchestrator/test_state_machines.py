@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lab.virtual_clock import JumpingLoop
-from stepspec.orchestrator.service.http.admission import Admission
-from stepspec.orchestrator.service.http.errors import ApiError
-from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.service.admission import Admission
+from stepspec.service.errors import ApiError
+from stepspec.service.settings import ServiceSettings
 
 LONGEST = 50.0  # seconds that a request waits for a slot
 INDEX = st.integers(0, 99)

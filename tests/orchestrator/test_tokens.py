@@ -8,9 +8,9 @@ import tracemalloc
 import orjson
 import pytest
 
+from stepspec.orchestrator.backends.vllm import replies
+from stepspec.orchestrator.backends.vllm.bodies import EncodedPrompt
 from stepspec.orchestrator.chain import Step, Token
-from stepspec.orchestrator.endpoints import vllm_protocol
-from stepspec.orchestrator.endpoints.vllm_protocol import EncodedPrompt
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
 from stepspec.orchestrator.events import Committed, Drafted
 from stepspec.orchestrator.tokens import Tokens
@@ -72,7 +72,7 @@ def test_a_token_without_log_probabilities_takes_at_most_sixty_bytes() -> None:
 def test_the_ids_of_a_conversation_stay_json(ids: list[int], close: bool) -> None:
     reply: dict[str, object] = {"count": len(ids), "max_model_len": 500, "tokens": ids}
     body = orjson.dumps({**reply, "token_strs": None}, option=0 if close else orjson.OPT_INDENT_2)
-    prompt = vllm_protocol.tokenized_prompt(CALL, body)
+    prompt = replies.tokenized_prompt(CALL, body)
     assert prompt == EncodedPrompt.of(ids)
     assert prompt.ids == ids
     assert prompt.last(3) == ids[-3:]
@@ -82,10 +82,10 @@ def test_the_ids_of_a_conversation_stay_json(ids: list[int], close: bool) -> Non
 def test_ids_that_are_none_are_malformed(value: object) -> None:
     body = orjson.dumps({"max_model_len": 500, "tokens": [value]})
     with pytest.raises(MalformedReply):
-        vllm_protocol.tokenized_prompt(CALL, body)
+        replies.tokenized_prompt(CALL, body)
 
 
 def test_a_conversation_without_room_is_refused() -> None:
     body = orjson.dumps({"max_model_len": 2, "tokens": [1, 2, 3]})
     with pytest.raises(ContextTooLong, match="3 tokens leave no room"):
-        vllm_protocol.tokenized_prompt(CALL, body)
+        replies.tokenized_prompt(CALL, body)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator import Chain, Step, Token, reason
-from stepspec.orchestrator.endpoints import VllmEndpoint
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.policies import Relay, make
 from stepspec.policies.relay import CUES, WIDE_MARKS, ends_a_sentence
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stepspec.evals.command_line import script
+from stepspec.cli.program import script
 
 from . import GENERATE, Latency, StandIn
 

@@ -19,9 +19,9 @@ from tokenizers.decoders import DecodeStream
 from stepspec.orchestrator import Step, Token
 from stepspec.orchestrator import answer as answers
 from stepspec.orchestrator.answer import CallStream
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Tool, ToolCall, Toolset
-from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.endpoints.interfaces import ServerParser
+from stepspec.orchestrator.endpoints.answer_parser import ServerParser
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Calling, Event
 

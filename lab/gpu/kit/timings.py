@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from stepspec.orchestrator.endpoints.client import separate_cache
+from stepspec.orchestrator.endpoints.request_context import separate_cache
 
 from .answers import Method, Plain
 

@@ -11,7 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from stepspec import __version__
-from stepspec.evals.program import add_command, new_app, run, stdout, verbatim
+
+from .program import add_command, new_app, run, stdout, verbatim
 
 EXAMPLES = """
 Examples:
@@ -59,10 +60,10 @@ COMMANDS: Mapping[str, Place] = {
     "policies": Place("stepspec.cli.inspect", "list_policies", "POLICIES_EXAMPLES"),
     "doctor": Place("stepspec.cli.inspect", "doctor", "DOCTOR_EXAMPLES"),
     "config": Place("stepspec.cli.config", "app", "SHOW_EXAMPLES"),
-    "tune": Place("stepspec.evals.tune.command"),
-    "eval": Place("stepspec.evals.cli"),
-    "calibrate": Place("stepspec.evals.calibration.command", "calibrate"),
-    "report": Place("stepspec.evals.report.command"),
+    "tune": Place("stepspec.cli.tune"),
+    "eval": Place("stepspec.cli.eval"),
+    "calibrate": Place("stepspec.cli.calibrate", "calibrate"),
+    "report": Place("stepspec.cli.report"),
     "up": Place("stepspec.cli.up", "up"),
     "demo": Place("stepspec.cli.up", "demo", "DEMO_EXAMPLES"),
 }

@@ -9,14 +9,15 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 from rich.text import Text
 
-from stepspec.evals.command_line import add_command, new_app, print_json, stdout
-from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Json, with_settings
 from stepspec.orchestrator.toml import one_line
 
 from .. import policies
 from .. import settings as configuration
 from ..setting_sources import Layer, Place, layers, origin
 from ..settings import Settings
+from .command_line import print_json
+from .flags import BUDGET, SAMPLING, SEED, SERVERS, Json, with_settings
+from .program import add_command, new_app, stdout
 
 SHOW_EXAMPLES = """
 Examples:

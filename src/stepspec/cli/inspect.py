@@ -11,24 +11,17 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.evals.command_line import (
-    STDOUT,
-    print_json,
-    stderr,
-    stdout,
-    wait,
-    writable,
-    write_file,
-)
-from stepspec.evals.flags import SERVERS, Json, with_settings
-from stepspec.orchestrator.doctor import examine, render, report_json
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.nesting import neighbours
-from stepspec.orchestrator.service.watch.page import html
 from stepspec.prompts import load, replacing
+from stepspec.servers.doctor import examine, render, report_json
+from stepspec.service.watch.page import html
 
 from .. import policies
 from ..api import Solver
+from .command_line import print_json, writable, write_file
+from .flags import SERVERS, Json, with_settings
+from .program import STDOUT, stderr, stdout, wait
 
 TRACE_EXAMPLES = """
 Examples:

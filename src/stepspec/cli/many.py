@@ -16,12 +16,12 @@ from typing import Any, BinaryIO, Self, cast
 
 import orjson
 
-from stepspec.evals.problems import Problem, text_digest
 from stepspec.evals.store import lock
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 from ..api import Solver
+from .problems import Problem, text_digest
 
 
 def settings_digest(solver: Solver) -> str:

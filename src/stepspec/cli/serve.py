@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 
-from stepspec.evals.command_line import wait
-from stepspec.evals.flags import SAMPLING, SEED, SERVERS, flag, with_settings
-
 from .. import service_factory
 from ..api import Solver
+from .flags import SAMPLING, SEED, SERVERS, flag, with_settings
+from .program import wait
 
 EXAMPLES = """
 Examples:

@@ -10,33 +10,17 @@ from typing import Annotated
 import orjson
 import typer
 
-from stepspec.evals.command_line import (
-    STDOUT,
-    progress_bars,
-    stderr,
-    stdout,
-    wait,
-    writable,
-    write_file,
-)
-from stepspec.evals.flags import (
-    BUDGET,
-    SAMPLING,
-    SEED,
-    SERVERS,
-    Concurrency,
-    Fresh,
-    Json,
-    Limit,
-    with_settings,
-)
-from stepspec.evals.problems import Problem, read_problems, read_text
+from stepspec.evals.progress import progress_bars
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
+from .command_line import writable, write_file
+from .flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
 from .many import SolutionFile, settings_digest, solve_all
+from .problems import Problem, read_problems, read_text
+from .program import STDOUT, stderr, stdout, wait
 from .terminal import RunPrinter, nested_lines, summary
 
 EXAMPLES = """

@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from stepspec.evals.command_line import print_json, stderr, stdout, wait, writable
-from stepspec.evals.flags import Json, Pace
 from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.commands import SMALL_PRINT, table
 from stepspec.evals.testbed.servers import speculations
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher import up as launcher
+from stepspec.servers.launcher import up as launcher
 
 from ..run_parts import check_nested_policies
+from .command_line import print_json, writable
+from .flags import Json, Pace
+from .program import stderr, stdout, wait
 from .terminal import RunPrinter
 
 EXAMPLES = """

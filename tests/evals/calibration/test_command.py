@@ -19,9 +19,9 @@ import pytest
 pytest.importorskip("scipy")
 
 from stepspec import Sampling, Solver, settings
+from stepspec.cli.eval import arm
 from stepspec.evals.arms import LARGE
 from stepspec.evals.calibration.policy_file import find_threshold, served_arm, solve_on_servers
-from stepspec.evals.cli import arm
 from stepspec.evals.grading.graders import Answer, Graders
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.errors import ConfigurationError

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
+from stepspec.cli.calibrate import problems
 from stepspec.evals.benchmarks import find, half, load, own
 from stepspec.evals.calibration import risk_bound
-from stepspec.evals.calibration.command import problems
 from stepspec.evals.calibration.policy_file import CalibrationSettings, find_threshold
 from stepspec.evals.calibration.search import CalibrationResult
 from stepspec.evals.sample import Task

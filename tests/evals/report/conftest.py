@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ...orchestrator.service.watch.page.conftest import browser, executable, opened, saved
+from ...service.watch.page.conftest import browser, executable, opened, saved
 
 __all__ = ["browser", "executable", "opened", "saved"]

@@ -16,7 +16,7 @@ from stepspec.evals.report.formats import to_html
 from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import Section, build_section
 
-from ...orchestrator.service.watch.page.conftest import Open, keeps_nobody_out
+from ...service.watch.page.conftest import Open, keeps_nobody_out
 from .made import RECORDED, crowd, make_section
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")

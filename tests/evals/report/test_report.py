@@ -15,7 +15,7 @@ import pytest
 from stepspec.evals.report.formats import to_html
 from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import build_section
-from stepspec.orchestrator.service.watch.page import html
+from stepspec.service.watch.page import html
 
 from ...test_cli import call
 from .made import RECORDED, folder, make_section

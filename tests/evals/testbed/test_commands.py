@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from stepspec.evals.testbed import commands as module
-from stepspec.orchestrator.launcher import Progress, Served, launch
-from stepspec.orchestrator.launcher.up import STOP_SIGNALS, progress_line, show_progress
+from stepspec.servers.launcher import Progress, Served, launch
+from stepspec.servers.launcher.up import STOP_SIGNALS, progress_line, show_progress
 
-from ...orchestrator.launcher.running import members, scripted
+from ...servers.launcher.running import members, scripted
 
 
 class Stand:

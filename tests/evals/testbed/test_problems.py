@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.evals.testbed.problems import (
+from stepspec.evals.benchmarks.miniature import (
     DAYS,
     LIMIT,
     PEOPLE,

@@ -25,7 +25,7 @@ from stepspec.evals.testbed.servers import (
     speculations,
 )
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher import Served, Server
+from stepspec.servers.launcher import Served, Server
 
 ROLES = ("large", "small", "small-other")
 LONG = find_world("long")

@@ -11,11 +11,11 @@ import orjson
 import pytest
 
 from stepspec import Solver
-from stepspec.evals.problems import ANSWERS, PROBLEMS
+from stepspec.cli import tune as module
+from stepspec.cli.problems import ANSWERS, PROBLEMS
+from stepspec.cli.tune import CANDIDATES, read_set, states
 from stepspec.evals.sample import Arm, Task
-from stepspec.evals.tune import command as module
 from stepspec.evals.tune.accuracy import Accuracy, compare_answers
-from stepspec.evals.tune.command import CANDIDATES, read_set, states
 from stepspec.evals.tune.drafts import LargeChain, Round, Trial
 from stepspec.evals.tune.measuring import Measured
 from stepspec.evals.tune.paces import ServerPace

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from stepspec.evals.testbed.problems import Difficulty, Problem, generate
+from stepspec.evals.benchmarks.miniature import Difficulty, Problem, generate
 from stepspec.orchestrator.answer import extract
 
 from ...program import logged, serve

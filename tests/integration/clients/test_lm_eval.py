@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepspec.evals.testbed.problems import Problem, worked_steps
+from stepspec.evals.benchmarks.miniature import Problem, worked_steps
 
 from .conftest import EXAMPLES, MARKS, MODEL, Service
 

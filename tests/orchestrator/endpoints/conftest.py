@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from stepspec.orchestrator.endpoints import GREEDY, Sampling, VllmEndpoint, VllmModel
+from stepspec.orchestrator.backends.vllm import VllmEndpoint, VllmModel
+from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.events import Called, Event
 
 from ...stand_in import FakeVllm

@@ -9,18 +9,17 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeVar, Unpack, cast
 
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token, Tool, Toolset
-from stepspec.orchestrator.endpoints import (
-    Endpoint,
-    ReplicatedEndpoint,
-    Sampling,
-    Template,
-    VllmEndpoint,
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
+from stepspec.orchestrator.endpoints.capabilities import Capabilities
+from stepspec.orchestrator.endpoints.interfaces import (
+    Format,
+    ParsedAnswer,
+    ParsedTokens,
+    ParserState,
 )
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
-from stepspec.orchestrator.endpoints.probe import Capabilities
-from stepspec.orchestrator.endpoints.tool_protocol import ParsedAnswer, ParsedTokens, ParserState
-from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.interfaces import WriteOptions

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
-from stepspec.orchestrator.endpoints.sticky_stream import StickyStream
-from stepspec.orchestrator.endpoints.token_stream import (
+from stepspec.orchestrator.backends.vllm.sticky_stream import StickyStream
+from stepspec.orchestrator.backends.vllm.token_stream import (
     Closing,
     RequestMeter,
     TokenStream,
     step_ends,
 )
+from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Started
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN
 from stepspec.orchestrator.reason import reason

@@ -18,10 +18,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
+from stepspec.orchestrator.backends.vllm.client import Connection
+from stepspec.orchestrator.backends.vllm.failures import no_connection
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.failures import no_connection
+from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import (
     ConfigurationError,
     EndpointError,

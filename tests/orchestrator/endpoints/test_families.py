@@ -9,8 +9,9 @@ import pytest
 
 from lab.templates import ask, learn
 from stepspec.orchestrator.answer import close
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
-from stepspec.orchestrator.endpoints import Template, VllmEndpoint
+from stepspec.orchestrator.endpoints import Template
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.markers import KNOWN, THINK, begun_marks
 

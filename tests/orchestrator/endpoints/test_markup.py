@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from stepspec.orchestrator.chain import THINK_END, Chain, Message, Step, Token, Tool, ToolCall
-from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.endpoints.text_encoder import (
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
+from stepspec.orchestrator.backends.vllm.text_encoder import (
     LEFT_EDGE,
     RIGHT_EDGE,
     SENTINEL,
@@ -28,7 +27,8 @@ from stepspec.orchestrator.endpoints.text_encoder import (
     is_mark,
     may_spell,
 )
-from stepspec.orchestrator.endpoints.tool_protocol import message_fields, tool_fields
+from stepspec.orchestrator.backends.vllm.tool_protocol import message_fields, tool_fields
+from stepspec.orchestrator.chain import THINK_END, Chain, Message, Step, Token, Tool, ToolCall
 from stepspec.orchestrator.errors import MissingCapability
 from tests.vocabularies import FAMILIES as VOCABULARIES
 from tests.vocabularies import real_tokenizer, token_texts

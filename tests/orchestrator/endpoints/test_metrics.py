@@ -10,9 +10,10 @@ from math import log
 
 import pytest
 
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
+from stepspec.orchestrator.backends.vllm.client import Connection
 from stepspec.orchestrator.chain import Chain, Step
-from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints.client import Connection
+from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.metrics import (
     Acceptance,
     CacheConfig,
@@ -25,8 +26,8 @@ from stepspec.orchestrator.endpoints.metrics import (
 )
 
 from ...fakes import jumping
+from ...service.served import until
 from ...stand_in import FakeVllm
-from ..service.served import until
 from .conftest import Meet
 
 QUEUE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints.client import (
+from stepspec.orchestrator.endpoints.request_context import (
     CARRIED,
     RUN,
     SPAN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepspec.orchestrator.endpoints.client import Connection
+from stepspec.orchestrator.backends.vllm.client import Connection
 from stepspec.orchestrator.endpoints.settings import Address
 
 PROXY = "http://proxy:3128"

@@ -16,20 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Chain, reason
+from stepspec.orchestrator.backends.vllm import VllmEndpoint, connect
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import (
-    Endpoint,
-    ModelEndpoint,
-    ReplicatedEndpoint,
-    Template,
-    VllmEndpoint,
-    connect,
-)
+from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Template
 from stepspec.orchestrator.endpoints.breaker import Breaker
-from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.replicas import in_order
+from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import (
     ConfigurationError,
     EndpointError,
@@ -452,9 +446,8 @@ async def test_a_probe_sends_each_request_once_and_writes_one_token() -> None:
 
 async def test_a_model_is_needed_unless_it_is_said_to_be_optional() -> None:
     settings = Endpoint(role="large", url="http://127.0.0.1:9", retries=0)
-    for made in (ReplicatedEndpoint(settings), connect(settings)):
-        with pytest.raises(EndpointUnavailable):
-            await made.__aenter__()
+    with pytest.raises(EndpointUnavailable):
+        await connect(settings).__aenter__()
     async with connect(settings, optional=True) as endpoint:
         assert not endpoint.known
 

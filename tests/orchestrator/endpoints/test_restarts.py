@@ -16,13 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from stepspec.orchestrator import Chain, Step
-from stepspec.orchestrator.endpoints import (
-    Endpoint,
-    ReplicatedEndpoint,
-    VllmEndpoint,
-    client,
-    connect,
-)
+from stepspec.orchestrator.backends.vllm import VllmEndpoint, client, connect
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
@@ -104,12 +99,15 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
         before, able = endpoint.vocabulary, await endpoint.capabilities()
         model = endpoint.model()
         chain = PROBLEM.extend(await model.write(PROBLEM))
-        endpoint.up[0].connection.priorities = False  # as the first one refused them
+        (server,) = endpoint.up
+        assert isinstance(server, VllmEndpoint)
+        server.connection.priorities = False  # as the first one refused them
         await restart(again)
         for text in ("over a new connection", "and then over the same"):
             assert await endpoint.count(Chain.of(text).messages) > 0
         step = await endpoint.model().write(PROBLEM)
-        now = endpoint.up[0]
+        (now,) = endpoint.up
+        assert isinstance(now, VllmEndpoint)
         assert (now.room, step.text, now.speculates) == (
             second.room,
             "So one.\n\n",

@@ -16,11 +16,12 @@ import pytest
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 from tenacity import AsyncRetrying, RetryCallState
 
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
+from stepspec.orchestrator.backends.vllm import client as module
+from stepspec.orchestrator.backends.vllm.client import Connection
+from stepspec.orchestrator.backends.vllm.sse import Events
 from stepspec.orchestrator.chain import Chain, Step
-from stepspec.orchestrator.endpoints import Deadlines, Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints import client as module
-from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.sse import Events
+from stepspec.orchestrator.endpoints import Deadlines, Endpoint
 from stepspec.orchestrator.errors import (
     WAITING,
     EndpointError,

@@ -14,14 +14,10 @@ import pytest
 from aiohttp import web
 
 from stepspec.orchestrator import Chain, Ledger, Message, Step
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, client, reward_model
+from stepspec.orchestrator.backends.vllm.reward_model import paragraphs, reward, sigmoid
 from stepspec.orchestrator.chain import Speaker
-from stepspec.orchestrator.endpoints import (
-    CriticEndpoint,
-    RewardModelEndpoint,
-    client,
-    reward_model,
-)
-from stepspec.orchestrator.endpoints.reward_model import paragraphs, reward, sigmoid
+from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointRejected,

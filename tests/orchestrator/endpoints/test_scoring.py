@@ -7,8 +7,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from stepspec.orchestrator.backends.vllm import replies
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
-from stepspec.orchestrator.endpoints import vllm_protocol
 from stepspec.orchestrator.errors import (
     ConfigurationError,
     ContextTooLong,
@@ -140,7 +140,7 @@ def test_the_last_rows_of_a_reply_are_found_in_its_bytes(count: int, top: int) -
     ]
     choice = {"text": TEXTS[1], "prompt_logprobs": [None, *rows], "finish_reason": "length"}
     reply = {"choices": [choice], "usage": {"prompt_tokens": 8}}
-    read = orjson.loads(vllm_protocol.with_last_rows(orjson.dumps(reply), count))
+    read = orjson.loads(replies.with_last_rows(orjson.dumps(reply), count))
     kept = read["choices"][0]["prompt_logprobs"]
     assert kept[len(kept) - count :] == rows[len(rows) - count :]
     assert len(kept) == (count if 0 < count < len(rows) else 1 + len(rows))
@@ -149,7 +149,7 @@ def test_the_last_rows_of_a_reply_are_found_in_its_bytes(count: int, top: int) -
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"prompt_logprobs":[null]}', b'"}},{"8":{'])
 def test_a_reply_without_that_many_rows_stays_as_it_is(body: bytes) -> None:
-    assert vllm_protocol.with_last_rows(body, 2) == body
+    assert replies.with_last_rows(body, 2) == body
 
 
 def reply(cached: int | None, rows: int, *, garbage: int = 0) -> dict[str, object]:
@@ -174,24 +174,24 @@ def reply(cached: int | None, rows: int, *, garbage: int = 0) -> dict[str, objec
 def test_rows_of_a_cached_prefix_are_not_believed(
     cached: int | None, rows: int, start: int, found: int | None
 ) -> None:
-    taken = vllm_protocol.computed_rows(reply(cached, rows), range(start, 10), start)
+    taken = replies.computed_rows(reply(cached, rows), range(start, 10), start)
     assert (None if taken is None else len(taken)) == found
     if taken:
         assert list(taken[0]) == [str(start)]
 
 
 def test_rows_that_are_not_about_the_prompt_are_not_believed() -> None:
-    assert vllm_protocol.computed_rows(reply(0, 9, garbage=7), range(6, 10), 6) is None
-    assert vllm_protocol.computed_rows({}, range(6, 10), 6) is None
+    assert replies.computed_rows(reply(0, 9, garbage=7), range(6, 10), 6) is None
+    assert replies.computed_rows({}, range(6, 10), 6) is None
 
 
 @pytest.mark.parametrize("broken", [{}, {"choices": []}, {"choices": [{"prompt_logprobs": None}]}])
 def test_a_reply_without_rows_is_malformed(broken: dict[str, object]) -> None:
     with pytest.raises(MalformedReply):
-        vllm_protocol.prompt_rows(CALL, broken, 0)
+        replies.prompt_rows(CALL, broken, 0)
 
 
 @pytest.mark.parametrize("rows", [[], [{}], [{"5": {"logprob": -1.0}}]])
 def test_rows_without_the_tokens_are_malformed(rows: list[dict[str, dict[str, float]]]) -> None:
     with pytest.raises(MalformedReply):
-        vllm_protocol.scored_spans(CALL, rows, [("a", [5])], 0)
+        replies.scored_spans(CALL, rows, [("a", [5])], 0)

@@ -5,9 +5,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from stepspec.orchestrator.endpoints import Deadlines, sse
-from stepspec.orchestrator.endpoints.sse import EventReader, Events
-from stepspec.orchestrator.endpoints.vllm_protocol import Call
+from stepspec.orchestrator.backends.vllm import sse
+from stepspec.orchestrator.backends.vllm.http_errors import Call
+from stepspec.orchestrator.backends.vllm.sse import EventReader, Events
+from stepspec.orchestrator.endpoints import Deadlines
 from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
 
 STREAM = (

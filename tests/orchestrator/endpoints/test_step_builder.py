@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepspec.orchestrator.backends.vllm.token_stream import OUTSIDE, Closing, StepBuilder
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
-from stepspec.orchestrator.endpoints.token_stream import OUTSIDE, Closing, StepBuilder
 from stepspec.orchestrator.step_ends import StepEnds
 
 PIECES = st.lists(

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from stepspec.orchestrator.backends.vllm import VllmModel
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
-from stepspec.orchestrator.endpoints import Sampling, VllmModel
+from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Committed, Drafted, Event
 from stepspec.orchestrator.interfaces import RequestContext, requesting

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
+from stepspec.orchestrator.backends.vllm.bodies import EncodedPrompt
+from stepspec.orchestrator.backends.vllm.text_encoder import AsyncCache
+from stepspec.orchestrator.backends.vllm.tokenizer import ChainIds
 from stepspec.orchestrator.chain import Chain, Message, Step, Token
-from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.endpoints.text_encoder import AsyncCache
-from stepspec.orchestrator.endpoints.tokenizer import ChainIds
-from stepspec.orchestrator.endpoints.vllm_protocol import EncodedPrompt
 from stepspec.orchestrator.errors import ContextTooLong, MissingCapability
 
 from ...stand_in import IM_END, IM_START, THINK, THINK_END, FakeVllm

@@ -7,9 +7,9 @@ from weakref import WeakValueDictionary
 import orjson
 import pytest
 
+from stepspec.orchestrator.backends.vllm import replies
+from stepspec.orchestrator.backends.vllm.http_errors import Call, http_error, no_stream, retry_after
 from stepspec.orchestrator.chain import Token
-from stepspec.orchestrator.endpoints import vllm_protocol
-from stepspec.orchestrator.endpoints.vllm_protocol import Call, http_error, no_stream, retry_after
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
@@ -43,7 +43,7 @@ CALL = Call("large", "http://host", "write")
 def test_text_is_divided_among_its_tokens(
     text: str, pieces: list[str], parts: list[tuple[str, int]]
 ) -> None:
-    assert vllm_protocol.spell(text, range(len(parts)), pieces) == parts
+    assert replies.spell(text, range(len(parts)), pieces) == parts
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_text_is_divided_among_its_tokens(
 def test_text_that_was_cut_costs_its_token_the_id(
     text: str, pieces: list[str], parts: list[tuple[str, int]]
 ) -> None:
-    assert vllm_protocol.spell(text, range(len(parts)), pieces, cut=True) == parts
+    assert replies.spell(text, range(len(parts)), pieces, cut=True) == parts
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_text_that_was_cut_costs_its_token_the_id(
 )
 def test_what_is_no_list_of_token_ids_is_malformed(tokens: object) -> None:
     with pytest.raises(MalformedReply, match="no token ids in the answer"):
-        vllm_protocol.tokenized(CALL, {"tokens": tokens, "max_model_len": 100})
-    assert vllm_protocol.tokenized(CALL, {"tokens": [0, 7], "max_model_len": 100}) == ([0, 7], 100)
-    assert vllm_protocol.tokenized(CALL, {"tokens": [], "max_model_len": 100}) == ([], 100)
+        replies.tokenized(CALL, {"tokens": tokens, "max_model_len": 100})
+    assert replies.tokenized(CALL, {"tokens": [0, 7], "max_model_len": 100}) == ([0, 7], 100)
+    assert replies.tokenized(CALL, {"tokens": [], "max_model_len": 100}) == ([], 100)
 
 
 class Long(dict[str, object]):
@@ -81,20 +81,20 @@ class Long(dict[str, object]):
 
 
 def test_ids_that_do_not_fit_are_not_even_read_and_the_error_does_not_keep_them() -> None:
-    replies = WeakValueDictionary[int, Long]()
+    waiting = WeakValueDictionary[int, Long]()
 
     def received() -> Long:
-        replies[0] = reply = Long()
+        waiting[0] = reply = Long()
         return reply
 
     with pytest.raises(
         ContextTooLong, match=r"the large model at .*: 4 tokens leave .* length is 3 tokens;"
     ) as caught:
-        vllm_protocol.tokenized(CALL, received(), fitting=True)
-    assert (caught.value.verb, 0 in replies) == ("write", False)
+        replies.tokenized(CALL, received(), fitting=True)
+    assert (caught.value.verb, 0 in waiting) == ("write", False)
     with pytest.raises(MalformedReply):
-        vllm_protocol.tokenized(CALL, received())
-    assert vllm_protocol.tokenized(CALL, {"tokens": [1, 2], "max_model_len": 2}, fitting=True) == (
+        replies.tokenized(CALL, received())
+    assert replies.tokenized(CALL, {"tokens": [1, 2], "max_model_len": 2}, fitting=True) == (
         [1, 2],
         2,
     )
@@ -123,7 +123,7 @@ def test_a_chunk_has_the_finish_reason(
     choice: dict[str, object], ended: str | None, tokens: int
 ) -> None:
     """The token 7 closes the thinking: it belongs to the text, as 5 does not."""
-    chunk = vllm_protocol.parse_chunk(CALL, line(**choice), None, [7])
+    chunk = replies.parse_chunk(CALL, line(**choice), None, [7])
     assert (chunk.ended, len(chunk.tokens)) == (ended, tokens)
 
 
@@ -141,14 +141,14 @@ def test_the_token_that_ends_the_turn_takes_its_spelling_along_and_no_other_text
         stop_reason=None,
         logprobs=known,
     )
-    chunk = vllm_protocol.parse_chunk(CALL, event, 0)
+    chunk = replies.parse_chunk(CALL, event, 0)
     assert [(token.text, token.id) for token in chunk.tokens] == [("So", 3), (" it", 4)]
     assert chunk.received == 3
 
 
 def test_without_spellings_the_token_that_ends_the_turn_takes_no_text_along() -> None:
     event = line(text="So it", token_ids=[3, 4, 9], finish_reason="stop", stop_reason=None)
-    chunk = vllm_protocol.parse_chunk(CALL, event, None)
+    chunk = replies.parse_chunk(CALL, event, None)
     assert [(token.text, token.id) for token in chunk.tokens] == [("", 3), ("So it", 4)]
     assert chunk.received == 3
 
@@ -167,16 +167,16 @@ def test_without_spellings_the_token_that_ends_the_turn_takes_no_text_along() ->
 )
 def test_a_chunk_that_is_not_vllms_is_refused(event: bytes) -> None:
     with pytest.raises(MalformedReply, match="the large model at http://host"):
-        vllm_protocol.parse_chunk(CALL, event, 0)
+        replies.parse_chunk(CALL, event, 0)
 
 
 @pytest.mark.parametrize("finish", ["abort", "error"])
 def test_a_request_that_the_server_gave_up_may_be_tried_elsewhere(finish: str) -> None:
     choice = {"finish_reason": finish, "text": "a", "token_ids": [5]}
     reads: list[Callable[[], object]] = [
-        lambda: vllm_protocol.parse_chunk(CALL, line(**choice), None),
-        lambda: vllm_protocol.choice_probabilities(CALL, {"choices": [choice]}, {"1": 1}),
-        lambda: vllm_protocol.prompt_rows(CALL, {"choices": [choice]}, 0),
+        lambda: replies.parse_chunk(CALL, line(**choice), None),
+        lambda: replies.choice_probabilities(CALL, {"choices": [choice]}, {"1": 1}),
+        lambda: replies.prompt_rows(CALL, {"choices": [choice]}, 0),
     ]
     for read in reads:
         with pytest.raises(
@@ -188,7 +188,7 @@ def test_a_request_that_the_server_gave_up_may_be_tried_elsewhere(finish: str) -
 @pytest.mark.parametrize(("known", "rank"), [(0, 0), (1, 0), (2, 2), (5, 2)])
 def test_a_rank_is_known_within_the_list_of_alternatives(known: int, rank: int) -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -0.5, "a": -1.0}]}
-    (token,) = vllm_protocol.parse_chunk(CALL, line(logprobs=logprobs), known).tokens
+    (token,) = replies.parse_chunk(CALL, line(logprobs=logprobs), known).tokens
     assert (token.text, token.logprob, token.rank, token.id) == ("a", -1.0, rank, 5)
 
 
@@ -205,15 +205,15 @@ def test_alternatives_are_sorted_by_likelihood(
     top: dict[str, float], known: int, rivals: tuple[Token, ...]
 ) -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [top]}
-    (token,) = vllm_protocol.parse_chunk(CALL, line(logprobs=logprobs), known).tokens
+    (token,) = replies.parse_chunk(CALL, line(logprobs=logprobs), known).tokens
     assert token.top == rivals
     assert token.rank == next((rival.rank for rival in rivals if rival.text == "a"), 0)
 
 
 def test_a_log_probability_that_was_lost_is_the_least() -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}
-    (token,) = vllm_protocol.parse_chunk(CALL, line(logprobs=logprobs), 2).tokens
-    assert token == Token("a", vllm_protocol.FLOOR, 0, 5)
+    (token,) = replies.parse_chunk(CALL, line(logprobs=logprobs), 2).tokens
+    assert token == Token("a", replies.FLOOR, 0, 5)
 
 
 def test_the_usage_is_in_the_last_chunk() -> None:
@@ -222,10 +222,10 @@ def test_the_usage_is_in_the_last_chunk() -> None:
         "completion_tokens": 3,
         "prompt_tokens_details": {"cached_tokens": 8},
     }
-    chunk = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [], "usage": usage}), 0)
+    chunk = replies.parse_chunk(CALL, orjson.dumps({"choices": [], "usage": usage}), 0)
     assert (chunk.cached, chunk.received) == (8, 0)
-    assert vllm_protocol.usage({"usage": usage}) == (9, 8, 3)
-    assert vllm_protocol.usage({"usage": {**usage, "prompt_tokens_details": None}}) == (9, 0, 3)
+    assert replies.usage({"usage": usage}) == (9, 8, 3)
+    assert replies.usage({"usage": {**usage, "prompt_tokens_details": None}}) == (9, 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def test_a_pause_is_read_in_seconds_or_up_to_a_date(header: str | None, seconds:
     ],
 )
 def test_a_usage_that_cannot_be_is_clamped(usage: object, counts: tuple[int, int, int]) -> None:
-    assert vllm_protocol.usage({"usage": usage}) == counts
-    assert vllm_protocol.usage({}) == (0, 0, 0)
+    assert replies.usage({"usage": usage}) == counts
+    assert replies.usage({}) == (0, 0, 0)
 
 
 NO_STREAMS: list[tuple[bytes, type[EndpointError], str]] = [
@@ -379,4 +379,4 @@ def test_an_error_inside_a_stream_has_the_servers_words_too(
     body: bytes, kind: type[EndpointError], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
-        vllm_protocol.parse_chunk(CALL, body, 0)
+        replies.parse_chunk(CALL, body, 0)

@@ -14,11 +14,11 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
+from stepspec.orchestrator.backends.vllm import replies
+from stepspec.orchestrator.backends.vllm.http_errors import Call
+from stepspec.orchestrator.backends.vllm.token_stream import StepBuilder
+from stepspec.orchestrator.backends.vllm.tokenizer import ModelTokenizer
 from stepspec.orchestrator.chain import Chain, Step, Token
-from stepspec.orchestrator.endpoints import vllm_protocol
-from stepspec.orchestrator.endpoints.token_stream import StepBuilder
-from stepspec.orchestrator.endpoints.tokenizer import ModelTokenizer
-from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 from tests.vocabularies import FAMILIES, real_tokenizer, token_texts
@@ -79,7 +79,7 @@ def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
     }
     growing = StepBuilder("small", "v", Chain.of("?"), ends=StepEnds((), blocks=False), limit=limit)
     for choice in server.pieces(body):
-        piece = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
+        piece = replies.parse_chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
         for token in piece.tokens:
             if stop := growing.add(token):
                 return growing.end(stop)

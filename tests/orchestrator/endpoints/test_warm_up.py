@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from stepspec import Solver
+from stepspec.orchestrator.backends.vllm import endpoint as module
+from stepspec.orchestrator.backends.vllm.endpoint import WARM_UP_BATCHES, VllmEndpoint, warm_up
 from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.endpoints import vllm as module
-from stepspec.orchestrator.endpoints.vllm import WARM_UP_BATCHES, VllmEndpoint, warm_up
 
 from ...stand_in import GENERATE, FakeVllm, Refuse
 

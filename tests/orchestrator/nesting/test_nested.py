@@ -25,8 +25,8 @@ from stepspec.orchestrator import (
     Verdict,
     reason,
 )
+from stepspec.orchestrator.backends.vllm.token_stream import StepBuilder
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role, Stop
-from stepspec.orchestrator.endpoints.token_stream import StepBuilder
 from stepspec.orchestrator.errors import (
     ConfigurationError,
     EndpointError,

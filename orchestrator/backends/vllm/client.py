@@ -1,0 +1,497 @@
+"""
+The HTTP client of one endpoint: `Connection` sends requests and retries them.
+
+`ConnectedEndpoint` is what the endpoints of language models and of reward models share.
+
+`priority` orders the requests that wait at a server: vLLM with ``--scheduling-policy priority``
+takes the lowest number first, and of equal numbers the earliest request; with any other policy it
+ignores the number. Requests that a chain waits for go before those it may never need. Bodies and
+replies are in `vllm_protocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from math import inf
+from typing import Any, Generic, Self, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+from asyncio_throttle import Throttler  # type: ignore[attr-defined]
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_attempt,
+    stop_before_delay,
+)
+from tenacity import wait_random_exponential as random_exponential
+
+from ...concurrency import background
+from ...endpoints.breaker import UNUSABLE
+from ...endpoints.request_context import CACHE, CARRIED, RUN, priority
+from ...endpoints.settings import Address
+from ...errors import (
+    WAITING,
+    ConfigurationError,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    EndpointUnreachable,
+    LocalShortage,
+    ModelGone,
+)
+from ...interfaces import REQUEST
+from ...json_values import write_json
+from .bodies import COMPLETIONS, HEALTH, METRICS, MODELS, PRIORITISED, WITHOUT_ENGINE, Body
+from .failures import no_connection, shortage
+from .http_errors import (
+    JUDGE,
+    Call,
+    Reply,
+    http_date,
+    http_error,
+    parse_object,
+    refused_elsewhere,
+    reply_error,
+    retry_after,
+)
+from .proxies import proxy_of
+from .replies import model_names, with_last_rows
+from .sse import BROKEN, Events
+
+# seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is
+# sent
+KEEP_ALIVE = 4.0
+
+
+QUIET = 1.0  # seconds of waiting that are not reported
+
+
+REPORT_EVERY = 5.0  # seconds between two reports
+
+
+SILENCE = 4.0  # seconds without an answer, in which a server may have been started again
+
+
+LEAST_CONCURRENCY = 64  # requests at a time, where the settings name no number
+
+
+LONGEST_PAUSE = 10.0  # seconds between two tries, unless the server wants more
+
+
+log, waiting = logging.getLogger("stepspec.requests"), logging.getLogger(WAITING)
+
+
+A = TypeVar("A", bound=Address)
+
+
+T = TypeVar("T")
+
+
+class Connection:
+    """
+    The HTTP connections to one endpoint, shared by all of its requests.
+
+    A request that failed before any part of its answer arrived is retried after a connection error,
+    a 408, a 429 or a 5xx, up to the ``retries`` of the *endpoint* and within its deadlines.
+
+    The requests of a run carry vLLM's ``priority``, unless the settings forbid it or the server has
+    refused one.
+    """
+
+    def __init__(self, endpoint: Address, table: str = "") -> None:
+        self.endpoint = endpoint
+        self._table = table or endpoint.role
+        self.priorities = endpoint.priorities
+        self.reopened = 0  # connections that were opened after a silence
+        self._heard = -inf  # the second of the last answer
+        self._session: aiohttp.ClientSession | None = None
+        self.proxy = _proxy(endpoint.url)
+        self._try = 1  # of the request that was sent last
+        self._slots = asyncio.Semaphore(endpoint.max_concurrency or LEAST_CONCURRENCY)
+        self._starts = _throttle(endpoint.requests_per_second)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        # aiohttp alone: through a client of the openai SDK every request costs the time of another
+        # ten tokens.
+        key = self.endpoint.api_key.get_secret_value() if self.endpoint.api_key else "none"
+        context = _ssl_context(self.endpoint.url)
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEP_ALIVE, ssl=context, socket_factory=self._open_socket
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.endpoint.deadlines.connect),
+            headers={
+                "Authorization": f"Bearer {key}",
+                "Accept": "application/json",
+                # a gateway would hold back the tokens of a compressed stream
+                "Accept-Encoding": "identity",
+            },
+            # one that names a replica would bind all runs to it
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def _open_socket(self, address: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
+        self.reopened += asyncio.get_running_loop().time() - self._heard >= SILENCE
+        family, kind, protocol = address[:3]
+        return socket.socket(family, kind, protocol)
+
+    def call(self, verb: str) -> Call:
+        """Describe a request, for its errors."""
+        return Call(
+            self.endpoint.role,
+            self.endpoint.url,
+            verb,
+            self.endpoint.api_key is not None,
+            self._table,
+        )
+
+    async def post(
+        self,
+        call: Call,
+        path: str,
+        body: Body,
+        *,
+        retries: int | None = None,
+        rows: int | None = None,
+    ) -> Reply:
+        """
+        Send *body* to *path* and return the reply. *retries* None means the settings' number.
+
+        Of the rows of the prompt's tokens only the last *rows* are read; None reads all.
+        """
+        answer = await self.post_unread(call, path, body, retries=retries)
+        reply = parse_object(call, answer if rows is None else with_last_rows(answer, rows))
+        if call.verb != JUDGE and (error := reply_error(call, reply)):
+            raise error
+        return reply
+
+    async def post_unread(
+        self, call: Call, path: str, body: Body, *, retries: int | None = None
+    ) -> bytes:
+        """Send *body* to *path* and return the body of the reply, in which an error may stand."""
+        return await self._fetch(call, path, body, retries)
+
+    async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
+        return await self._fetch(call, path, None, retries)
+
+    async def model_name(self) -> str:
+        """
+        Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not
+        served.
+        """
+        call, wanted = self.call("connect"), self.endpoint.model
+        async with background(self._report_waiting()):
+            served = model_names(call, parse_object(call, await self.get(call, MODELS)))
+        if served and wanted in (None, *served):
+            return wanted or served[0]
+        message = (
+            f"no model {wanted or 'at all'!r} is served here; served:"
+            f" {', '.join(map(repr, served)) or 'none'}"
+        )
+        cure = (
+            f"; name one of them as model in [{self._table}], or leave model out" if served else ""
+        )
+        raise call.error(EndpointRejected, f"{message}{cure}")
+
+    @asynccontextmanager
+    async def stream(
+        self, call: Call, body: Body, *, path: str = COMPLETIONS
+    ) -> AsyncGenerator[Events]:
+        """
+        Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the
+        request.
+        """
+        deadlines = self.endpoint.deadlines
+        async with self._slots, self._starts:
+            ends = asyncio.get_running_loop().time() + deadlines.total
+            beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
+            events = await _within(
+                call, deadlines.unstreamed, "no token in the first {:g} s", beginning
+            )
+            try:
+                yield events
+            finally:
+                await events.close()
+
+    async def _begin(self, call: Call, path: str, body: Body, ends: float) -> Events:
+        response = await self._send(call, path, body)
+        pieces, release = response.content.iter_any(), partial(_release, response)
+        events = Events(call, pieces, release, self.endpoint.deadlines, ends)
+        try:
+            await events.prime()
+        except BaseException:
+            await events.close()
+            raise
+        return events
+
+    async def _fetch(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
+        async def fetch() -> bytes:
+            response = await self._send(call, path, body)
+            try:
+                return await response.read()
+            except BROKEN as exc:
+                broke = "the connection broke before the end of the answer: did the server die?"
+                raise call.error(EndpointUnavailable, broke) from exc
+            finally:
+                await _release(response)
+
+        longest = self.endpoint.deadlines.unstreamed
+        slots = nullcontext() if path in WITHOUT_ENGINE else self._slots
+        async with slots, nullcontext() if path in (HEALTH, METRICS) else self._starts:
+            return await _within(
+                call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries)
+            )
+
+    async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
+        """
+        Send one request, with its priority and the salt of its cache; return the response with its
+        body unread.
+        """
+        if body is None or path not in PRIORITISED:
+            return await self._send_once(call, path, body)
+        body = {**body, **CACHE.get()}
+        value = priority(REQUEST.get(), RUN.get()) if self.priorities else None
+        if value is None:
+            return await self._send_once(call, path, body)
+        try:
+            return await self._send_once(call, path, {**body, "priority": value})
+        except EndpointRejected as exc:
+            if "priority" not in exc.cause.lower():
+                raise
+            self.priorities = False
+            return await self._send_once(call, path, body)
+
+    async def _send_once(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
+        method, content, headers = "GET", None, CARRIED.get()
+        if body is not None:
+            method, content, headers = (
+                "POST",
+                _json(call, body),
+                {"Content-Type": "application/json", **headers},
+            )
+        url = f"{self.endpoint.url}{path}"
+        try:
+            self._session = self._session or self._open_session()
+            response = await self._session.request(
+                method, url, data=content, headers=headers, proxy=self.proxy
+            )
+            self._heard = asyncio.get_running_loop().time()
+            log.debug("%s %s: %d", method, url, response.status)
+            if response.status >= 400:
+                raise _refusal(
+                    http_error(call, response.status, await response.read(), path), response, path
+                )
+        except BROKEN as exc:
+            raise connection_error(call, exc, self.endpoint.deadlines.connect, self.proxy) from exc
+        return response
+
+    async def _retry(
+        self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None
+    ) -> T:
+        try:
+            return await send()  # Tenacity alone would cost more than sending it.
+        except (EndpointUnavailable, LocalShortage) as exc:
+            failed: list[EndpointUnavailable | LocalShortage] = [exc]
+
+        async def send_again() -> T:
+            if failed:
+                raise failed.pop()
+            async with self._starts:
+                return await send()
+
+        tries = 1 + (self.endpoint.retries if retries is None else retries)
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(tries) | stop_before_delay(deadline),
+            wait=_wait,
+            retry=retry_if_exception_type((EndpointUnavailable, LocalShortage))
+            & retry_if_not_exception_type(ModelGone),
+            before_sleep=self._report_retry,
+            reraise=True,
+        )
+        try:
+            return await retrying(send_again)
+        except (EndpointUnavailable, LocalShortage) as exc:
+            # The message names the cause; a traceback through five libraries would hide it.
+            raise exc from None
+
+    def _report_retry(self, state: RetryCallState) -> None:
+        self._try = state.attempt_number + 1
+        log.info("%s; try %d in %.1f s", _failure(state), self._try, state.upcoming_sleep)
+
+    async def _report_waiting(self) -> None:
+        """
+        Report, after a second and then every few seconds, that the server does not answer its first
+        request.
+        """
+        self._try = 1
+        await asyncio.sleep(QUIET)
+        while True:
+            about = self.endpoint.role, self.endpoint.url, self._try, 1 + self.endpoint.retries
+            waiting.info("waiting for the %s model at %s: try %d of %d", *about)
+            await asyncio.sleep(REPORT_EVERY)
+
+
+class ConnectedEndpoint(Generic[A]):
+    """
+    One served model and the connection to it, which all runs share; the connection is closed on
+    leaving.
+
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used. The cure names
+    the *table* of the settings, by default that of the role.
+    """
+
+    def __init__(self, settings: A, table: str = "") -> None:
+        self.settings, self._table = settings, table
+        self.name = settings.model or ""
+        self._looked = 0  # connections reopened when the server was looked at last
+
+    async def __aenter__(self) -> Self:
+        self.connection = Connection(self.settings, self._table)
+        try:
+            self.name = await self.connection.model_name()
+            await self._learn()
+            self._looked = self.connection.reopened
+        except BaseException:
+            await self.connection.close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.connection.close()
+
+    async def _after_reopening(self, look: Callable[[], Awaitable[object]]) -> None:
+        """
+        Take a *look* at the server if a connection was opened after a silence since the last one.
+
+        A restart of the server closes all connections, and takes longer than `SILENCE`.
+        """
+        if (reopened := self.connection.reopened) > self._looked:
+            await look()
+            self._looked = reopened
+
+    async def _learn(self) -> None:
+        """Find out what is needed of the model besides its name."""
+        raise NotImplementedError
+
+
+def connection_error(
+    call: Call, exc: Exception, seconds: float, proxy: str | None
+) -> EndpointUnreachable | LocalShortage:
+    """
+    Make the error of a request without an answer, with the exception *exc* of the HTTP client.
+
+    *seconds* is the deadline for a connection, and *proxy* the URL of the proxy, if there is one.
+    """
+    if reason := shortage(exc):
+        return LocalShortage(reason)
+    return call.error(EndpointUnreachable, no_connection(exc, call.url, seconds, proxy))
+
+
+def _refusal(error: EndpointError, response: aiohttp.ClientResponse, path: str) -> EndpointError:
+    """
+    Add to the *error* of a *response* when the server wants the request again, or which URL has
+    refused it.
+    """
+    if isinstance(error, EndpointUnavailable):
+        now = http_date(response.headers.get("date")) or time.time()
+        error.retry_after = retry_after(response.headers.get("retry-after"), now)
+    elif response.history and response.status in UNUSABLE:
+        return refused_elsewhere(
+            error, str(response.url).removesuffix("" if error.verb == JUDGE else path)
+        )
+    return error
+
+
+async def _release(response: aiohttp.ClientResponse) -> None:
+    """Give the connection of *response* back if its body is read, else close it."""
+    response.release()
+    await response.wait_for_close()
+
+
+def _json(call: Call, body: Body) -> bytes:
+    try:
+        return write_json(body, "refuse")
+    except TypeError as exc:  # half of a surrogate pair, as of an argument in another encoding
+        raise call.error(
+            EndpointRejected, f"a text that is no Unicode cannot be sent ({exc}): is it UTF-8?"
+        ) from exc
+
+
+def _proxy(url: str) -> str | None:
+    """
+    Return the proxy for *url* that the environment names; None without one. Raise
+    `ConfigurationError` for SOCKS.
+    """
+    parts = urlsplit(url)
+    proxy = proxy_of(url)
+    if proxy is None:
+        return None
+    if proxy.startswith("socks"):
+        cure = f"name another one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
+        raise ConfigurationError(
+            f"the environment names a SOCKS proxy (all_proxy), which cannot be used: {cure}"
+        )
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _ssl_context(url: str) -> ssl.SSLContext | bool:
+    """
+    Return the certificates to trust at *url*, which ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` may
+    name.
+    """
+    if not url.startswith("https:"):
+        return True
+    from httpx2 import create_ssl_context  # here, because nothing else of it is needed
+
+    return create_ssl_context()
+
+
+_backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)
+
+
+def _failure(state: RetryCallState) -> EndpointUnavailable | LocalShortage:
+    exc = state.outcome.exception() if state.outcome else None
+    assert isinstance(exc, EndpointUnavailable | LocalShortage)
+    return exc
+
+
+def _wait(state: RetryCallState) -> float:
+    """Return the seconds until the next try: those that the server asks for, at least."""
+    failure = _failure(state)
+    if isinstance(failure, LocalShortage):
+        return float(_backoff(state))
+    return max(_backoff(state), failure.retry_after)
+
+
+def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
+    """
+    Limit the requests per second to *rate*, in whole requests, because the throttler never releases
+    half of one.
+    """
+    if rate is None:
+        return nullcontext()
+    burst = max(1, int(rate))
+    return Throttler(burst, burst / rate)
+
+
+async def _within(call: Call, seconds: float, message: str, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for *work*. Raise `EndpointUnavailable` with the *message* after that many *seconds*."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise call.error(EndpointUnavailable, message.format(seconds)) from None

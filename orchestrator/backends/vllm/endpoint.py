@@ -1,0 +1,324 @@
+"""
+A model served by vLLM: `VllmEndpoint`, which all runs share. `VllmModel` is the `Model` of one run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from itertools import product
+
+from ...chain import Chain, Message, Step, Token, Tool, Toolset
+from ...concurrency import at_once
+from ...endpoints.capabilities import Capabilities
+from ...endpoints.chat_template import Template
+from ...endpoints.interfaces import Format, ParsedAnswer, ParsedTokens, ParserState, or_now
+from ...endpoints.metrics import (
+    Acceptance,
+    QueueGauges,
+    read_acceptance,
+    read_cache_config,
+    read_queue,
+    read_start,
+)
+from ...endpoints.replicas import ReplicatedEndpoint
+from ...endpoints.settings import GREEDY, Endpoint, Sampling
+from ...errors import (
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MissingCapability,
+    StepspecError,
+)
+from ...events import Observer
+from . import bodies, tool_protocol
+from .bodies import HEALTH, METRICS
+from .model import VllmModel
+from .probe import probe
+from .server import VllmServer
+from .text_encoder import AsyncCache
+from .tokenizer import ModelTokenizer
+from .tool_protocol import DERENDER, RENDER
+
+WARM_UP_TOKENS = 8
+# requests at the same time: compilers make a version of their own for a size of 1
+WARM_UP_BATCHES = (1, 4)
+WARM_UP_SECONDS = 120.0
+TOOLSETS = 64  # whose formats are remembered
+
+
+class VllmEndpoint(VllmServer):
+    """
+    The connection to one served model, with its name, tokenizer and chat template, which are learnt
+    on entering.
+
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used, and
+    `MissingCapability` if its chat template cannot be learnt.
+    """
+
+    def __init__(self, settings: Endpoint, table: str = "") -> None:
+        super().__init__(settings, table)
+        self._process: tuple[bytes, bool] | None = None  # see `_begin`; None: not connected yet
+        self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
+
+    async def _learn(self) -> None:
+        self.encoder = ModelTokenizer(self.connection, self.name, self.settings)
+        await self.encoder.learn()
+        await self._learn_flags()
+
+    async def _learn_flags(self) -> None:
+        """
+        Find out whether the server speculates, unless its metrics show that its process is the one
+        that is known.
+        """
+        metrics = await self._metrics()
+        process = read_start(metrics), read_acceptance(metrics) is not None
+        if process != self._process and (metrics or self._process is None):
+            self._begin(process)
+
+    def _begin(self, process: tuple[bytes, bool]) -> None:
+        """
+        Forget what was tried out at another *process*, of which its start is known, and whether it
+        speculates.
+        """
+        self._process, (_, self.speculates), self.spellings = (
+            process,
+            process,
+            {**self.encoder.marks},
+        )
+        # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the
+        # engine ends.
+        self.by_id, self._can = False if self.speculates else None, None
+        self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
+        self.connection.priorities = self.settings.priorities
+
+    @property
+    def template(self) -> Template:
+        return self.encoder.template
+
+    @property
+    def vocabulary(self) -> str:
+        """Equal for models that share their token ids."""
+        return self.encoder.vocabulary
+
+    @property
+    def usable(self) -> bool:
+        return True
+
+    @property
+    def room(self) -> int:
+        return self.encoder.room
+
+    async def queue(self) -> QueueGauges | None:
+        """Read the server's queue; None if it shows none, or cannot be reached."""
+        return read_queue(await self._metrics())
+
+    async def acceptance(self) -> Acceptance | None:
+        """
+        Read the server's counters of token-level speculation; None without speculation or without
+        metrics.
+        """
+        return read_acceptance(await self._metrics())
+
+    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
+        """Count the tokens that a chain about *messages* begins with."""
+        await self._after_reopening(self._look)
+        return len(await self.encoder.prefix(messages, tools))
+
+    async def check_health(self) -> None:
+        """
+        Raise `EndpointUnavailable` if ``/health`` answers with a failure; a server without it is
+        healthy.
+        """
+        with suppress(EndpointRejected):
+            await self.connection.get(self.connection.call("probe"), HEALTH, retries=0)
+
+    async def check_unchanged(self) -> None:
+        """
+        Raise `EndpointUnavailable` if the server's vocabulary, chat template or context is not as
+        it was learnt.
+        """
+        if await self.encoder.changed():
+            message = (
+                "another server answers here, or the same one with other flags: it is to be learnt"
+                " anew"
+            )
+            raise self.connection.call("connect").error(EndpointUnavailable, message)
+
+    async def _look(self) -> None:
+        await at_once((self.check_unchanged(), self._learn_flags()))
+
+    def adopt(self, fresh: VllmEndpoint) -> None:
+        """Take over what *fresh*, a new connection to the same server, has learnt."""
+        ours, theirs = (
+            (each.rendered_last, each.vocabulary, each.template)
+            for each in (self.encoder, fresh.encoder)
+        )
+        if ours != theirs:
+            self.encoder = fresh.encoder
+            self.encoder.connection = self.connection
+        self.encoder.room = fresh.room
+        self.cache = fresh.cache
+        self._begin(fresh._process or (b"", False))
+
+    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+        """
+        Whether the model thinks in a block of its own before it answers *messages*: see
+        `Template.opens`.
+
+        Runs begin with this question. A server that was started again has closed every connection:
+        after a new one, such as a check of health opens, look whether the server is the same.
+        """
+        await self._after_reopening(self._look)
+        return await self.encoder.opens(messages, tools)
+
+    async def tool_format(self, toolset: Toolset) -> Format | None:
+        """
+        Ask the server in which form an answer has to call tools of *toolset*; None: in any form.
+
+        Raise `MissingCapability`, with the cure, if it has no parser for such answers.
+        """
+        return await self._tool_formats(toolset)
+
+    async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer:
+        """
+        Let the server's parser read the *tokens* of a complete answer with *toolset*.
+
+        A parser that takes the beginning of the answer for thinking is shown an empty thinking
+        block before it. Not all are, as other parsers take that block for content.
+        """
+        ids = await self._token_ids(tokens)
+        if not ids:
+            return ParsedAnswer("", ())
+        parsed = await self._parse_whole(toolset, ids)
+        if parsed.reasoning:
+            parsed = await self._parse_whole(toolset, [*await self.encoder.empty_block(), *ids])
+        answer = parsed.after("".join(token.text for token in tokens))
+        if not answer.calls:
+            return answer
+        try:
+            return answer.with_ids(await self.parse_tokens(toolset, tokens, {}, finished=True))
+        except EndpointRejected:
+            return answer
+
+    async def parse_tokens(
+        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+    ) -> ParsedTokens:
+        """
+        Let the server's parser read the next *tokens* of an answer with *toolset*, after what
+        *state* describes. A *finished* answer ends with them.
+        """
+        ids, block = await self._token_ids(tokens), await self.encoder.empty_block()
+        call, request = self.connection.call("parse"), self._parsed_request(toolset)
+        body = tool_protocol.tokens_body(request, block, ids, state, finished=finished)
+        reply = await self.connection.post(call, DERENDER, body)
+        return tool_protocol.parsed_tokens(call, reply)
+
+    async def _parse_whole(self, toolset: Toolset, ids: Sequence[int]) -> ParsedAnswer:
+        call, request = self.connection.call("parse"), self._parsed_request(toolset)
+        body = tool_protocol.answer_body(request, await self.encoder.empty_block(), ids)
+        reply = await self.connection.post(call, DERENDER, body)
+        return tool_protocol.parsed_answer(call, reply, parallel=toolset.parallel)
+
+    def _parsed_request(self, toolset: Toolset) -> bodies.Body:
+        return tool_protocol.parsed_request(self.name, toolset, self.settings.template)
+
+    async def _token_ids(self, tokens: Sequence[Token]) -> list[int]:
+        ids: list[int] = []
+        for token in tokens:
+            ids += [token.id] if token.id >= 0 else await self.encoder.encode(token.text)
+        return ids
+
+    async def _tool_format(self, toolset: Toolset) -> Format | None:
+        if self.template.markers.opens_message:
+            raise MissingCapability(
+                f"the {self.role} model at {self.settings.url}: its chat template opens a message"
+                " for the answer, in which no tool can be called; send requests with tools to the"
+                " model by its own name"
+            )
+        call = self.connection.call("learn the form of tool calls")
+        try:
+            reply = await self.connection.post(
+                call, RENDER, tool_protocol.chat_request(self.name, toolset)
+            )
+        except EndpointRejected as exc:
+            raise (tool_protocol.no_parser(exc) or exc) from exc
+        return tool_protocol.answer_format(call, reply)
+
+    def model(
+        self,
+        sampling: Sampling = GREEDY,
+        *,
+        observe: Observer = lambda event: None,
+        clock: Callable[[], float] | None = None,
+        format: Format | None = None,
+    ) -> VllmModel:
+        """
+        Make the model of one run. *clock* returns the seconds since the run began; by default it
+        begins now.
+
+        With a *format*, everything that this model writes is JSON.
+        """
+        return VllmModel(self, sampling, observe, or_now(clock), format)
+
+    async def capabilities(self) -> Capabilities:
+        """Find out what the server can do; later calls return the first result."""
+        if self._can is None:
+            suffix = self.settings.suffix_scoring
+            self._can = await probe(self.connection, self.name, self.encoder, suffix_scoring=suffix)
+            self.by_id = self._can.chosen_logprobs
+        return self._can
+
+    async def warm_up(self) -> None:
+        """
+        Send every kind of request that methods send, one at a time and then several, so that no run
+        is the first.
+
+        vLLM compiles what it needs for log-probabilities when they are first requested, which takes
+        seconds. Failures are left to the runs that need what fails, and whatever takes longer than
+        `WARM_UP_SECONDS` is given up.
+        """
+        chain, step = Chain.of("What is 1 + 1?"), Step("2", "small")
+        greedy, sampled = self.model(), self.model(Sampling(seed=0))
+        requests: tuple[Callable[[], Awaitable[object]], ...] = (
+            lambda: greedy.write(chain, limit=WARM_UP_TOKENS),
+            lambda: sampled.write(chain, limit=WARM_UP_TOKENS, top=bodies.MAX_LOGPROBS),
+            lambda: greedy.ask(chain.extend(step), "Is it right?", "0123456789"),
+            lambda: greedy.score(chain, step.text, top=bodies.MAX_LOGPROBS),
+            lambda: self.model(format="json").write(chain, limit=WARM_UP_TOKENS),
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WARM_UP_SECONDS):
+                for request, count in product(requests, WARM_UP_BATCHES):
+                    await asyncio.gather(*(request() for _ in range(count)), return_exceptions=True)
+
+    async def _metrics(self) -> bytes:
+        try:
+            metrics = await self.connection.get(self.connection.call("probe"), METRICS, retries=0)
+        except EndpointError:
+            return b""
+        self.cache = read_cache_config(metrics) or self.cache
+        return metrics
+
+
+async def warm_up(settings: Endpoint) -> None:
+    """
+    Warm up the server that *settings* name. One that cannot be used is left to its users, who get
+    the reason.
+    """
+    with suppress(StepspecError):
+        async with VllmEndpoint(settings) as endpoint:
+            await endpoint.warm_up()
+
+
+def connect(settings: Endpoint, table: str = "", *, optional: bool = False) -> ReplicatedEndpoint:
+    """
+    Make the endpoint that *settings* describe; it connects on entering. Errors name the *table* of
+    the settings.
+
+    An *optional* one may be entered while no server of it is up.
+    """
+    return ReplicatedEndpoint(
+        settings, lambda server: VllmEndpoint(server, table), optional=optional
+    )

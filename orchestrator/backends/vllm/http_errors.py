@@ -1,0 +1,321 @@
+"""The errors of vLLM's HTTP protocol as exceptions, with what cures them. Pure: no I/O."""
+
+from __future__ import annotations
+
+import re
+from codecs import BOM_UTF8
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from math import isfinite
+from typing import Any, TypeAlias, TypeVar, cast
+
+import orjson
+
+from ...chain import Party
+from ...errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+    ModelGone,
+)
+from .bodies import COMPLETIONS, DETOKENIZE, MODELS, PRIORITISED, TOKENIZE
+
+Reply: TypeAlias = Mapping[str, Any]
+
+
+E = TypeVar("E", bound=EndpointError)
+
+
+# vLLM's complaint if uninitialised memory holds no finite number
+NOT_JSON_COMPLIANT = "not JSON compliant"
+
+
+TOO_LONG = re.compile(
+    "max_model_len|maximum model length|context"
+    " (length|window)|context_length_exceeded|(prompt|input) is too long",
+    re.IGNORECASE,
+)
+
+
+MOST_LOGPROBS = "greater than max allowed"  # the complaint of vLLM about log-probabilities
+
+
+NO_TEMPLATE = "must provide a chat template"  # the complaint of vLLM, in words of transformers
+
+
+TEMPLATE_CURE = (
+    "the model has no chat template: start vLLM with --chat-template FILE, or serve a model that"
+    " was trained on conversations (its name often ends in Instruct, Chat or Thinking)"
+)
+
+
+JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
+
+
+NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
+
+
+TITLE, TAG = re.compile(r"<title>([^<]*)</title>", re.IGNORECASE), re.compile(r"<[^<>]*>")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """
+    What the error messages of a request name: the model's role, the server's URL, and the verb of
+    the request.
+
+    *keyed* is whether it has a key. *table* is the model's table of the settings, as
+    ``small.large``; "": its role.
+    """
+
+    role: Party
+    url: str
+    verb: str
+    keyed: bool = False
+    table: str = ""
+
+    def error(self, kind: type[E], message: str) -> E:
+        return kind(message, role=self.role, url=self.url, verb=self.verb)
+
+
+def retry_after(header: str | None, now: float) -> float:
+    """
+    Read the seconds of a Retry-After header, a number or a date; 0 without one, and for anything
+    else.
+
+    *now* is the server's time, in seconds since 1970.
+    """
+    try:
+        seconds = float(header or 0)
+    except ValueError:
+        date = http_date(header)
+        seconds = 0.0 if date is None else date - now
+    return max(0.0, seconds) if isfinite(seconds) else 0.0
+
+
+def http_date(header: str | None) -> float | None:
+    """Read a date in a header as seconds since 1970; None without one, and for anything else."""
+    try:
+        date = parsedate_to_datetime(header or "")
+    except (TypeError, ValueError):
+        return None
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+
+
+def http_error(call: Call, status: int, body: bytes, path: str = "") -> EndpointError:
+    """Make the error for a response of *path* with an HTTP *status* of 400 or more."""
+    error = _http_error(call, status, _error_message(body), path)
+    error.status = status
+    return error
+
+
+def _http_error(call: Call, status: int, message: str, path: str) -> EndpointError:
+    if status in (401, 403):
+        return call.error(EndpointRejected, _refused_key(call, status, message))
+    if status == 404 and path in PRIORITISED and "model" in message.lower():
+        cure = (
+            f"does the server serve another model now? Correct model in [{call.table or call.role}]"
+        )
+        return call.error(ModelGone, f"HTTP 404: {message.rstrip('.')}; {cure}")
+    if status == 404:
+        return call.error(EndpointRejected, f"HTTP 404: {_not_found(call, message, path)}")
+    if status in NOT_READY:
+        cause = (
+            f"HTTP {status}: {message}; wait until the server is ready: it may be loading or"
+            " overloaded"
+        )
+        return call.error(EndpointUnavailable, cause)
+    if status in (408, 429) or status >= 500:
+        return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
+    if TOO_LONG.search(message):
+        return call.error(ContextTooLong, message)
+    if MOST_LOGPROBS in message:
+        message += (
+            "; start vLLM with a larger --max-logprobs (by default 20), or choose another method"
+        )
+    if NO_TEMPLATE in message:
+        return call.error(EndpointRejected, TEMPLATE_CURE)
+    return call.error(EndpointRejected, f"HTTP {status}: {message}")
+
+
+def _refused_key(call: Call, status: int, message: str) -> str:
+    refused = "the key was refused" if call.keyed else "a key is needed, and none is set"
+    table = call.table or call.role
+    setting = f"api_key in [{table}], or STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
+    return (
+        f"{refused} (HTTP {status}: {message}); set {'the right' if call.keyed else 'it as'}"
+        f" {setting}"
+    )
+
+
+def _not_found(call: Call, message: str, path: str) -> str:
+    if path == MODELS:
+        return (
+            f"{message}, at {path}: no OpenAI-compatible server is at this URL; is the port right,"
+            " and does the URL end where /v1 begins, or in /v1, such as http://localhost:8000/v1?"
+        )
+    if path in (TOKENIZE, DETOKENIZE):
+        return (
+            f"{message}, at {path}, which every vLLM server has: is this another server, or a proxy"
+            " that forwards only /v1? Let it forward all paths, or use vLLM's own URL"
+        )
+    if call.verb == JUDGE:
+        return f"{message}, at {path}; is the path of url in [critic] right?"
+    return f"{message}; is a vLLM server at this URL?"
+
+
+def refused_elsewhere(error: EndpointError, url: str) -> EndpointError:
+    """
+    Make the error for a request that was redirected to *url* and rejected there: a key or a body
+    gets lost so.
+    """
+    cause = (
+        f"this URL redirects to {url}, which refuses the request (HTTP {error.status}): set that"
+        " as url"
+    )
+    moved = EndpointRejected(cause, role=error.role, url=error.url, verb=error.verb)
+    moved.status = error.status
+    return moved
+
+
+def reply_error(call: Call, reply: Reply) -> EndpointError | None:
+    """
+    Make the error that a *reply* with the HTTP status 200 carries, whole or inside a stream; None
+    for no error.
+    """
+    error = reply.get("error") or (reply if reply.get("object") == "error" else None)
+    if not error:
+        return None
+    code: Any = _object(error).get("code")
+    status = int(code) if str(code).isdecimal() else 0
+    body = orjson.dumps(reply)
+    if 400 <= status < 600:
+        return http_error(call, status, body, COMPLETIONS)
+    if "badrequest" in str(_object(error).get("type")).lower().replace("_", "").replace(
+        "invalidrequest", "badrequest"
+    ):
+        return http_error(call, 400, body, COMPLETIONS)
+    return call.error(EndpointUnavailable, f"an error with HTTP 200: {_error_message(body)}")
+
+
+def no_reply(call: Call, body: bytes) -> EndpointError | None:
+    """
+    Make the error that a *body* without an HTTP error is, or carries; None for a JSON object
+    without one.
+    """
+    if not body.strip():
+        return call.error(
+            EndpointUnavailable,
+            "an empty answer: did the server, or a proxy in front of it, give up?",
+        )
+    try:
+        reply = parse_object(call, body.removeprefix(BOM_UTF8))
+    except MalformedReply as exc:
+        return exc
+    return None if reply.get("object") == "response" else reply_error(call, reply)
+
+
+def no_stream(call: Call, body: bytes) -> EndpointError:
+    """
+    Make the error for a *body*, or its beginning, that came with HTTP 200 where a stream was asked
+    for.
+    """
+    if error := no_reply(call, body):
+        return error
+    if "choices" in parse_object(call, body.removeprefix(BOM_UTF8)):
+        return call.error(
+            MalformedReply, "the answer in one piece, not as a stream: does a proxy collect it?"
+        )
+    return call.error(
+        MalformedReply, f"no stream, but {_error_message(body)}; is this the URL of a vLLM server?"
+    )
+
+
+def _error_message(body: bytes) -> str:
+    """
+    Find the server's message in the *body* of an error, in any of the usual shapes, as one line.
+    """
+    try:
+        reply: object = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        text = body.decode(errors="replace").strip()
+        return (
+            one_line(_page_title(text) if text.startswith("<") else text)[:500] or "no reason given"
+        )
+    for key in ("error", "message", "detail"):
+        reply = _object(reply).get(key) or reply
+    return one_line(str(reply))[:500]
+
+
+def _page_title(page: str) -> str:
+    """Return the title of a web page, or its text if it has none."""
+    title = TITLE.search(page)
+    return title[1] if title else TAG.sub(" ", page)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def parse_object(call: Call, body: bytes) -> Reply:
+    """Parse a JSON object. Raise `MalformedReply` for anything else."""
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        reply = None
+    if not isinstance(reply, dict):
+        text = body.decode(errors="replace").strip()
+        if text.startswith("<"):
+            title = one_line(_page_title(text))[:80]
+            raise call.error(
+                MalformedReply,
+                f"a web page ({title!r}), not JSON; is this the URL of a vLLM server?",
+            )
+        raise call.error(
+            MalformedReply, f"not a JSON object: {body[:200]!r}; is this the URL of a vLLM server?"
+        )
+    return cast("Reply", reply)
+
+
+def object_in(body: bytes) -> Reply:
+    """Parse a JSON object; empty for anything else."""
+    try:
+        return _object(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return {}
+
+
+@contextmanager
+def reading(call: Call, wanted: str, reply: object) -> Generator[None]:
+    """Raise `MalformedReply` if the block finds no *wanted* in *reply*, as vLLM sends it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+        message = f"no {wanted} in the answer {str(reply)[:200]}; is this the URL of a vLLM server?"
+        raise call.error(MalformedReply, message) from exc
+
+
+def checked(call: Call, reply: Reply) -> Reply:
+    """Return *reply*. Raise the error that it carries."""
+    if error := reply_error(call, reply):
+        raise error
+    return reply
+
+
+def no_room(count: int, room: int) -> str:
+    """
+    Say, in words that clients look for, that *count* tokens leave no room in a context of *room*,
+    and what to do.
+    """
+    cure = "shorten it, or serve the model with a longer --max-model-len"
+    longest = f"this model's maximum context length is {room} tokens"
+    return f"the prompt is too long: {count} tokens leave no room to think; {longest}; {cure}"
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

@@ -1,0 +1,194 @@
+"""
+A reward model served by vLLM, over ``/pooling``, the route that every kind of reward model has.
+
+The prompt is laid out as RSD's authors do it: the token ids of the problem and a line break, then
+for every step the ids of its text and the last id of the delimiter. Each text is encoded by itself,
+so that the reward is always read at the delimiter's own token: in one text a full stop and a blank
+line may share a token, which the reward model was not trained on. There are no thinking tags. With
+the layout "chat" the problem goes through the model's chat template instead, and the steps stand in
+the assistant's turn, as Qwen2.5-Math-PRM reads them.
+
+The ids end with the last step's delimiter. That is where a model with one value per sequence gives
+its value, and the last value of a model with one per token or per step. The request asks for
+logits, whatever activation the server has for the model's head, and this module maps them to 0 to
+1: one value by a sigmoid, two (wrong, right) by a softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import exp
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from ...chain import Chain, Message, Rating
+from ...endpoints.interfaces import or_now
+from ...endpoints.settings import CriticEndpoint
+from ...errors import EndpointRejected, EndpointUnavailable
+from ...events import Observer
+from .bodies import POOLING, Body, pooling_body, tokenize_body
+from .client import ConnectedEndpoint
+from .replies import pooled_values, usage
+from .text_encoder import AsyncCache, TextEncoder
+from .token_stream import RequestMeter
+from .tokenizer import CONVERSATIONS_KEPT
+from .tokenizer import PROBE as SPELLING
+
+PROBE = Chain.of("What is 1 + 1?")
+PAUSE = 5.0  # seconds between two tries of a rating while the server is down
+PLAIN = "1"  # shows which tokens the tokenizer puts around a text
+
+
+class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
+    """
+    The connection to one served reward model.
+
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used or serves no
+    reward model.
+    """
+
+    def __init__(self, settings: CriticEndpoint) -> None:
+        super().__init__(settings)
+        self.logits = True  # whether the server returns logits when a request asks for them
+        self.patience = 0.0  # seconds for which a rating waits while the server is down
+
+    def critic(
+        self, *, observe: Observer = lambda event: None, clock: Callable[[], float] | None = None
+    ) -> VllmRewardModel:
+        """
+        Make the critic of one run. *clock* returns the seconds since the run began; by default it
+        begins now.
+        """
+        return VllmRewardModel(self, observe, or_now(clock))
+
+    async def body(self, chain: Chain, *, logits: bool = True) -> Body:
+        """Make the body of the request that rates the last step of *chain*."""
+        ids = list(await self._problems(chain.messages))
+        delimiter = (await self._encoder.literally(self.settings.delimiter))[-1:]
+        for text in paragraphs(chain):
+            ids += [*await self._encoder.between("", text, ""), *delimiter]
+        return pooling_body(self.name, ids, logits=logits)
+
+    async def _problem(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        """Encode the text before the first step."""
+        settings = self.settings
+        turns = [message for message in messages if message.role != "system"]
+        if settings.layout == "plain":
+            text = "\n".join(message.content for message in turns)
+            ids = await self._encoder.between(settings.prefix, text, "\n")
+            plain = await self._encoder.literally(PLAIN)
+            around, _ = await self._encoder.tokenize(
+                tokenize_body(self.name, PLAIN, special_tokens=True)
+            )
+            start = next(
+                (at for at in range(len(around)) if tuple(around[at : at + len(plain)]) == plain), 0
+            )
+            return (*around[:start], *ids, *around[start + len(plain) :])
+        system = [{"role": "system", "content": settings.prefix}] if settings.prefix else []
+        conversation = [
+            *system,
+            *({"role": message.role, "content": message.content} for message in turns),
+        ]
+        return tuple((await self._encoder.rendered(conversation)).ids)
+
+    async def _learn(self) -> None:
+        self._encoder = TextEncoder(self.connection, self.name)
+        self._problems = AsyncCache(self._problem, CONVERSATIONS_KEPT)
+        self._spelling = await self._spelt()
+        await self._learn_logits()
+
+    async def refresh(self) -> None:
+        """Learn the server anew if it was started again with another model under the same name."""
+        await self._after_reopening(self._learn_if_changed)
+
+    async def _learn_if_changed(self) -> None:
+        if await self._spelt() != self._spelling:
+            await self._learn()
+
+    async def _spelt(self) -> tuple[list[int], int]:
+        return await self._encoder.tokenize(tokenize_body(self.name, SPELLING, special_tokens=True))
+
+    async def _learn_logits(self) -> None:
+        """
+        Rate the same text with and without activation, to see whether the server returns logits
+        when asked to.
+        """
+        call = self.connection.call("rate")
+        try:
+            logits, activated = [
+                pooled_values(
+                    call,
+                    await self.connection.post(call, POOLING, await self.body(PROBE, logits=raw)),
+                )
+                for raw in (True, False)
+            ]
+        except EndpointRejected as exc:
+            if exc.status != 404:
+                raise
+            cure = (
+                "no /pooling or no /tokenize here; is this a reward model, served by vLLM with"
+                " --runner pooling?"
+            )
+            raise call.error(EndpointRejected, cure) from exc
+        self.logits = logits != activated or not all(0 <= value <= 1 for value in logits)
+
+
+class VllmRewardModel:
+    """
+    The `Critic` of one run: the run's observer and clock on the endpoint's connection, which all
+    runs share.
+    """
+
+    def __init__(
+        self, endpoint: RewardModelEndpoint, observe: Observer, clock: Callable[[], float]
+    ) -> None:
+        self._endpoint, self._observe, self._clock = endpoint, observe, clock
+
+    async def rate(self, chain: Chain) -> Rating:
+        """
+        Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the
+        step before.
+        """
+        gone, ends = (
+            retry_if_exception_type(EndpointUnavailable),
+            stop_after_delay(self._endpoint.patience),
+        )
+        return await AsyncRetrying(retry=gone, stop=ends, wait=wait_fixed(PAUSE), reraise=True)(
+            self._rate, chain
+        )
+
+    async def _rate(self, chain: Chain) -> Rating:
+        await self._endpoint.refresh()
+        connection, body = self._endpoint.connection, await self._endpoint.body(chain)
+        call = connection.call("rate")
+        with RequestMeter("critic", "rate", self._observe, self._clock) as tally:
+            reply = await connection.post(call, POOLING, body)
+            tally.prompt, cached, _ = usage(reply)
+            tally.add(0, cached)
+            return Rating(reward(pooled_values(call, reply), logits=self._endpoint.logits))
+
+
+def paragraphs(chain: Chain) -> Iterator[str]:
+    """
+    Yield the texts of the steps of *chain*, stripped; a step that was cut is joined with the next
+    one.
+    """
+    text = ""
+    for step in chain.steps:
+        text += step.reasoning
+        if step.stop == "delimiter" and text.strip():
+            yield text.strip()
+            text = ""
+    if text.strip():
+        yield text.strip()
+
+
+def reward(values: Sequence[float], *, logits: bool) -> float:
+    """Map the reward model's one or two *values* to 0 to 1."""
+    if not logits:
+        return values[-1]
+    return sigmoid(values[-1] - values[0]) if len(values) == 2 else sigmoid(values[0])
+
+
+def sigmoid(logit: float) -> float:
+    return 1 / (1 + exp(-logit)) if logit >= 0 else exp(logit) / (1 + exp(logit))

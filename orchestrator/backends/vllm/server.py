@@ -1,0 +1,93 @@
+"""A server of vLLM as the models of all runs on it share it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+from ...chain import Role
+from ...endpoints.capabilities import Capabilities
+from ...endpoints.metrics import CacheConfig
+from ...endpoints.settings import Endpoint
+from ...errors import EndpointError
+from .client import ConnectedEndpoint
+from .tokenizer import ModelTokenizer
+
+SPELLING_SECONDS = 2.0  # for which a stream waits to know how its tokens are spelt
+
+
+class VllmServer(ConnectedEndpoint[Endpoint]):
+    """What the models of all runs on one server know of it, and what keeps their requests apart."""
+
+    encoder: ModelTokenizer
+    """The tokenizer and the chat template; learnt on entering."""
+
+    def __init__(self, settings: Endpoint, table: str = "") -> None:
+        super().__init__(settings, table)
+        self.speculates = False
+        """Whether the server speculates on tokens: then most events of a stream have several."""
+        self.spellings: dict[int, str] = {}
+        """The texts of marks, and of tokens that arrived alone, by their ids."""
+        self.by_id: bool | None = None
+        """Whether it returns log-probabilities of given token ids; None: not tried."""
+        self.cache: CacheConfig | None = None
+        """Its prefix cache; None if the server does not describe it."""
+        self._can: Capabilities | None = None
+        self._reading = 0  # requests under way for the likeliest tokens of positions
+        self._asking = 0  # questions by token ids under way
+        self._answered = asyncio.Event()
+
+    @property
+    def role(self) -> Role:
+        return self.settings.role
+
+    @property
+    def checkpoints(self) -> bool:
+        """
+        Whether a question is sent with a second prompt, the chain alone: see
+        `CacheConfig.checkpoints`.
+        """
+        return self.cache is not None and self.cache.checkpoints
+
+    @asynccontextmanager
+    async def apart(self) -> AsyncGenerator[None]:
+        """
+        Keep a request that reads the likeliest tokens of positions apart from questions by token
+        ids.
+
+        In one batch of vLLM's V1 runner, the latter leave nothing of the former's tokens. A
+        question that begins during the block reads the 20 likeliest tokens instead, and the block
+        waits for questions by ids that are being answered: each writes one token.
+        """
+        self._reading += 1
+        try:
+            while self._asking:
+                self._answered.clear()
+                await self._answered.wait()
+            yield
+        finally:
+            self._reading -= 1
+
+    @property
+    def asks_by_id(self) -> bool:
+        """Whether a question may ask for the log-probabilities of given token ids now."""
+        mixes = self._can is not None and self._can.shared_batch is True
+        return self.by_id is not False and (mixes or not self._reading)
+
+    @contextmanager
+    def asking_by_id(self) -> Generator[None]:
+        """Count a question by token ids for `apart`."""
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
+            self._answered.set()
+
+    async def spell(self, ids: Sequence[int]) -> Mapping[int, str]:
+        """Spell tokens of a stream; none of them if the server does not answer soon."""
+        with suppress(EndpointError, TimeoutError):
+            async with asyncio.timeout(SPELLING_SECONDS):
+                return await self.encoder.pieces(ids)
+        return {}

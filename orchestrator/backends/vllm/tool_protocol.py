@@ -1,0 +1,207 @@
+"""
+Tools in vLLM's HTTP protocol: conversations with calls, the form of an answer with calls, and the
+parser of one.
+
+The parser is the server's own, which its flag ``--tool-call-parser`` names. It is reached by the
+routes that the flag ``--enable-scale-out`` opens. `RENDER` says how an answer has to be written for
+a choice of tools. `DERENDER` turns the token ids of an answer into its content and its calls: of a
+complete answer at once, or of an answer that is being written, with the tokens that are new. It
+keeps no state between two requests: each has that of the one before, `ParserState`. Pure: no I/O
+and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from ...chain import Message, Tool, ToolCall, Toolset
+from ...endpoints.interfaces import ParsedAnswer, ParsedTokens, ParserState, ServerFormat
+from ...errors import EndpointRejected, MissingCapability
+from ...events import Calling
+from ...json_values import json_text, read_json, readable_json
+from .bodies import Body
+from .http_errors import Call, Reply, reading
+
+RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
+
+
+FLAGS = "--enable-scale-out --enable-auto-tool-choice --tool-call-parser NAME"
+
+
+CURE = (
+    f"start vLLM with {FLAGS}, where NAME is the parser of this model (vllm serve"
+    " --help=tool-call-parser)"
+)
+
+
+# The variables of chat templates by which parsers learn that an answer is not begun by thinking.
+_NOT_THINKING = {"enable_thinking": False, "thinking": False}
+
+
+_PLACEHOLDER = ({"role": "user", "content": "?"},)
+"""The conversation of requests whose tools matter, and nothing else."""
+
+
+def message_fields(message: Message) -> dict[str, Any]:
+    """
+    Return *message* in the form of a chat completion's request; the chat template sees all of it.
+    """
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": readable_json(call.arguments)},
+            }
+            for call in message.calls
+        ]
+    if message.call_id:
+        fields["tool_call_id"] = message.call_id
+    if message.name:
+        fields["name"] = message.name
+    if message.reasoning:
+        fields["reasoning"] = message.reasoning
+    return fields
+
+
+def tool_fields(tool: Tool) -> dict[str, Any]:
+    """Return *tool* in the form of a chat completion's request."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.parameters is not None:
+        function["parameters"] = read_json(readable_json(tool.parameters))
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def chat_request(model: str, toolset: Toolset) -> Body:
+    """Return the request that tells a server about the *toolset*."""
+    name = toolset.forced
+    return {
+        "model": model,
+        "messages": _PLACEHOLDER,
+        "tools": [tool_fields(tool) for tool in toolset.tools],
+        "tool_choice": (
+            {"type": "function", "function": {"name": name}} if name else toolset.choice
+        ),
+        "parallel_tool_calls": toolset.parallel,
+    }
+
+
+def parsed_request(model: str, toolset: Toolset, template: Mapping[str, Any] | None) -> Body:
+    """
+    Return the request whose answer a parser reads: that of `chat_request`, with the variables
+    *template* of the chat template.
+
+    The parser is given what follows the thinking, so it must not look for thinking.
+    """
+    variables = {**(template or {}), **_NOT_THINKING}
+    return {**chat_request(model, toolset), "chat_template_kwargs": variables}
+
+
+def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
+    """Read from a reply of `RENDER` how an answer has to be written; None: in any form."""
+    with reading(call, "form of calls", reply):
+        outputs = reply["sampling_params"].get("structured_outputs")
+        if not outputs:
+            return None
+        return ServerFormat(
+            {name: value for name, value in outputs.items() if value and not name.startswith("_")}
+        )
+
+
+def no_parser(exc: EndpointRejected) -> MissingCapability | None:
+    """
+    Return the error, with its cure, if the server rejected a request because it has no parser; None
+    otherwise.
+    """
+    cause = exc.cause.lower()
+    if "scale-out" in cause or cause.startswith(("http 404", "http 405")):
+        why = "tools need the routes that its flag --enable-scale-out opens"
+    elif "tool-call-parser" in cause or "auto-tool-choice" in cause or "tool_parser" in cause:
+        why = "it has no parser for the calls of tools"
+    else:
+        return None
+    return MissingCapability(f"the {exc.role} model at {exc.url}: {why}: {CURE}")
+
+
+def answer_body(request: Body, prompt: Sequence[int], ids: Sequence[int]) -> Body:
+    """Ask for the content and the calls of the complete answer *ids* after *prompt*."""
+    choice = {"index": 0, "token_ids": list(ids), "finish_reason": "stop"}
+    return {
+        "model": request["model"],
+        "generate_response": {"request_id": "answer", "choices": [choice]},
+        "chat_request": request,
+        "prompt_token_ids": list(prompt),
+    }
+
+
+def tokens_body(
+    request: Body,
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    state: ParserState,
+    *,
+    finished: bool,
+) -> Body:
+    """
+    Ask for what *ids*, the next ones of an answer after *prompt*, add to its content and its calls.
+    A *finished* answer ends with them.
+    """
+    choice = {"index": 0, "token_ids": list(ids), "finish_reason": "stop" if finished else None}
+    return {
+        "model": request["model"],
+        "stream": True,
+        "generate_chunk": {"request_id": "answer", "choices": [choice]},
+        "stream_state": state or None,
+        "chat_request": request,
+        "prompt_token_ids": list(prompt),
+    }
+
+
+def parsed_answer(call: Call, reply: Reply, *, parallel: bool) -> ParsedAnswer:
+    """
+    Read a reply of `DERENDER` about a complete answer; not *parallel*: only its first call. Raise
+    `MalformedReply`.
+    """
+    with reading(call, "content and calls", reply):
+        message: Mapping[str, Any] = reply["choices"][0]["message"]
+        calls = [_call(fields) for fields in message.get("tool_calls") or ()]
+        return ParsedAnswer(
+            message.get("content") or "",
+            tuple(calls if parallel else calls[:1]),
+            message.get("reasoning") or "",
+        )
+
+
+def parsed_tokens(call: Call, reply: Reply) -> ParsedTokens:
+    """Read a reply of `DERENDER` about tokens of an answer. Raise `MalformedReply`."""
+    with reading(call, "content and calls", reply):
+        state = cast("ParserState", reply["stream_state"])
+        delta: Mapping[str, Any] = reply["chunk"]["choices"][0]["delta"]
+        pieces = [_piece(piece) for piece in delta.get("tool_calls") or ()]
+        return ParsedTokens(delta.get("content") or "", tuple(pieces), state)
+
+
+def _call(fields: Mapping[str, Any]) -> ToolCall:
+    function: Mapping[str, Any] = fields["function"]
+    return ToolCall(fields.get("id") or "", function["name"], _arguments(function))
+
+
+def _piece(piece: Mapping[str, Any]) -> Calling:
+    function: Mapping[str, Any] = piece.get("function") or {}
+    return Calling(
+        int(piece["index"]), piece.get("id") or "", function.get("name") or "", _arguments(function)
+    )
+
+
+def _arguments(function: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as text; some parsers give the value itself."""
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return arguments
+    return "" if arguments is None else json_text(arguments)

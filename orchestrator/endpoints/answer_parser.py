@@ -1,0 +1,79 @@
+"""The parser of answers that call tools: the one of the server that wrote them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+
+from ..chain import Step, Token, ToolCall, Toolset
+from ..events import Calling
+from .interfaces import ModelEndpoint, ParsedTokens, ParserState
+
+_SIGNS = re.compile("[^\\w\\s.,;:!?'\"()*/+=-]")  # others, such as brackets, begin calls
+
+
+MOST_PIECES = 1024
+"""
+Tokens of calls that are parsed while the answer is written; later ones when it is complete.
+
+The server replays all of them for each further token.
+"""
+
+
+class ServerParser:
+    """
+    The `AnswerParser` of one answer with *toolset*, by the server of *endpoint*.
+
+    Many parsers expect one token at a time. So several tokens are sent at once only where they have
+    no sign that marks are made of, and prove to be nothing but content.
+    """
+
+    def __init__(self, endpoint: ModelEndpoint, toolset: Toolset) -> None:
+        self._endpoint = endpoint
+        self._toolset = toolset
+        self._state: ParserState = {}
+        self._text = ""  # of the tokens that were read
+        self._content = ""  # what the parser made of them
+
+    @property
+    def live(self) -> bool:
+        return self._toolset.live
+
+    async def parse(
+        self, tokens: Sequence[Token], *, finished: bool
+    ) -> tuple[int, str, Sequence[Calling]]:
+        if len(self._state.get("output_chunk_lens", ())) > MOST_PIECES:
+            return 0, "", ()
+        plain = tuple(takewhile(lambda token: not _SIGNS.search(token.text), tokens))
+        if len(plain) > 1 and self._is_content(self._text, self._content):
+            parsed = await self._read(plain, finished=finished and plain == tuple(tokens))
+            text = self._text + "".join(token.text for token in plain)
+            if self._is_content(text, self._content + parsed.content):
+                return self._take(plain, parsed)
+        first = tokens[:1]
+        parsed = await self._read(first, finished=finished and len(tokens) <= 1)
+        return self._take(first, parsed)
+
+    async def parse_whole(self, answer: Step) -> tuple[str, Sequence[ToolCall]]:
+        parsed = await self._endpoint.parse_answer(self._toolset, answer.tokens)
+        return parsed.content, parsed.calls
+
+    async def _read(self, tokens: Sequence[Token], *, finished: bool) -> ParsedTokens:
+        return await self._endpoint.parse_tokens(
+            self._toolset, tokens, self._state, finished=finished
+        )
+
+    def _take(
+        self, tokens: Sequence[Token], parsed: ParsedTokens
+    ) -> tuple[int, str, Sequence[Calling]]:
+        self._text += "".join(token.text for token in tokens)
+        self._content += parsed.content
+        content = self._is_content(self._text, self._content)
+        self._state = parsed.as_one_piece() if content else parsed.state
+        return len(tokens), parsed.content, parsed.pieces
+
+    @staticmethod
+    def _is_content(text: str, content: str) -> bool:
+        """Whether the parser has taken all of *text* for content, and holds nothing back."""
+        return text.strip() == content.strip()

@@ -1,0 +1,198 @@
+"""
+From the JSON of a request to a validated one, or to an error that names the parameter and a cure.
+No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from itertools import zip_longest
+from typing import Any, TypeAlias, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.errors import near
+
+from ..errors import ApiError, bad_request, format_path
+from .defaults import has_no_effect
+from .schemas import FUNCTIONS, SERVED, StepspecOptions, check_bounds
+
+P = TypeVar("P", bound=BaseModel)
+
+EFFORT = "send low, medium or high: a method always thinks"
+
+CURES: Mapping[str, str] = {
+    **dict.fromkeys(("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTIONS),
+    **dict.fromkeys(
+        ("functions", "function_call", "messages.function_call"),
+        "send tools, which have replaced it",
+    ),
+    "tools.function.strict": "send true or false",
+    **dict.fromkeys(
+        ("logprobs", "top_logprobs", "prompt_logprobs"),
+        f"the steps come from two models, and their probabilities do not compare; {SERVED}",
+    ),
+    **dict.fromkeys(
+        ("logit_bias", "stop_token_ids", "allowed_token_ids", "return_token_ids"),
+        f"the token ids of two models do not agree; {SERVED}",
+    ),
+    **dict.fromkeys(
+        (
+            "previous_response_id",
+            "conversation",
+            "prompt",
+            "store",
+            "background",
+            "compaction",
+            "thread",
+        ),
+        "nothing is stored; send the whole conversation",
+    ),
+    **dict.fromkeys(
+        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        f"send response_format with a JSON schema, or {SERVED}",
+    ),
+    **dict.fromkeys(
+        ("chat_template_kwargs", "enable_thinking"),
+        f"a method always thinks; send reasoning_effort, or {SERVED}",
+    ),
+    **dict.fromkeys(("reasoning_effort", "reasoning.effort", "output_config.effort"), EFFORT),
+    "thinking_token_budget": "send max_completion_tokens or reasoning_effort",
+    "include_reasoning": 'send {"stepspec": {"thinking": "none"}} for the answer alone',
+    "priority": 'send {"stepspec": {"priority": 0}}, for servers that schedule by priority',
+}
+"""The cure for a parameter, by its path without indices."""
+
+CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
+"""
+The codes that clients wait for, by parameter: after this one, Anthropic's SDK sends the whole
+conversation.
+"""
+
+SAME: Sequence[tuple[str, ...]] = (
+    ("max_completion_tokens", "max_tokens", "max_output_tokens"),
+    ("response_format", "text", "output_config", "output_format"),
+    ("reasoning_effort", "reasoning", "output_config"),
+    ("messages", "input"),
+    ("stop", "stop_sequences"),
+    ("instructions", "system"),
+    ("user", "metadata"),
+)
+"""The names of one parameter in the three APIs."""
+
+Path: TypeAlias = tuple[int | str, ...]
+
+EXPECTED = "Input should be "
+LISTED = f"/openapi.json lists all parameters of a method; or {SERVED}"
+# pydantic names its class, which clients do not know
+OBJECTS = ("model_type", "model_attributes_type", "dict_type")
+
+
+def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
+    """
+    Validate a request. What is null, or has no effect, counts as left out.
+
+    Raise `ApiError`, which names the wrong parameter and a cure.
+    """
+    check_bounds(content)
+    known = schema.model_fields
+    try:
+        return schema.model_validate(
+            {
+                name: value
+                for name, value in content.items()
+                if value is not None and (name in known or not has_no_effect(name, value))
+            }
+        )
+    except ValidationError as exc:
+        raise explain(schema, content, exc) from exc
+
+
+def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiError:
+    """Make the error for a *body* that is not valid for *schema*."""
+    details = exc.errors(include_url=False, include_input=False)
+    errors = [(error, body_path(error["loc"], body, error["type"])) for error in details]
+    error, path = min(errors, key=_weight)
+    param = format_path(path)
+    if error["type"] == "missing":
+        return bad_request(f"{param} is missing", param, "missing")
+    name, unknown = (
+        ".".join(part for part in path if isinstance(part, str)),
+        error["type"] == "extra_forbidden",
+    )
+    others = [
+        other for names in SAME if name in names for other in names if other in schema.model_fields
+    ]
+    if unknown and others:
+        return bad_request(f"{param} is called {others[0]} in this API", param, "unknown_parameter")
+    if (cure := CURES.get(name)) is not None:
+        verb = "is not supported" if unknown else "cannot have this value"
+        return bad_request(
+            f"{param} {verb}: {cure}", param, CODES.get(name, "unsupported_parameter")
+        )
+    if unknown:
+        hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
+        return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
+    if error["type"] == "none_required":
+        return bad_request(
+            f"{param} is not supported: leave it out", param, "unsupported_parameter"
+        )
+    messages = _joined(_message(other) for other, other_path in errors if other_path == path)
+    return bad_request(f"{param}: {messages}", param)
+
+
+def body_path(location: Path, body: object, kind: str) -> Path:
+    """
+    Return the part of an error's *location* that exists in *body*: pydantic adds the names of
+    alternatives.
+    """
+    path, value = list[int | str](), body
+    for part, later in zip_longest(location, location[1:]):
+        inner = _at(value, part)
+        if inner is None:
+            path += [part] if later is None and kind == "missing" else []
+        elif later is None or _at(inner[0], later) is not None or _at(value, later) is None:
+            path.append(part)
+            value = inner[0]
+    return tuple(path) or location[:1]
+
+
+def _at(body: object, part: int | str) -> tuple[object] | None:
+    """Return the value at *part* in a tuple; None if *body* has no such part."""
+    if isinstance(body, dict) and part in body:
+        return (cast("dict[Any, object]", body)[part],)
+    if isinstance(body, list) and isinstance(part, int):
+        items = cast("list[object]", body)
+        return (items[part],) if part < len(items) else None
+    return None
+
+
+def _weight(error_at: tuple[ErrorDetails, Path]) -> tuple[bool, int]:
+    """
+    Order unknown parameters first; among failed alternatives, the one that matched the longest path
+    first.
+    """
+    error, path = error_at
+    return error["type"] != "extra_forbidden", -len(path)
+
+
+def _message(error: ErrorDetails) -> str:
+    return (
+        EXPECTED + "an object"
+        if error["type"] in OBJECTS
+        else error["msg"].removeprefix("Value error, ")
+    )
+
+
+def _joined(messages: Iterable[str]) -> str:
+    first, *others = dict.fromkeys(messages)
+    return " or ".join([first, *(other.removeprefix(EXPECTED) for other in others)])
+
+
+def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    if path[0] == "stepspec":
+        return [*StepspecOptions.model_fields, *[field.name for field in fields(Budget)]]
+    return [*schema.model_fields] if len(path) == 1 else []

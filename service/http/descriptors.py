@@ -1,0 +1,57 @@
+"""The file descriptors of a service: how many there are, and how many connections they leave room for."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+
+from stepspec.orchestrator.errors import ConfigurationError
+
+from ..settings import ServiceSettings
+
+OWN_DESCRIPTORS = 64  # of the process itself: logs, libraries, health checks, metrics
+DESCRIPTORS_PER_RUN = 4  # its client, a draft, a verdict, and a repair or a bet
+MAX_DESCRIPTORS = 2**20  # the kernel's own limit by default; a hard limit may be infinite
+LOG_SECONDS = 1.0  # between two messages about the same shortage
+
+
+def raise_limit() -> int:
+    """Raise the soft limit of this process to its hard one, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def connections_left(descriptors: int, settings: ServiceSettings) -> int:
+    """
+    Return how many connections of clients a process with so many *descriptors* may hold.
+
+    Raise `ConfigurationError` if it cannot hold those of `max_running` requests.
+    """
+    reserved = OWN_DESCRIPTORS + DESCRIPTORS_PER_RUN * settings.max_running
+    needed = reserved + settings.max_running
+    if descriptors < needed:
+        raise ConfigurationError(
+            f"max_running is {settings.max_running}, for which this process needs {needed} file"
+            f" descriptors, and it may have {descriptors}: raise the hard limit (ulimit -Hn), or"
+            " lower max_running"
+        )
+    return descriptors - reserved
+
+
+class OncePerSecond:
+    """Passes a message on to *log*, unless it passed one on within `LOG_SECONDS`."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._last = -LOG_SECONDS
+
+    def __call__(self, message: str) -> None:
+        now = time.monotonic()
+        if now - self._last >= LOG_SECONDS:
+            self._last = now
+            self._log(message)

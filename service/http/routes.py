@@ -1,0 +1,407 @@
+"""
+The routes, described for ``/openapi.json``: OpenAI's and Anthropic's APIs, the page with its own
+runs, health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel
+from starlette.responses import HTMLResponse, Response
+
+from stepspec.orchestrator.chain import Message, Tool
+from stepspec.orchestrator.errors import StepspecError
+from stepspec.orchestrator.json_values import write_json
+from stepspec.orchestrator.nesting import leaves
+
+from ..errors import api_error, bad_request
+from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
+from ..formats.deltas import json_response
+from ..formats.messages import CountTokensRequest, MessagesReply, MessagesRequest
+from ..formats.reply_format import ReplyFormat
+from ..formats.requests import AUTO, ModelCatalog, Resolver, ServedModel, forwarded_priority
+from ..formats.responses import ResponsesReply, ResponsesRequest
+from ..formats.schemas import Request as RunRequestBody
+from ..formats.schemas import parse_json
+from ..formats.validation import parse_request
+from ..records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
+from ..settings import Thinking
+from .middleware import PUBLIC_PATHS, ClientConnection, service_request
+from .runs import Runs, ServiceContext, reply
+from .upstream import Forwarding
+
+P = TypeVar("P", bound=BaseModel)
+B = TypeVar("B", bound=RunRequestBody)
+
+REQUESTS = (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest)
+TEXT = {"type": "string"}
+TEXT_OR_NULL = {"type": ["string", "null"]}
+DESCRIPTIONS: Mapping[int, str] = {
+    400: "The request is wrong; the message names the parameter and a cure.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: (
+        "Too many requests at once, or a client is over its limit; Retry-After says when to retry."
+    ),
+    500: "The service failed, or a server sent a malformed reply.",
+    503: "The service is shutting down, or a served model is down; Retry-After says when to retry.",
+    504: "No answer before the deadline.",
+    529: "Too many requests at once, in Anthropic's API; Retry-After says when to retry.",
+}
+MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+JSON, STREAM = "application/json", "text/event-stream"
+UNKNOWN = "unknown"  # the label in metrics of a model that there is not
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+ERROR = _object(error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL))
+ANTHROPIC_ERROR = _object(
+    type={"const": "error"}, error=_object(type=TEXT, message=TEXT), request_id=TEXT
+)
+
+
+def _answers(
+    success: str, kinds: Iterable[str], *statuses: int, error: str = "Error"
+) -> dict[str, Any]:
+    """
+    Describe a route that answers with a body of one of these *kinds*, or with an *error* of these
+    *statuses*.
+    """
+    failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
+    schemas = {kind: {"schema": {"type": "object"} if kind == JSON else {}} for kind in kinds}
+    responses: dict[int | str, Any] = {200: {"description": success, "content": schemas}}
+    for status in statuses:
+        responses[status] = {"description": DESCRIPTIONS[status], "content": failure}
+    return {"responses": responses, "response_class": Response}
+
+
+def _calls(success: str, request: str, *kinds: str) -> dict[str, Any]:
+    """Describe a route that calls models for a body of the schema *request*."""
+    anthropic = request in ("MessagesRequest", "CountTokensRequest")
+    statuses, error = (
+        ((*MODEL_ERRORS, 529), "AnthropicError") if anthropic else (MODEL_ERRORS, "Error")
+    )
+    body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}
+    more = {"openapi_extra": {"requestBody": {"required": True, "content": body}}}
+    return _answers(success, kinds, *statuses, error=error) | more
+
+
+READY = _answers('New requests are admitted, if "degraded" by the large model alone.', [JSON])
+READY["responses"][503] = {
+    "description": (
+        "New requests are not admitted: the service is shutting down, or the large model is down."
+    ),
+    "content": {JSON: {"schema": {"type": "object"}}},
+}
+
+
+def api_router(context: ServiceContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        "/v1/chat/completions",
+        **_calls("The completion, or its stream.", "ChatRequest", JSON, STREAM),
+    )
+    async def chat(http_request: Request) -> Response:
+        """Answer a conversation, and stream every step of the reasoning as it is verified."""
+        return await answer(context, http_request, ChatRequest, ChatReply)
+
+    @router.post(
+        "/v1/completions",
+        **_calls("The model's answer, or its stream.", "ServedModelRequest", JSON, STREAM),
+    )
+    async def completions(http_request: Request) -> Response:
+        """Forward a completion to one of the served models."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        names = ", ".join(context.models.served)
+        raise bad_request(
+            f"{call.content['model']!r} is a method, and methods answer conversations: POST"
+            f" /v1/chat/completions, or ask a served model by its own name ({names})",
+            "model",
+            "unsupported_model",
+        )
+
+    @router.post(
+        "/v1/responses", **_calls("The response, or its stream.", "ResponsesRequest", JSON, STREAM)
+    )
+    async def responses(http_request: Request) -> Response:
+        """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
+        return await answer(context, http_request, ResponsesRequest, ResponsesReply)
+
+    @router.get("/v1/models", **_answers("The models.", [JSON], 401))
+    async def models() -> Response:
+        """List the methods, and both served models by their own names."""
+        return json_response({"object": "list", "data": context.models.listing(context.created)})
+
+    @router.get("/v1/models/{name:path}", **_answers("The model.", [JSON], 401, 404))
+    async def model(name: str) -> Response:
+        """Describe one model."""
+        return json_response(context.models.describe(name, context.created))
+
+    return router
+
+
+def messages_router(context: ServiceContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(
+        MESSAGES_PATH, **_calls("The message, or its stream.", "MessagesRequest", JSON, STREAM)
+    )
+    async def messages(http_request: Request) -> Response:
+        """
+        Answer a conversation as Anthropic's API does, and stream every step of the thinking as it
+        is verified.
+        """
+        return await answer(context, http_request, MessagesRequest, MessagesReply)
+
+    @router.post(COUNT_PATH, **_calls("The number of tokens.", "CountTokensRequest", JSON))
+    async def count_tokens(http_request: Request) -> Response:
+        """Count the tokens of a conversation, as the large model reads it."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        body = call.parsed(CountTokensRequest)
+        return call.count(body.wanted.conversation, body.wanted.tools)
+
+    return router
+
+
+def page_router(context: ServiceContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/", **_answers("The page.", ["text/html"]))
+    async def page() -> Response:
+        """Return the page that shows a run."""
+        from ..watch.page import headers, html  # reads the page from disk on first use
+
+        return HTMLResponse(html(), headers=headers())
+
+    @router.get("/live/methods", **_answers("The methods.", [JSON], 401))
+    async def methods() -> Response:
+        """
+        List the methods with their options, the default method, and the names of the served models.
+        """
+        offer = context.offer
+        methods = [
+            {"name": name, "about": method.description, "options": offer.default_options(name)}
+            for name, method in offer.methods.items()
+        ]
+        served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
+        return json_response(
+            {"default": offer.defaults.policy, "methods": methods, "models": served}
+        )
+
+    @router.post("/live", **_calls("The events of the run.", "LiveRequest", STREAM))
+    async def live(http_request: Request) -> Response:
+        """Run a problem; stream every event as it happens, and the solution at the end."""
+        call = await ModelCall.read(context, http_request, AUTO)
+        call.request.stream = True
+        if isinstance(call.model, ServedModel):
+            raise bad_request(
+                "model is a served model, and only the runs of methods have events", "model"
+            )
+        return call.reply(call.runs(call.model, call.parsed(LiveRequest)), LiveReply(), stream=True)
+
+    return router
+
+
+def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str]]) -> APIRouter:
+    """
+    Make the routes for operators, none of which calls a model. *scrape* returns metrics and their
+    content type.
+    """
+    router = APIRouter()
+
+    async def alive() -> Response:
+        """Confirm that the process answers."""
+        return Response()
+
+    for path in ("/health", "/health/liveness"):
+        name = path.strip("/").replace("/", "_")
+        router.add_api_route(
+            path, alive, methods=["GET"], operation_id=name, **_answers("The process answers.", [])
+        )
+        router.add_api_route(path, alive, methods=["HEAD"], include_in_schema=False)
+
+    @router.head("/health/readiness", include_in_schema=False)
+    @router.get("/health/readiness", **READY)
+    async def ready() -> Response:
+        """
+        Say whether new requests are admitted: not while shutting down, nor while the large model is
+        down.
+
+        The status is "degraded" while only the small model is down: the large one answers alone.
+        """
+        status = "draining" if context.admission.closed else context.health.status
+        roles: dict[str, bool] = {role: role_up for role, role_up in context.health.up.items()}
+        return json_response(
+            {"status": status, **roles}, 200 if status in ("ready", "degraded") else 503
+        )
+
+    @router.get("/version", **_answers("The version.", [JSON]))
+    async def version() -> Response:
+        """Return the version."""
+        return json_response({"version": context.offer.version})
+
+    @router.get("/metrics", **_answers("The metrics.", ["text/plain"]))
+    async def metrics() -> Response:
+        """Return the metrics in Prometheus' text format."""
+        text, kind = scrape()
+        return Response(text, headers={"Content-Type": kind})
+
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A request to a *model*: a method, or a served model. *content* is its *body*, parsed."""
+
+    context: ServiceContext
+    request: ServiceRequest
+    body: bytes
+    content: Mapping[str, Any]
+    model: str | ServedModel
+
+    @classmethod
+    async def read(
+        cls, context: ServiceContext, http_request: Request, usual: str | None = None
+    ) -> ModelCall:
+        """Read the body and find the model, by default the *usual* one. Raise `ApiError`."""
+        request = service_request(http_request)
+        if (coding := http_request.headers.get("content-encoding", "identity")) != "identity":
+            raise bad_request(
+                f"the body has the Content-Encoding {coding}: send it uncompressed",
+                code="invalid_json",
+            )
+        body = await http_request.body()
+        content = parse_json(body)
+        name = content.get("model", usual)
+        if name is None and "model" not in content:
+            raise bad_request("model is missing", "model", "missing")
+        if not isinstance(name, str) or not name:
+            raise bad_request("model has to be a name", "model")
+        request.model, request.stream = UNKNOWN, content.get("stream") is True
+        model = context.models.find(name)
+        request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
+        return cls(context, request, body, content, model)
+
+    def parsed(self, schema: type[P]) -> P:
+        """Validate the body. Raise `ApiError`."""
+        return parse_request(schema, self.content)
+
+    def runs(self, method: str, body: RunRequestBody) -> Runs:
+        """Make the runs of *method* that *body* asks for. Raise `ApiError`."""
+        context, auto = self.context, self.content.get("model", AUTO) == AUTO
+        best = context.clients.best_priority(self.request.client)
+        resolver = Resolver(method, context.offer, context.settings, auto, best)
+        return Runs(context, self.request, resolver.runs(body))
+
+    def reply(self, runs: Runs, format: ReplyFormat, *, stream: bool) -> Response:
+        """Answer with *runs*, written in *format*."""
+        return self.context.respond(self.request, partial(reply, runs, format, stream=stream))
+
+    def forward(self, model: ServedModel) -> Response:
+        """Answer with what the server of *model* answers."""
+
+        async def work(connection: ClientConnection) -> None:
+            priority = forwarded_priority(
+                self.content, self.context.clients.best_priority(self.request.client)
+            )
+            async with self.context.admitted(self.request, priority or 0) as seconds:
+                endpoint = leaves(self.context.models.endpoint(model.role))[-1]
+                forwarding = Forwarding(
+                    self.context.http,
+                    endpoint,
+                    self.request,
+                    model,
+                    self.content,
+                    self.body,
+                    connection,
+                    priority,
+                )
+                await forwarding.run(seconds)
+
+        return self.context.respond(self.request, work)
+
+    def count(self, conversation: tuple[Message, ...], tools: tuple[Tool, ...]) -> Response:
+        """Answer with the number of tokens of *conversation* with *tools*."""
+
+        async def work(connection: ClientConnection) -> None:
+            async with self.context.admitted(self.request) as seconds, asyncio.timeout(seconds):
+                try:
+                    tokens = await self.context.offer.engine.large.count(conversation, tools)
+                except StepspecError as exc:
+                    raise api_error(exc) from exc
+            await connection.send_json(write_json({"input_tokens": tokens}))
+
+        return self.context.respond(self.request, work)
+
+
+async def answer(
+    context: ServiceContext,
+    http_request: Request,
+    schema: type[B],
+    format: Callable[[Runs, ServiceRequest, B, Thinking], ReplyFormat],
+) -> Response:
+    """
+    Answer a request of *schema* with runs, written in *format*, or forward it to a served model.
+    """
+    call = await ModelCall.read(context, http_request)
+    if isinstance(call.model, ServedModel):
+        return call.forward(call.model)
+    body = call.parsed(schema)
+    call.request.log_fields["user"] = body.end_user
+    runs, thinking = call.runs(call.model, body), body.place_of_thinking(context.settings.thinking)
+    return call.reply(runs, format(runs, call.request, body, thinking), stream=call.request.stream)
+
+
+def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[], dict[str, Any]]:
+    """
+    Return a function that describes *app* with the current models; *locked* says that it needs an
+    API key.
+    """
+    generate = app.openapi
+
+    @cache  # it takes a tenth of a second, and needs no key
+    def describe(methods: tuple[str, ...], served: tuple[str, ...]) -> dict[str, Any]:
+        app.openapi_schema = None
+        description = generate()
+        schemas = description.setdefault("components", {}).setdefault("schemas", {})
+        schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+        schemas["ServedModelRequest"] = _object(**_model_names(served))
+        for request in REQUESTS:
+            schemas.update(_schemas(request))
+            schemas[request.__name__]["properties"] |= _model_names(methods)
+        if locked:
+            description["components"]["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+            for path, operations in description["paths"].items():
+                for operation in operations.values() if path not in PUBLIC_PATHS else ():
+                    operation["security"] = [{"key": []}, {"x-api-key": []}]
+        return description
+
+    return lambda: describe(models.methods, tuple(models.served))
+
+
+def _model_names(names: Iterable[str]) -> dict[str, Any]:
+    return {"model": {"type": "string", "enum": list(names)}}
+
+
+def _schemas(request: type[BaseModel]) -> dict[str, Any]:
+    schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {**schema.pop("$defs", {}), request.__name__: schema}

@@ -1,0 +1,287 @@
+"""
+What all requests of one service share, and the runs of one request: an asynchronous iterator over
+what happens.
+
+`reply` answers a request with its runs, as a stream or in one piece, written by the format of its
+API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Self
+
+import aiohttp
+
+from stepspec.orchestrator.concurrency import background
+from stepspec.orchestrator.endpoints.request_context import CARRIED
+from stepspec.orchestrator.errors import EndpointError
+from stepspec.orchestrator.events import Committed, Event
+from stepspec.orchestrator.json_values import write_json
+from stepspec.orchestrator.ledger import Ledger
+from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.trace import Stopwatch
+
+from ..admission import Admission, Clients
+from ..errors import CLIENT_CLOSED, INTERNAL_ERROR, api_error
+from ..formats import deltas as payloads
+from ..formats.deltas import TokenCounts
+from ..formats.reply_format import ReplyFormat, RunItem
+from ..formats.requests import ModelCatalog, Offer, RunRequest
+from ..records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
+from ..settings import ServiceSettings
+from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
+from .upstream import CHECK_SECONDS, IDLE, HealthMonitor
+
+LEAST_SECONDS = 0.001  # for a run whose deadline was over before it began
+
+
+# seconds that a run may exceed its deadline; it keeps the deadline unless a server does not even
+# tokenize
+GRACE = 10.0
+
+
+class ServiceContext:
+    """
+    Settings, admission, models, clients and connections of one service.
+
+    `http` and `health` exist while the context is `open`; `created` is in seconds since 1970.
+    """
+
+    http: aiohttp.ClientSession
+    health: HealthMonitor
+
+    def __init__(self, offer: Offer, settings: ServiceSettings, observe: ServiceObserver) -> None:
+        self.offer, self.settings, self.observe = offer, settings, observe
+        self.admission, self.models, self.clients = (
+            Admission(settings),
+            ModelCatalog(offer),
+            Clients(settings),
+        )
+        self.created = int(time.time())
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None]:
+        """
+        Hold the connections of the service itself, and check the servers' health, while the block
+        lasts.
+        """
+        small, large = self.offer.engine.small, self.offer.engine.large
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
+        async with aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar()
+        ) as http:
+            self.http = http
+            self.health = HealthMonitor({"small": small, "large": large}, self.observe)
+            async with self.health.checking(self.settings.health_every):
+                yield
+
+    @asynccontextmanager
+    async def admitted(self, request: ServiceRequest, priority: int = 0) -> AsyncGenerator[float]:
+        """
+        Wait for admission, and yield the seconds that *request* may still take. Raise `ApiError`.
+        """
+        async with self.admission.enter(priority) as waited:
+            request.queued, request.admitted = waited, request.seconds
+            yield max(self.settings.max_seconds - waited, LEAST_SECONDS)
+
+    def respond(self, request: ServiceRequest, work: Work) -> StreamedResponse:
+        return StreamedResponse(request, work, self.settings.send_seconds, self.admission.aborted)
+
+
+class Runs:
+    """
+    One run for each of the *run_requests* of a request.
+
+    Iterating yields everything that happened since the last iteration, in order; an empty list if
+    that was nothing for `keep_alive` seconds. The exception that ended a run is raised after what
+    happened before it. `solutions` has the runs that are over, by the index of their choice.
+    """
+
+    def __init__(
+        self, context: ServiceContext, request: ServiceRequest, run_requests: Sequence[RunRequest]
+    ) -> None:
+        self._context, self._request, self.run_requests = context, request, run_requests
+        self.counts = [TokenCounts() for _ in run_requests]
+        self.solutions: dict[int, Solution] = {}
+        self.thinks = context.offer.engine.large.template.thinks
+        self._keep_alive = context.settings.keep_alive
+        self._items: list[RunItem] = []
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def started(self) -> AsyncGenerator[Self]:
+        """
+        Wait for admission and run everything while the block lasts. Raise `ApiError` if it is
+        refused.
+
+        Leaving the block cancels the runs that are not over, and waits until they are gone.
+        """
+        priority = min(each.run.priority for each in self.run_requests)
+        async with self._context.admitted(self._request, priority) as seconds:
+            try:
+                async with asyncio.timeout(seconds + GRACE):
+                    async with background(
+                        *(
+                            self._run(choice, each.within(seconds))
+                            for choice, each in enumerate(self.run_requests)
+                        )
+                    ):
+                        yield self
+            finally:
+                ledgers = self._request.ledgers = [
+                    Ledger.of(counts.events) for counts in self.counts
+                ]
+                self._request.large_tokens = sum(
+                    each.large.written + each.large.judging for each in ledgers
+                )
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[RunItem]:
+        if not self._items and len(self.solutions) == len(self.run_requests):
+            raise StopAsyncIteration
+        return await self._next(self._keep_alive)
+
+    async def until(self, events: tuple[type[Event], ...]) -> list[RunItem]:
+        """
+        Wait for the first of these *events*, or for `keep_alive` seconds; return everything that
+        happened until then.
+
+        The headers of a stream wait for it, so that an early failure is answered with its own
+        status.
+        """
+        loop = asyncio.get_running_loop()
+        ends, items = loop.time() + self._keep_alive, list[RunItem]()
+        while (left := ends - loop.time()) > 0:
+            new = await self._next(left)
+            items += new
+            if any(isinstance(item, RunResult) or isinstance(item.event, events) for item in new):
+                break
+        return items
+
+    async def _next(self, seconds: float) -> list[RunItem]:
+        if self._failure is None and not self._items:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+        if self._failure is not None and not self._items:
+            raise self._failure
+        items, self._items = self._items, []
+        return items
+
+    async def _run(self, choice: int, run_request: RunRequest) -> None:
+        CARRIED.set(self._request.forwarded)
+        clock = Stopwatch()
+
+        def observe(event: Event) -> None:
+            seconds = clock()
+            self.counts[choice](event)
+            if isinstance(event, Committed) and self._request.first_step is None:
+                self._request.first_step = self._request.seconds
+            self._put(RunEvent(self._request, choice, seconds, event))
+
+        try:
+            solution = await self._context.offer.engine.solve(
+                run_request.problem,
+                run_request.run,
+                stop=run_request.stop,
+                format=run_request.format,
+                tools=run_request.tools,
+                session=self._request.session or None,
+                observe=observe,
+                clock=clock,
+            )
+        except Exception as exc:
+            self._failure = exc
+            self._changed.set()
+            return
+        self.solutions[choice] = solution
+        if len(self.solutions) == len(self.run_requests):
+            self._request.upstream = max(counts.upstream for counts in self.counts)
+        self._put(RunResult(self._request, choice, solution))
+
+    def _put(self, item: RunItem) -> None:
+        self._context.observe(item)
+        self._items.append(item)
+        self._changed.set()
+
+    async def usage(self) -> dict[str, Any]:
+        """The usage of all runs together; see `payloads.usage`."""
+        return payloads.usage(await self.prompt_tokens(), self.counts)
+
+    async def prompt_tokens(self) -> int:
+        """The tokens of the conversation, as the large model reads it."""
+        try:
+            first = self.run_requests[0]
+            tools = first.tools.tools if first.tools else ()
+            async with asyncio.timeout(CHECK_SECONDS):
+                return await self._context.offer.engine.large.count(first.problem, tools)
+        except (EndpointError, TimeoutError):  # No reason to lose the answer.
+            return self.counts[0].prompt
+
+    def extension(self, choices: Sequence[int]) -> dict[str, Any]:
+        """The fields beyond OpenAI's API, about the runs of some *choices* that are over."""
+        solutions = [self.solutions[choice] for choice in choices]
+        ledgers = [payloads.ledger(solution.ledger) for solution in solutions]
+        about = [
+            payloads.about(self.solutions[choice], self.run_requests[choice]) for choice in choices
+        ]
+        return {
+            "steps": payloads.steps(solutions),
+            "ledger": ledgers[0] if len(ledgers) == 1 else ledgers,
+            "stepspec": about[0] if len(about) == 1 else about,
+        }
+
+    async def fail(self, exc: Exception, connection: ClientConnection) -> None:
+        """
+        Answer with the error: raise it as `ApiError`, or end with it a stream that has started.
+        """
+        request = self._request
+        error = request.error = api_error(
+            exc, partial=any(counts.written for counts in self.counts)
+        )
+        if error.code == INTERNAL_ERROR:
+            self._context.observe(RequestFailed(request, exc))
+        if not connection.started:
+            raise error from exc
+        if error.status == CLIENT_CLOSED:
+            request.status = CLIENT_CLOSED
+        else:
+            await connection.fail(error)
+
+
+async def reply(
+    runs: Runs, format: ReplyFormat, connection: ClientConnection, *, stream: bool
+) -> None:
+    """
+    Run *runs* and answer over *connection*. Raise `ApiError` before the response starts; later
+    errors end it.
+    """
+    try:
+        async with runs.started():
+            await (_stream if stream else _whole)(runs, format, connection)
+    except Exception as exc:
+        await runs.fail(exc, connection)
+
+
+async def _whole(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
+    async for items in runs:
+        for item in items:
+            format.render(item)
+    await connection.send_json(write_json(await format.body()))
+
+
+async def _stream(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
+    first = await runs.until(format.starts_at)
+    await connection.start(EVENT_STREAM, failure=format.failed)
+    await connection.send(await format.opening() + b"".join(map(format.render, first)))
+    async for items in runs:
+        await connection.send(b"".join(map(format.render, items)) if items else format.keep_alive)
+    await connection.finish(await format.closing())

@@ -1,0 +1,187 @@
+"""
+The service as a Ray Serve application, for more requests than one process can serve.
+
+    serve run stepspec.service.ray:app
+    serve run stepspec.service.ray:build small=http://a:8000/v1 large=http://b:8000/v1
+
+Each replica is a complete service, and their number follows the load. This is the only module of
+the service that imports Ray, and the only one that imports from above (docs/decisions/0008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stepspec.orchestrator.errors import ConfigurationError, install_command
+
+try:
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig
+    from ray.serve.schema import LoggingConfig
+except ImportError as exc:
+    raise ConfigurationError(
+        f"the service on Ray needs {exc.name}: {install_command('serve', 'ray')}"
+    ) from exc
+
+from stepspec import service_factory
+from stepspec.settings import Settings
+
+from .errors import ApiError
+from .http.middleware import PUBLIC_PATHS, request_path
+from .settings import ServiceSettings, private
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+NAME = "replica"  # of the deployment, and of the label of every metric
+SPARE = 64  # requests beyond those that a replica queues: those that it refuses, and health checks
+GRACE = 5.0  # seconds that Ray waits beyond the time to drain
+SCRAPE_SECONDS = 5.0  # for every replica to return its metrics
+
+
+class ServiceReplica:
+    """A complete service, with its own connections to both models."""
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray awaits it.
+        self._context = context = serve.get_replica_context()
+        self._settings, self._open = settings.service, AsyncExitStack()
+        self._service = await self._open.enter_async_context(
+            service_factory.opened(settings.turned(context.rank.rank))
+        )
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return guarded(self._answer, self._settings)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and request_path(scope) == "/metrics":
+            response = Response(
+                merge_metrics(await self._scrape()), headers={"Content-Type": CONTENT_TYPE_LATEST}
+            )
+            await response(scope, receive, send)
+        else:
+            await self._service.app(scope, receive, send)
+
+    async def metrics(self) -> tuple[str, bytes]:
+        return self._context.replica_tag, self._service.metrics.scrape()[0]
+
+    async def _scrape(self) -> Mapping[str, bytes]:
+        handle = cast("Any", serve.get_deployment_handle(NAME, self._context.app_name))
+        return dict(await handle.broadcast("metrics").results_async(timeout_s=SCRAPE_SECONDS))
+
+    async def check_health(self) -> None:
+        """Healthy is whatever answers, also while a model is down: a restart would not help."""
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_open"):
+            await self._open.aclose()
+
+
+def build(arguments: dict[str, Any]) -> Application:
+    """
+    Build the application. *arguments* are settings, nested as in a settings file; they override
+    variables and file.
+
+    Raise `ConfigurationError` if one is unknown or wrong.
+    """
+    settings = service_factory.read(arguments)
+    service, scaling = settings.service, settings.service.ray
+    max_requests = service.max_running + service.max_waiting + SPARE
+    replicas = serve.deployment(
+        name=NAME,
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=scaling.min_replicas,
+            max_replicas=scaling.max_replicas,
+            target_ongoing_requests=service.max_running / 2,
+        ),
+        max_ongoing_requests=max_requests,
+        max_queued_requests=max_requests * scaling.max_replicas,
+        ray_actor_options={"num_cpus": scaling.cpus},
+        graceful_shutdown_timeout_s=service.drain_seconds + GRACE,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=service.health_every,
+        logging_config=LoggingConfig(enable_access_log=False),
+    )(serve.ingress()(ServiceReplica))
+    return replicas.bind(settings)
+
+
+def __getattr__(name: str) -> Any:
+    """Build `app` on first access: an import alone reads no settings."""
+    if name == "app":
+        return build({})
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
+    """
+    Return *app* behind Ray's proxy, which listens where the settings do not say.
+
+    Requests without a key at a public address are refused, unless the settings allow them. The
+    header with the request's id is removed: the proxy adds it, and most clients reject it twice.
+    """
+    open_to_all = settings.locked or settings.insecure
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                del MutableHeaders(scope=message)["x-request-id"]
+            await send(message)
+
+        server = scope.get("server")
+        if (
+            open_to_all
+            or server is None
+            or private(str(server[0]))
+            or request_path(scope) in PUBLIC_PATHS
+        ):
+            await app(scope, receive, send_without_id)
+            return
+        message = (
+            f"the service has no key, and {server[0]} can be reached from outside: set"
+            " STEPSPEC_SERVICE__KEYS, or STEPSPEC_SERVICE__INSECURE=true to admit every client"
+        )
+        refusal = ApiError(403, message, code="no_key")
+        await Response(refusal.body, refusal.status, media_type="application/json")(
+            scope, receive, send
+        )
+
+    return answer
+
+
+def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:
+    """
+    Merge the metrics of all replicas, texts in Prometheus' format by name; each sample gets the
+    name as a label.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ScrapedMetrics(scrapes))
+    return generate_latest(registry)
+
+
+@dataclass(frozen=True, eq=False)
+class ScrapedMetrics(Collector):
+    """Collects metrics that were scraped from replicas."""
+
+    scrapes: Mapping[str, bytes]
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for name, text in self.scrapes.items():
+            for scraped in text_string_to_metric_families(text.decode()):
+                new = Metric(scraped.name, scraped.documentation, scraped.type)
+                samples = [
+                    sample._replace(labels={**sample.labels, NAME: name})
+                    for sample in scraped.samples
+                ]
+                families.setdefault(scraped.name, new).samples += samples
+        return families.values()

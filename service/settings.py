@@ -1,0 +1,234 @@
+"""
+The settings of the service. Frozen; no I/O; the only module of the service that needs no FastAPI.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
+from pydantic_settings import NoDecode
+
+from stepspec.orchestrator.run_options import Priority
+
+Thinking: TypeAlias = Literal["both", "reasoning", "reasoning_content", "content", "none"]
+"""
+Where a reply has the thinking: in both fields, in one of them, in the content between <think> tags,
+or nowhere.
+"""
+
+
+def listed(value: Any) -> Any:
+    """Split a text at its commas."""
+    return (
+        [item.strip() for item in value.split(",") if item.strip()]
+        if isinstance(value, str)
+        else value
+    )
+
+
+def _rooted(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise ValueError(f"{path!r} is not a path; write it like /api")
+    return path.rstrip("/")
+
+
+def _listed_keys(value: Any) -> Any:
+    """
+    Split a text at its commas. Raise `ValueError` if it has no key: whoever set it wanted a locked
+    door.
+    """
+    keys = listed(value)
+    if isinstance(value, str) and not keys:
+        raise ValueError(
+            "it is set, and has no key in it: write one or more, or unset it to admit every client"
+        )
+    return keys
+
+
+def _as_sent(origin: str) -> str:
+    if not re.fullmatch(r"\*|null|[^/\s]+://[^/\s]+/?", origin):
+        raise ValueError(
+            f"{origin!r} is not what a browser sends; write it like https://example.com"
+        )
+    return origin.rstrip("/")
+
+
+Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed_keys)]
+Origin: TypeAlias = Annotated[str, AfterValidator(_as_sent)]
+Origins: TypeAlias = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(listed)]
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ValueError(
+            f"{name!r} is no name of a client: use at most 64 letters, digits, dots, hyphens,"
+            " underscores"
+        )
+    return name
+
+
+ClientName: TypeAlias = Annotated[str, AfterValidator(_checked_name)]
+
+
+class Client(BaseModel, frozen=True, extra="forbid"):
+    """
+    A client of the service, known by its *key* and called by its name in logs and metrics.
+
+    The limits hold in each process of the service. A minute's worth may be used at once, and comes
+    back continuously.
+    """
+
+    key: SecretStr
+    """The client's API key."""
+    requests_per_minute: PositiveInt | None = None
+    """Requests to models; none: no limit."""
+    large_tokens_per_minute: PositiveInt | None = None
+    """Tokens that the large model writes, and reads to judge; none: no limit."""
+    priority: Priority = 0
+    """
+    The best priority of the client's runs, and that of requests without their own; lower is first.
+    """
+
+
+class Scaling(BaseModel, frozen=True, extra="forbid"):
+    """
+    How many replicas of the service Ray Serve runs; read by `stepspec.service.ray`
+    alone.
+
+    Their number is such that each has half of ``max_running`` requests on average.
+    """
+
+    min_replicas: PositiveInt = 1
+    """The fewest replicas."""
+    max_replicas: PositiveInt = 4
+    """The most replicas."""
+    cpus: PositiveFloat = 1.0
+    """Processors of the cluster that each replica reserves."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas is {self.min_replicas}, more than max_replicas, {self.max_replicas}"
+            )
+        return self
+
+
+class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
+    """
+    The service's own settings; those of solving are the solver's.
+
+    Without *keys* and *clients* every client is admitted, and a public *host* is allowed only with
+    *insecure*.
+    """
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """The address to listen at."""
+    port: int = Field(default=8765, ge=0, le=65535)
+    """The port; 0: any free one."""
+    keys: Secrets = ()
+    """
+    Accepted API keys of clients without limits; with neither *keys* nor *clients* every client is
+    admitted.
+    """
+    clients: dict[ClientName, Client] = {}
+    """Clients by their names, each with its own key, limits and priority."""
+    insecure: bool = False
+    """
+    Without keys, allow a *host* that other machines can reach, and requests of any name and any web
+    page.
+    """
+    cors_origins: Origins = ()
+    """Origins of other sites' web pages that may use the service; ``*``: all."""
+    root_path: Annotated[str, AfterValidator(_rooted)] = ""
+    """The path under which a proxy serves the service."""
+    thinking: Thinking = "both"
+    """The field of replies for the thinking; ``content`` puts it there between <think> tags."""
+    max_running: PositiveInt = 64
+    """Requests that run at the same time."""
+    max_waiting: NonNegativeInt = 256
+    """Requests that wait beyond those; further ones are refused."""
+    max_wait: PositiveFloat = 30.0
+    """The longest wait of a request, in seconds."""
+    max_seconds: PositiveFloat = 600.0
+    """
+    Deadline of a request in seconds, its wait included; it is answered from the thinking so far.
+    """
+    drain_seconds: NonNegativeFloat = 60.0
+    """Seconds that running requests have to finish on shutdown."""
+    max_body_bytes: PositiveInt = 4 * 2**20
+    """The largest body of a request, in bytes."""
+    max_messages: int = Field(default=1024, ge=1, le=4096)
+    """The most messages of a request."""
+    max_choices: PositiveInt = 8
+    """The most choices (``n``) of a request."""
+    max_tokens: PositiveInt | None = None
+    """The largest token budget of a request, which a larger one is reduced to; none: no limit."""
+    keep_alive: PositiveFloat = 10.0
+    """Seconds after which an idle stream sends a comment."""
+    idle_seconds: PositiveInt = 75
+    """
+    Seconds that an idle connection stays open; set more than a load balancer in front keeps its own.
+    """
+    send_seconds: PositiveFloat = 60.0
+    """Seconds that a client has to send a body, and to take each part of an answer."""
+    health_every: PositiveFloat = 5.0
+    """Seconds between two checks of the servers' health."""
+    log_format: Literal["console", "json"] = "console"
+    """``json`` is for machines."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe messages that are logged."""
+    log_prompts: bool = False
+    """Log the text of problems and answers."""
+    ray: Scaling = Scaling()
+    """The replicas of the Ray Serve application."""
+
+    @property
+    def locked(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self.keys or self.clients)
+
+    @model_validator(mode="after")
+    def _locked(self) -> Self:
+        keys = [
+            key.get_secret_value().strip()
+            for key in (*self.keys, *(each.key for each in self.clients.values()))
+        ]
+        if not all(key and key.isascii() for key in keys):
+            raise ValueError(
+                "a key is empty, or has letters beyond ASCII, which clients send in several"
+                " encodings"
+            )
+        if len({*keys}) < len(keys):
+            raise ValueError(
+                "a key is there twice among keys and clients: give every client its own"
+            )
+        if not (keys or self.insecure or private(self.host)):
+            raise ValueError(
+                f"host {self.host!r} can be reached from outside and no key is set: set"
+                " STEPSPEC_SERVICE__KEYS (or --key) or a table [service.clients.NAME], or add"
+                " --insecure to admit every client"
+            )
+        return self
+
+
+def private(host: str) -> bool:
+    """Whether only this machine can reach *host*."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

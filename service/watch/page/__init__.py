@@ -1,0 +1,105 @@
+"""The page that shows a run: one document without external resources, live or of one trace."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Started
+from stepspec.orchestrator.trace import parse
+
+__all__ = ["allowed", "headers", "html", "style"]
+
+FOLDER = Path(__file__).parent
+# In the order of their imports: they are joined into one script, so that no name may occur in two
+# of them.
+MODULES = (
+    "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans",
+    "announce", "text", "chain", "highlight", "timeline", "keys", "speed", "summary", "form", "live", "page",
+)  # fmt: skip
+LIVE = "'self'"  # the only origin that the live page may connect to
+_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+
+
+def html(trace: bytes | None = None) -> str:
+    """
+    Return the page: live if *trace* is None, or of *trace*, the bytes of a trace file.
+
+    Raise `ConfigurationError` if the bytes are no trace.
+    """
+    if trace is None:
+        return _page(connect=LIVE, composer="", trace="")
+    # JSON has it in strings only, so the value stays.
+    lines = _checked(trace).replace("<", "\\u003c")
+    embedded = f'<script type="application/jsonl" id="trace">{lines}</script>'
+    return _page(connect="'none'", composer="hidden", trace=embedded)
+
+
+def _checked(trace: bytes) -> str:
+    lines = [line for line in trace.splitlines() if line.strip()]
+    events = [parse(line).event for line in lines]
+    if not events or not isinstance(events[0], Started):
+        raise ConfigurationError(
+            "not a trace: it does not begin with the event Started; `stepspec solve --trace FILE`"
+            " writes one"
+        )
+    return b"\n".join(lines).decode()
+
+
+def headers() -> dict[str, str]:
+    """
+    Return the headers of the live page; a policy in the document itself cannot forbid framing.
+    """
+    return {
+        "Content-Security-Policy": f"{_policy(LIVE)}; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+
+
+@cache
+def _policy(connect: str) -> str:
+    return (
+        f"default-src 'none'; script-src {allowed(script())}; style-src {allowed(style())}; "
+        f"connect-src {connect}; img-src data:; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'"
+    )
+
+
+def _page(*, connect: str, composer: str, trace: str) -> str:
+    places = {
+        "security": _policy(connect),
+        "style": style(),
+        "script": script(),
+        "composer": composer,
+        "trace": trace,
+    }
+    return re.sub(r"{{(\w+)}}", lambda place: places[place[1]], _read("page.html"))
+
+
+def allowed(inline: str) -> str:
+    """Return the source with which a Content-Security-Policy allows this *inline* text only."""
+    return f"'sha256-{b64encode(sha256(inline.encode()).digest()).decode()}'"
+
+
+@cache
+def style() -> str:
+    return f"\n{_read('look.css')}{_read('parts.css')}"
+
+
+@cache
+def script() -> str:
+    """Join the modules into one script."""
+    return "\n" + "\n".join(
+        _EXPORT.sub("", _IMPORT.sub("", _read(f"{name}.js"))) for name in MODULES
+    )
+
+
+@cache
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,253 @@
+"""
+The command ``calibrate``: find the loosest threshold that keeps the loss below a limit, with a
+confidence.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from rich.progress import TaskID
+
+from stepspec import prompts
+from stepspec.api import Solver
+from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
+from stepspec.evals.calibration.policy_file import (
+    SEEDS_APART,
+    CalibrationSettings,
+    changed_settings,
+    find_threshold,
+    promise_conditions,
+    served_arm,
+    solve_on_servers,
+)
+from stepspec.evals.calibration.risk_bound import LossTest
+from stepspec.evals.calibration.search import (
+    AttemptEnd,
+    CalibrationResult,
+    RunStore,
+    SolveAt,
+    search,
+)
+from stepspec.evals.grading.graders import Graders, require_graders
+from stepspec.evals.plan import check_arm, testbed_settings
+from stepspec.evals.progress import progress_bars
+from stepspec.evals.provenance import digests
+from stepspec.evals.sample import Task
+from stepspec.evals.testbed.servers import miniature, weights_digest
+from stepspec.evals.testbed.solving_pair import pair_solver
+from stepspec.orchestrator.errors import ConfigurationError, install_command
+from stepspec.policies import Threshold
+
+from .command_line import numbers, only_without_testbed, writable, write_settings
+from .eval import contact
+from .flags import (
+    BUDGET,
+    SAMPLING,
+    SERVERS,
+    AnswerColumn,
+    BenchmarkName,
+    Concurrency,
+    DataFile,
+    Fresh,
+    Json,
+    Limit,
+    MetricName,
+    Pace,
+    ProblemColumn,
+    PromptName,
+    Testbed,
+    with_settings,
+)
+from .program import stderr, stdout, wait
+
+EXAMPLES = """
+Examples:
+
+  stepspec calibrate gsm8k --policy specreason --max-loss 0.01 \\
+      --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  # both servers are in stepspec.toml
+  stepspec calibrate problems.jsonl -p bild --vary rollback --values 1,2,4,8
+
+  stepspec calibrate arithmetic --testbed --limit 400 --max-loss 0.02
+
+  stepspec serve --config policy.toml
+"""
+
+
+@with_settings(
+    "calibrate",
+    SERVERS,
+    SAMPLING,
+    BUDGET,
+    before="testbed",
+    help={"policy": "The method to calibrate."},
+)
+def calibrate(
+    benchmark: BenchmarkName,
+    max_loss: Annotated[
+        float, typer.Option(help="The largest loss, as a share of all problems.")
+    ] = 0.01,
+    confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            help="The option to calibrate; by default the method's threshold.", metavar="NAME"
+        ),
+    ] = None,
+    values: Annotated[
+        str | None, typer.Option(help="Its values, the strictest first: 9,8,7.")
+    ] = None,
+    testbed: Testbed = False,
+    profile: Pace = "off",
+    data: DataFile = None,
+    problem_column: ProblemColumn = None,
+    answer_column: AnswerColumn = None,
+    metric: MetricName = None,
+    prompt: PromptName = None,
+    limit: Limit = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help=(
+                "Seed of the sampling, and of generated problems; default: the configured"
+                " sampling.seed, or 0."
+            ),
+        ),
+    ] = None,
+    concurrency: Concurrency = 8,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the policy file.", metavar="FILE")
+    ] = Path("policy.toml"),
+    fresh: Fresh = False,
+    json: Json = False,
+) -> None:
+    """
+    Find the loosest threshold whose loss against the large model alone is at most --max-loss, at
+    --confidence.
+
+    Half of the benchmark is used, chosen by hash; `stepspec eval --half report` measures on the
+    other half. An interrupted calibration continues when the same command is run again. With a
+    larger --limit it becomes another attempt with the same runs, and the confidence holds for all
+    attempts together; --fresh discards runs and attempts.
+    """
+    if find_spec("scipy") is None:
+        raise ConfigurationError(f"`stepspec calibrate` needs scipy: {install_command('evals')}")
+    if not 0 < max_loss < 1 or not 0 < confidence < 1:
+        raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
+    chosen, file = choose(
+        benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
+    )
+    if testbed:
+        only_without_testbed()
+    own_solver = None if testbed else Solver()
+    settings = own_solver.settings if own_solver else testbed_settings()
+    seed = (settings.sampling.seed or 0) if seed is None else seed
+    policy = settings.policy
+    threshold = find_threshold(
+        policy, vary, numbers("--values", values or "", float, positive=False)
+    )
+    for value in threshold.values:
+        check_arm(served_arm(settings, threshold, value), settings)
+    writable("--output", output)
+    if own_solver and chosen.source and data is None:
+        wait(contact(settings))  # before a data set is downloaded
+    path = output.with_suffix(".trials.jsonl")
+    with prompts.replacing(settings.prompts):
+        tasks = problems(chosen, file, seed, limit)
+    require_graders(task.gold for task in tasks)
+    about = {
+        "benchmark": chosen.name, "policy": policy, "option": threshold.option, "values": threshold.values,
+        "seed": seed, "testbed": testbed, "weights": weights_digest("large", "small") if testbed else None,
+        "besides": changed_settings(settings), "conditions": promise_conditions(settings, threshold),
+    }  # fmt: skip
+    solving = own_solver or pair_solver(profile, stderr)
+
+    level = round(1 - confidence, 9)
+
+    async def main() -> CalibrationSettings:
+        async with solving as solver, Graders() as graders:
+            solver.require_both()
+            store = RunStore(path, {**about, "models": dict(solver.models)}, fresh=fresh)
+            put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
+            solve = solve_on_servers(solver, put, threshold, graders, seed)
+            end = AttemptEnd(len(tasks), max_loss, level, threshold.values)
+            _check_size(end, store)  # before the file is begun, which refuses other settings
+            with store:
+                store.start_attempt(digests(put))
+                result = await _attempt(solve, end, threshold, store, concurrency)
+            return CalibrationSettings(
+                policy, threshold, f"{chosen.name}, {CALIBRATED_ON}", result, solver.settings.options,
+                changed_settings(solver.settings), dict(solver.models),
+                promise_conditions(solver.settings, threshold),
+            )  # fmt: skip
+
+    _show(wait(main(), resumable=True), output, as_json=json)
+
+
+def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> None:
+    """
+    Print what is calibrated, and write the policy file; exit with 1 if no threshold keeps the
+    promise.
+    """
+    if as_json:
+        stdout.print_json(orjson.dumps(calibrated.json()).decode())
+    else:
+        stdout.print(calibrated.table())
+        stdout.print(calibrated.summary(), highlight=False)
+    if calibrated.result.loosest is None:
+        sys.exit(1)
+    write_settings(output, calibrated.toml())
+
+
+def _check_size(end: AttemptEnd, store: RunStore) -> None:
+    """Raise `ConfigurationError` if the attempt that ends at *end* has too few problems."""
+    test = LossTest(end.limit, end.level, again=store.attempt_number(end) > 1)
+    least = test.needed()
+    if least is None or end.problems < least:
+        takes = "more than any number" if least is None else f"{least:,} even if none is lost"
+        raise ConfigurationError(f"too few problems, {end.problems}: this promise takes {takes}")
+
+
+async def _attempt(
+    solve: SolveAt, end: AttemptEnd, threshold: Threshold, store: RunStore, at_once: int
+) -> CalibrationResult:
+    """Make the attempt that ends at *end*."""
+    number = store.attempt_number(end)
+    test = LossTest(end.limit, end.level, again=number > 1)
+    with progress_bars(stderr) as progress:
+        bars: dict[float | None, TaskID] = {
+            None: progress.add_task("large alone", total=end.problems)
+        }
+
+        def on_problem(value: float | None) -> None:
+            if value not in bars:
+                bars[value] = progress.add_task(f"{threshold.option} {value:g}", total=end.problems)
+            progress.advance(bars[value])
+
+        result = await search(solve, end.problems, threshold, test, store, at_once, on_problem)
+    store.end_attempt(end)
+    return replace(result, attempt=number)
+
+
+def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:
+    """
+    The calibration half of *benchmark*, at most *count* problems; a generated benchmark uses other
+    seeds instead.
+    """
+    if benchmark.made is not None and data is None:
+        return load(benchmark, seed=seed + SEEDS_APART, limit=count)
+    tasks = [task for task in load(benchmark, data, seed=seed) if half(task) == "calibration"]
+    if not tasks:
+        raise ConfigurationError(
+            f"no problem of {benchmark.name} is in its calibration half: it has too few"
+        )
+    return tasks[:count]

@@ -1,0 +1,497 @@
+"""
+The command ``eval``, and arms by name: ``specreason``, ``bild:scale=step,ahead=0``, or a policy
+file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from stepspec import policies, prompts
+from stepspec.api import Solver
+from stepspec.evals import provenance
+from stepspec.evals.arms import LARGE, PLAIN, SMALL
+from stepspec.evals.benchmarks import (
+    BENCHMARKS,
+    Benchmark,
+    bare,
+    choose,
+    duplicates,
+    half,
+    load,
+    overlaps,
+)
+from stepspec.evals.evaluation import Evaluation, evaluate
+from stepspec.evals.grading.graders import require_graders
+from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_settings
+from stepspec.evals.results import ArmSummary, csv_text, small_print, tables
+from stepspec.evals.runner import WorkerGroup
+from stepspec.evals.sample import Arm, Task
+from stepspec.evals.testbed.servers import miniature
+from stepspec.evals.testbed.solving_pair import pair_solver
+from stepspec.orchestrator.errors import ConfigurationError, install_command
+from stepspec.orchestrator.interfaces import answered_by, ended_by
+from stepspec.orchestrator.run_options import arm_options
+from stepspec.settings import Settings
+
+from .command_line import only_without_testbed, print_json, writable, write_file
+from .flags import (
+    BUDGET,
+    SAMPLING,
+    SERVERS,
+    AnswerColumn,
+    BenchmarkName,
+    DataFile,
+    Fresh,
+    Json,
+    Limit,
+    MetricName,
+    Pace,
+    Policies,
+    ProblemColumn,
+    PromptName,
+    SharedOptions,
+    Testbed,
+    json_or_text,
+    parse_options,
+    with_settings,
+)
+from .program import stderr, stdout, wait
+
+CONTROL = "random"
+NO_OPTIONS: Mapping[str, Any] = {}
+FILE = ".toml"
+BASELINES: Mapping[str, Arm] = {"plain": PLAIN, "large": LARGE, "small": SMALL}
+
+
+def arms(
+    chosen: Sequence[str],
+    baselines: Sequence[str],
+    controls: Sequence[str],
+    options: Mapping[str, Any] = NO_OPTIONS,
+    settings: Settings | None = None,
+) -> tuple[Arm, ...]:
+    """
+    The *baselines*, the *chosen* methods, and *controls* of some of these methods. The first
+    baseline is the usual one.
+
+    The *options* are of every chosen method that is no policy file, unless it sets its own. If none
+    is chosen, the method of the *settings* is. Raise `ConfigurationError` for an unknown name, and
+    for an arm that is named twice.
+    """
+    unknown = [name for name in baselines if name not in BASELINES]
+    if unknown:
+        raise ConfigurationError(
+            f"no such baseline: {unknown[0]!r}; there are {', '.join(BASELINES)}"
+        )
+    methods = [arm(spec, options) for spec in chosen]
+    if settings is not None and not chosen:
+        methods = [configured_arm(settings, options)]
+    competing = (
+        *(BASELINES[name] for name in dict.fromkeys(baselines)),
+        *methods,
+        *(control(name, methods) for name in controls),
+    )
+    names = [competitor.name for competitor in competing]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigurationError(f"the arm {twice.pop()!r} is there twice")
+    return competing
+
+
+def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
+    """
+    Parse one method: its name with options after a colon, or a policy file as ``stepspec
+    calibrate`` writes it.
+
+    A method that is no file has the *options* too, unless it sets its own.
+    """
+    if spec.endswith(FILE):
+        return _from_file(Path(spec))
+    policy, _, rest = spec.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",")] if rest else []
+    if not all(equals for _, equals, _ in pairs):
+        raise ConfigurationError(
+            f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them"
+        )
+    return _arm(
+        spec,
+        policy,
+        {**options, **{name.strip(): json_or_text(value.strip()) for name, _, value in pairs}},
+    )
+
+
+def calibrated(chosen: Sequence[str]) -> dict[str, str]:
+    """
+    The benchmarks that the policy files among the *chosen* arms were calibrated on, by the arm's
+    name.
+    """
+    files = [Path(spec) for spec in chosen if spec.endswith(FILE)]
+    entries: dict[str, Any] = {path.stem: _settings(path).get("calibration") for path in files}
+    tables = {
+        name: cast("dict[str, Any]", entry)
+        for name, entry in entries.items()
+        if isinstance(entry, dict)
+    }
+    return {name: str(table["benchmark"]) for name, table in tables.items() if "benchmark" in table}
+
+
+def _calibrated(chosen: Sequence[str] | None, settings: Settings) -> dict[str, str]:
+    """Like `calibrated`, for the configured method if none is *chosen*."""
+    if chosen:
+        return calibrated(chosen)
+    calibration = settings.calibration
+    return {settings.policy: calibration.benchmark} if calibration else {}
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as exc:  # no TOML, or not even text
+        raise ConfigurationError(f"no policy file at {path}: {exc}") from exc
+    if not isinstance(settings.get("policy"), str):
+        raise ConfigurationError(f'{path} names no policy; write one as in policy = "specreason"')
+    if not isinstance(settings.get("options", {}), dict):
+        raise ConfigurationError(f"{path}: options has to be a table, [options]")
+    return settings
+
+
+def _from_file(path: Path) -> Arm:
+    """
+    Read the policy and the run options from a settings file; other settings, such as URLs, are
+    ignored.
+    """
+    settings = _settings(path)
+    options = {name: settings[name] for name in arm_options() if name in settings}
+    return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
+
+
+def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
+    own = {key: value for key, value in options.items() if key not in arm_options()}
+    overrides: Any = {key: value for key, value in options.items() if key in arm_options()}
+    try:
+        made = Arm.of(name, policy, own, **overrides)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{name!r}: {exc}") from exc
+    try:
+        policies.check(policy, own)
+    except ConfigurationError as exc:
+        unknown = set(own) - set(policies.METHODS.find(policy).options)
+        raise ConfigurationError(
+            f"{exc}; of any arm: {', '.join(arm_options())}" if unknown else str(exc)
+        ) from exc
+    return made
+
+
+def control(name: str, methods: Sequence[Arm]) -> Arm:
+    """
+    A control that accepts steps at random, as often as the arm *name* does, and is like that arm
+    otherwise.
+    """
+    for method in methods:
+        if method.name == name:
+            built = policies.METHODS.find(method.policy).source
+            run = method.run.with_overrides(
+                {
+                    "policy": CONTROL,
+                    "ending": method.run.ending or ended_by(built),
+                    "answer": method.run.answer or answered_by(built),
+                }
+            )
+            return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
+    known = ", ".join(repr(method.name) for method in methods)
+    raise ConfigurationError(
+        f"--random {name!r}: not one of the methods of this run, which are {known}"
+    )
+
+
+WIDTH = 170
+EXAMPLES = """
+Examples:
+
+  stepspec eval math500 -p specreason -p bild --random specreason -n 100 \\
+      --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  # both servers are in stepspec.toml
+  stepspec eval arithmetic -p specreason:threshold=8 -p calibrated.toml
+
+  stepspec eval problems.jsonl --samples 4 --temperature 0.6 -O threshold=8
+
+  # on the miniature pair of this CPU
+  stepspec eval arithmetic --testbed --policy reflective --limit 20
+
+  # on all machines of a Ray cluster
+  stepspec eval math500 --ray auto --concurrency 8
+"""
+
+
+@with_settings("eval", SERVERS, SAMPLING, BUDGET, before="testbed")
+def command(
+    benchmark: BenchmarkName,
+    policy: Policies = None,
+    option: SharedOptions = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "A model alone: plain (the large one as one ordinary request), large or small;"
+                " default: plain and "
+                "small. All others are compared with the first."
+            )
+        ),
+    ] = None,
+    random: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Add a control that accepts steps at random, as often as this method does."
+        ),
+    ] = None,
+    testbed: Testbed = False,
+    profile: Pace = "paced",
+    data: DataFile = None,
+    problem_column: ProblemColumn = None,
+    answer_column: AnswerColumn = None,
+    metric: MetricName = None,
+    prompt: PromptName = None,
+    limit: Limit = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--half",
+            help="report: leave out what `calibrate` uses; calibration: only that.",
+            metavar="HALF",
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help=(
+                "Seed of the samples, the order of choices, and generated problems; default: the"
+                " configured sampling.seed, or 0."
+            )
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of problems solved at the same time; with --ray, at every worker."
+        ),
+    ] = 1,
+    apart: Annotated[
+        bool,
+        typer.Option(
+            "--apart", help="Run the arms one after the other, so that none runs beside another."
+        ),
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Share the runs among workers of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT;"
+                " local: one here."
+            ),
+            metavar="ADDRESS",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Workers of the Ray cluster, one CPU each; by default one per node."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The run folder, by default runs/BENCHMARK. An interrupted run continues there.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    traces: Annotated[
+        bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")
+    ] = False,
+    table: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Also write the figures to this file.", metavar="FILE"),
+    ] = None,
+    fresh: Fresh = False,
+    json: Json = False,
+) -> None:
+    """
+    Measure methods on a benchmark, next to each model alone: same servers, problems and budgets,
+    interleaved.
+
+    Without --policy, the configured method is measured, with its options: SpecReason unless a
+    settings file or STEPSPEC_POLICY names another.
+    """
+    chosen, source = choose(
+        benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
+    )
+    _check_half(chosen, source, part)
+    if testbed:
+        only_without_testbed()
+    own_solver = None if testbed else Solver()
+    settings = own_solver.settings if own_solver else testbed_settings()
+    baselines = baseline or ["plain", "small"]
+    competing = arms(policy or [], baselines, random or [], parse_options(option), settings)
+    seed = (settings.sampling.seed or 0) if seed is None else seed
+    if table is not None:
+        writable("--csv", table)
+    folder = output or Path("runs") / chosen.name
+    with prompts.replacing(settings.prompts):
+        plan = _plan(settings, competing, samples, seed, concurrency)
+        if own_solver and chosen.source and source is None:
+            wait(contact(settings))  # before a data set is downloaded
+        all_tasks = _tasks(chosen, source, seed, None, part)
+        tasks = (
+            all_tasks[:limit]
+            if chosen.made is None or source
+            else _tasks(chosen, source, seed, limit, part)
+        )
+        require_graders(task.gold for task in tasks)
+        plan = replace(plan, tasks=tasks, apart=apart, baseline=competing[0].name)
+        pair = own_solver or pair_solver(profile, stderr)
+        sharing = _team(ray, workers, testbed=testbed)
+        remarks = (
+            []
+            if source is None and chosen.made
+            else overlaps(_calibrated(policy, settings), chosen.name, part)
+        )
+        remarks += duplicates(tasks)
+        _remark(remarks)
+
+        async def work() -> list[ArmSummary]:
+            async with sharing as team, pair as solver:
+                solver.require_both()
+                put, planned, every = _put(chosen, plan, all_tasks, solver.models)
+                evaluation = Evaluation(
+                    put,
+                    planned,
+                    folder,
+                    provenance.digest(every),
+                    half=part,
+                    profile=profile if testbed else None,
+                    traces=traces,
+                    fresh=fresh,
+                    remarks=tuple(remarks),
+                )
+                return await evaluate(solver, evaluation, stderr, team)
+
+        summaries = wait(work(), resumable=True)
+        _show(summaries, competing[0].name, as_json=json)
+        if table is not None:
+            write_file(table, csv_text(summaries))
+        stderr.print(
+            f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True
+        )
+        _remark(remarks)
+
+
+def _remark(remarks: list[str]) -> None:
+    """Print remarks about the figures: at the start, and again with the figures."""
+    for remark in remarks:
+        stderr.print(remark, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _team(
+    address: str | None, workers: int | None, *, testbed: bool
+) -> AbstractAsyncContextManager[WorkerGroup | None]:
+    if address is None and workers is not None:
+        raise ConfigurationError("--workers are those of a Ray cluster: name it with --ray")
+    if address is None:
+        return nullcontext()
+    if testbed and address != "local":
+        raise ConfigurationError(
+            "the servers of --testbed listen on this machine's loopback, which no other machine"
+            " reaches: pass --ray local, or serve the models where every machine reaches them and"
+            " name them with --small and --large"
+        )
+    try:
+        from stepspec.evals.ray_pool import cluster
+    except ModuleNotFoundError as exc:
+        raise ConfigurationError(
+            f"--ray needs {exc.name}: {install_command('evals', 'ray')}"
+        ) from exc
+    return cluster(address, workers, stderr)
+
+
+def _check_half(benchmark: Benchmark, data: Path | None, part: str | None) -> None:
+    """Raise `ConfigurationError` if *benchmark* has no such *part*."""
+    if part not in (None, "report", "calibration"):
+        raise ConfigurationError(f"--half {part!r}: use report or calibration")
+    if part is not None and benchmark.made is not None and data is None:
+        raise ConfigurationError(
+            f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out"
+        )
+
+
+def _tasks(
+    benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None
+) -> tuple[Task, ...]:
+    tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
+    if part is None:
+        return tasks
+    chosen = tuple(task for task in tasks if half(task) == part)
+    if not chosen:
+        raise ConfigurationError(
+            f"none of the {len(tasks)} problems of {benchmark.name} is in its {part} half: leave"
+            " --half out, or take more problems"
+        )
+    return chosen
+
+
+def _plan(
+    settings: Settings, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int
+) -> Plan:
+    """The plan without its tasks, which may take long to load."""
+    for arm in competing:
+        check_arm(arm, settings)
+    if len({arm.resolve(settings.run).system for arm in competing}) > 1:
+        raise ConfigurationError(
+            "the arms have different system messages: set the same one for all with --system"
+        )
+    sampling = settings.sampling
+    if samples > 1 and not sampling.temperature:
+        raise ConfigurationError(
+            f"--samples {samples} at temperature 0 are all the same one: set --temperature"
+        )
+    return Plan((), competing, sampling, settings.budget.budget(), samples, seed, concurrency)
+
+
+async def contact(settings: Settings) -> None:
+    """
+    Connect to the servers once, in an event loop of its own. Raise a `StepspecError` if one cannot
+    be used.
+    """
+    async with Solver(settings) as solver:
+        solver.require_both()
+
+
+def _put(
+    benchmark: Benchmark, plan: Plan, tasks: tuple[Task, ...], models: Mapping[str, str]
+) -> tuple[Benchmark, Plan, tuple[Task, ...]]:
+    """
+    The same problems as the *models* know them: those of a file without a template for the
+    miniature models.
+    """
+    if benchmark.name in BENCHMARKS or not miniature(models.values()):
+        return benchmark, plan, tasks
+    return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
+
+
+def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json([asdict(summary) for summary in summaries])
+        return
+    for part in tables(summaries, baseline):
+        stdout.print(part)
+    stdout.print(small_print(baseline), style="dim", highlight=False)

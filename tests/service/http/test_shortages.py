@@ -1,0 +1,133 @@
+"""What this machine lacks is no failure of a server, and limits that exclude each other are said."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+
+from stepspec import Solver
+from stepspec import settings as configuration
+from stepspec.orchestrator.backends.vllm.failures import shortage
+from stepspec.orchestrator.chain import Chain
+from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.errors import ConfigurationError, LocalShortage
+from stepspec.service.errors import api_error
+from stepspec.service.http.descriptors import OncePerSecond, connections_left
+from stepspec.service.settings import ServiceSettings
+from stepspec.service_factory import check_concurrency
+
+from ...stand_in import FakeVllm
+from ..served import chosen, serving
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL])
+def test_the_cause_of_a_failed_connection_is_found(number: int) -> None:
+    key = SimpleNamespace(host="x", port=1, is_ssl=False, ssl=True)
+    wrapped = aiohttp.ClientConnectorError(cast("Any", key), OSError(number, "no"))
+    assert shortage(wrapped)
+    assert not shortage(aiohttp.ClientConnectorError(cast("Any", key), OSError(111, "refused")))
+
+
+async def test_a_run_without_descriptors_fails_and_the_server_stays_usable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = SimpleNamespace(host="x", port=1, is_ssl=False, ssl=True)
+
+    async def no_descriptor(*_: object, **__: object) -> None:
+        raise aiohttp.ClientConnectorError(cast("Any", key), OSError(errno.EMFILE, "no"))
+
+    fake = FakeVllm(("So",))
+    async with (
+        fake.serve("large", retries=1) as large,
+        fake.serve("small") as small,
+        Solver(small, large) as solver,
+    ):
+        model = solver.large.model()
+        monkeypatch.setattr(aiohttp.ClientSession, "request", no_descriptor)
+        with pytest.raises(LocalShortage, match="ulimit -n"):
+            await model.score(Chain.of("?"), "a step")
+        monkeypatch.undo()
+        assert solver.large.usable
+        assert not solver.down
+
+
+def test_a_shortage_is_answered_with_the_request_to_come_back() -> None:
+    error = api_error(LocalShortage("this process has too many open files"))
+    assert (error.status, error.code, error.retry) == (503, "overloaded", True)
+    assert "Retry-After" in error.all_headers
+
+
+def test_a_start_that_cannot_hold_its_own_runs_says_so() -> None:
+    settings = ServiceSettings(max_running=300)
+    assert connections_left(4096, settings) == 4096 - 64 - 1200
+    with pytest.raises(ConfigurationError, match="needs 1564 file descriptors"):
+        connections_left(1024, settings)
+
+
+@pytest.mark.parametrize(
+    ("most", "runs", "fits"), [(None, 128, True), (64, 128, False), (64, 64, True)]
+)
+def test_a_model_takes_as_many_requests_as_the_service_runs(
+    most: int | None, runs: int, fits: bool
+) -> None:
+    large = Endpoint(role="large", url="http://x:1", max_concurrency=most)
+    service = ServiceSettings(max_running=runs)
+    settings = configuration.load(small="http://x:2", large=large)
+    solver = Solver(settings.model_copy(update={"service": service}))
+    if fits:
+        check_concurrency(solver, service)
+        limit = solver.large.settings.max_concurrency
+        assert limit is not None
+        assert limit >= (most or 4 * runs)
+    else:
+        with pytest.raises(ConfigurationError, match="allows 64 requests at a time"):
+            check_concurrency(solver, service)
+
+
+def test_a_warning_is_logged_once_a_second() -> None:
+    said: list[str] = []
+    warn = OncePerSecond(said.append)
+    for _ in range(50):
+        warn("no more")
+    assert said == ["no more"]
+
+
+async def test_connections_beyond_what_is_left_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def three(descriptors: int, settings: ServiceSettings) -> int:
+        return 3
+
+    monkeypatch.setattr("stepspec.service.http.app.connections_left", three)
+    async with serving(chosen()) as served:
+        host, port = served.base.removeprefix("http://").split(":")
+        held = [socket.create_connection((host, int(port)), timeout=5) for _ in range(6)]
+        refused = 0
+        for each in held:
+            each.setblocking(False)
+        await asyncio.sleep(0.2)
+        for each in held:
+            try:
+                refused += each.recv(1) == b""
+            except ConnectionResetError:
+                refused += 1
+            except BlockingIOError:
+                pass
+            each.close()
+    assert refused >= 3
+
+
+def test_a_signal_before_serving_ends_with_the_code_of_one_afterwards() -> None:
+    program = (
+        "import os, signal; from stepspec.cli import serve as module;"
+        " module.service_factory.require = lambda: None;"
+        " module.Solver = lambda: os.kill(os.getpid(), signal.SIGTERM); module.serve.__wrapped__()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
