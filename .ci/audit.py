@@ -48,11 +48,9 @@ def exceptions(accepted: Mapping[str, Any], today: datetime.date) -> list[str]:
 
 def brought(name: str, extras: Iterable[str]) -> dict[str, Distribution]:
     """Return *name* with these *extras* and all that they need here, by name."""
-    found, done, left = (
-        dict[str, Distribution](),
-        set[tuple[str, str]](),
-        [(name, extra) for extra in ("", *extras)],
-    )
+    found = dict[str, Distribution]()
+    done = set[tuple[str, str]]()
+    left = [(name, extra) for extra in ("", *extras)]
     while left:
         wanted, extra = left.pop()
         if (wanted, extra) in done:

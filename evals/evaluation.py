@@ -28,13 +28,11 @@ from .sample import Sample, Task
 from .store import Place, SampleStore
 from .testbed.servers import weights_digest
 
-SAMPLES, RUN, PROBLEMS, SUMMARY, TRACES = (
-    "samples.jsonl",
-    "run.json",
-    "problems.jsonl",
-    "summary.json",
-    "traces",
-)
+SAMPLES = "samples.jsonl"
+RUN = "run.json"
+PROBLEMS = "problems.jsonl"
+SUMMARY = "summary.json"
+TRACES = "traces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,8 @@ async def evaluate(
     """
     for arm in evaluation.plan.arms:
         check_arm(arm, solver.settings)
-    folder, about = evaluation.folder, orjson.loads(orjson.dumps(evaluation.about(solver)))
+    folder = evaluation.folder
+    about = orjson.loads(orjson.dumps(evaluation.about(solver)))
     with SampleStore(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
         record = await _begin(solver, evaluation, about, workers, resumed=len(samples.done))
         try:
@@ -120,7 +119,8 @@ async def _measure(
     workers: WorkerGroup | None,
 ) -> None:
     """Measure the missing samples, with a progress bar."""
-    plan, places = evaluation.plan, _places(evaluation.plan)
+    plan = evaluation.plan
+    places = _places(evaluation.plan)
     done = sum(place in samples.done for place in places)
     if done == len(places):
         return
@@ -151,7 +151,8 @@ async def _begin(
     resumed: int,
 ) -> dict[str, Any]:
     """Write the record of this session to the run file, after those of earlier sessions."""
-    path, benchmark = evaluation.folder / RUN, evaluation.benchmark
+    path = evaluation.folder / RUN
+    benchmark = evaluation.benchmark
     earlier: list[Any] = (
         orjson.loads(path.read_bytes())["sessions"] if path.is_file() and resumed else []
     )
@@ -176,10 +177,8 @@ async def _begin(
     _replace(path, orjson.dumps(record, option=orjson.OPT_INDENT_2))
     for stale in (evaluation.folder / TRACES).glob("*.jsonl") if evaluation.fresh else ():
         stale.unlink()  # of samples that were discarded
-    listed, problems = (
-        evaluation.folder / PROBLEMS,
-        b"".join(map(_line, count(), evaluation.plan.tasks)),
-    )
+    listed = evaluation.folder / PROBLEMS
+    problems = b"".join(map(_line, count(), evaluation.plan.tasks))
     # of a larger --limit before
     if not (resumed and listed.is_file() and listed.read_bytes().startswith(problems)):
         _replace(listed, problems)

@@ -79,7 +79,8 @@ class Reply:
 
         If the model *thinks* and was cut before that, all is thinking.
         """
-        thinking, text = "".join(self.thinking), "".join(self.text)
+        thinking = "".join(self.thinking)
+        text = "".join(self.text)
         before, mark, after = text.partition(closing)
         return (
             (thinking + before, after)
@@ -149,7 +150,9 @@ async def solve_plain(
 
     async def ask(server: Server) -> tuple[Reply, float]:
         assert isinstance(server, VllmEndpoint)
-        reply, began, call = Reply(), clock(), server.connection.call("write")
+        reply = Reply()
+        began = clock()
+        call = server.connection.call("write")
         try:
             async with (
                 asyncio.timeout(budget.seconds),

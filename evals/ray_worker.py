@@ -42,7 +42,8 @@ def code() -> str:
     """
     A hash of the installed package: two clones with different code mostly have the same version.
     """
-    root, digest = Path(stepspec.__file__).parent, blake2b(digest_size=16)
+    root = Path(stepspec.__file__).parent
+    digest = blake2b(digest_size=16)
     for path in sorted(_sources(root)):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()

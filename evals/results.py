@@ -159,7 +159,8 @@ def compare_arms(
     problem is complete.
     """
     by_arm = complete(done, arms, repeats)
-    shown, baseline = list(arms), baseline or usual_baseline(arms)
+    shown = list(arms)
+    baseline = baseline or usual_baseline(arms)
     if bound := oracle(by_arm):
         by_arm[ORACLE] = bound
         shown.append(Arm.of(ORACLE, ""))
@@ -286,7 +287,8 @@ def _result(
     seconds = [s.seconds for s in samples]
     accuracy = share([s.correct for s in samples], repeats)
     ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(usual, repeats))
-    kept_large, kept_small = sum(x.large.kept for x in ledgers), sum(x.small.kept for x in ledgers)
+    kept_large = sum(x.large.kept for x in ledgers)
+    kept_small = sum(x.small.kept for x in ledgers)
     # a nested pair's models write the small tokens, each at a pace of its own
     nested = any(x.nested for x in ledgers)
     floor = None if nested else _floor(kept_small, kept_large, pace)
@@ -373,7 +375,8 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     The percentiles are expanded for few problems, where plain ones are too narrow (Hesterberg
     2015).
     """
-    rng, n = random.Random(0), len(ours)
+    rng = random.Random(0)
+    n = len(ours)
     ratios: list[float] = []
     for _ in range(RESAMPLES):
         resample = rng.choices(range(n), k=n)

@@ -63,7 +63,8 @@ def with_options() -> None:
     completion = client.chat.completions.create(
         model="specreason", messages=messages, temperature=0, extra_body={"stepspec": options}
     )
-    run, ledger = extra(completion)["stepspec"], extra(completion)["ledger"]
+    run = extra(completion)["stepspec"]
+    ledger = extra(completion)["ledger"]
     print(
         f"method: {run['method']}, answer: {run['answer']}, finish reason: {run['finish_reason']}"
     )

@@ -113,7 +113,8 @@ def small_print(profile: str, *more: str, world: str = SHORT) -> str:
     The explanation of the table: models of *world*, *profile* and columns; *more* names further
     models.
     """
-    sizes, pace = SIZES[find_world(world).name], describe_pace(profile, "large", "small", *more)
+    sizes = SIZES[find_world(world).name]
+    pace = describe_pace(profile, "large", "small", *more)
     return (
         f"The miniature pair: two models of {sizes} parameters, trained on arithmetic, served by"
         f" real vLLM on this CPU; {pace}. Seconds are the mean of one problem. Vs large: wall time"
@@ -217,10 +218,8 @@ async def measure_stacked(
     Measure every method's arms on the same fresh problems; *samples* that exist are not measured
     again.
     """
-    tasks, chosen = (
-        fresh_tasks(problems, seed, world=world),
-        {method: arms(method) for method in SPECULATIONS},
-    )
+    tasks = fresh_tasks(problems, seed, world=world)
+    chosen = {method: arms(method) for method in SPECULATIONS}
     with samples:
         for method, over in chosen.items():
             if left := missing(over, tasks, samples):
@@ -281,8 +280,12 @@ OTHERS = (
 )
 # in the order of the tables
 SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}
-POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8
-BEST_OF_LARGE, BEST_POINTS_LOST = 0.40, 0.01  # SpecReason and at least one other method
+POINTS_LOST = 0.02
+OF_LARGE = 0.45
+OF_SEQUENTIAL = 0.8
+# SpecReason and at least one other method
+BEST_OF_LARGE = 0.40
+BEST_POINTS_LOST = 0.01
 SEED = 2026  # of the problems; training never uses them, with any seed
 FIGURES = Path("build/bench.json")
 EXAMPLES = """
@@ -479,7 +482,8 @@ def main(
     explanation = note(arms, profile, stacked=stacked, world=world)
     about = _about(profile, stacked=stacked, world=world)
     samples = SampleStore(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
-    progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
+    progress = Console(stderr=True)
+    console = Console(width=180 if stacked else 150)
     results: Mapping[str, list[Result]]
     if stacked:
         results = {
@@ -508,10 +512,8 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
     for sampling, summary in results.items():
         by_name = {result.name: result for result in summary}
         for arm, sequential in ((SHIPPED, SEQUENTIAL), (THINKING, THINKING_SEQUENTIAL)):
-            ratio, of_large = (
-                by_name[arm.name].seconds / by_name[sequential.name].seconds,
-                by_name[arm.name].ratio,
-            )
+            ratio = by_name[arm.name].seconds / by_name[sequential.name].seconds
+            of_large = by_name[arm.name].ratio
             console.print(
                 f"{heading(sampling)}: {arm.name} over sequential {ratio:.2f}, over large alone"
                 f" {of_large:.2f}"

@@ -26,8 +26,10 @@ def load_curves(curves: Sequence[Curve], across: str, up: str) -> str:
     """Draw a curve for each arm through its loads; *across* and *up* name the axes."""
     figure, axes = plot(WIDTH, 0.62 * WIDTH)
     for number, curve in enumerate(curves):
-        rates, seconds = [dot[0] for dot in curve.dots], [dot[1] for dot in curve.dots]
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        rates = [dot[0] for dot in curve.dots]
+        seconds = [dot[1] for dot in curve.dots]
+        colour = COLOURS[number % len(COLOURS)]
+        marker = MARKERS[number % len(MARKERS)]
         axes.plot(
             rates, seconds, color=colour, marker=marker, linewidth=2, label=curve.name, gid="mark"
         )

@@ -74,8 +74,11 @@ class Crowd:
         *,
         warm_up: int | None = None,
     ) -> None:
-        self._concurrency, self._count = concurrency, len(counted)
-        self._attempt, self._seed, self._block = attempt, seed, block
+        self._concurrency = concurrency
+        self._count = len(counted)
+        self._attempt = attempt
+        self._seed = seed
+        self._block = block
         more = ((None, task) for task in itertools.cycle(others))
         self._entries: Iterator[tuple[int | None, Task]] = itertools.chain(
             itertools.islice(more, concurrency if warm_up is None else warm_up),
@@ -137,13 +140,16 @@ async def attempt(
     result.
     """
     clock = asyncio.get_running_loop().time
-    began, first = clock(), dict[type, float]()
+    began = clock()
+    first = dict[type, float]()
 
     def observe(event: Event) -> None:
         if isinstance(event, Committed | Answering):
             first.setdefault(type(event), clock() - began)
 
-    failure, solved, solution = "the problem is too long", None, None
+    failure = "the problem is too long"
+    solved = None
+    solution = None
     try:
         async with asyncio.timeout(deadline):
             seeded = (sampling or solver.settings.run.sampling).with_seed(seed)

@@ -114,7 +114,8 @@ class Deployment:
     async def serve(self) -> None:
         """Start the service, anew if it runs."""
         await self.serving.aclose()
-        (small, large, other), log = map(self.url, PLACES), self.folder / "service.log"
+        (small, large, other) = map(self.url, PLACES)
+        log = self.folder / "service.log"
         running = serve(small, f"{large},{other}", log, *self.flags, settings=SETTINGS)
         self.program = await self.serving.enter_async_context(running)
 
@@ -200,7 +201,9 @@ class Deployment:
                 return self.judge(
                     whole["choices"][0]["message"]["content"], whole["stepspec"]["degraded"]
                 )
-            text, degraded, ended = "", list[str](), False
+            text = ""
+            degraded = list[str]()
+            ended = False
             async for line in reply.content:
                 if line.startswith(b"data: {"):
                     event = orjson.loads(line[6:])
@@ -242,9 +245,11 @@ def refusal(status: int, body: Any, headers: Mapping[str, str]) -> Outcome:
     degraded.
     """
     try:
-        message, code = body["error"]["message"], body["error"].get("code")
+        message = body["error"]["message"]
+        code = body["error"].get("code")
     except (LookupError, TypeError):
-        message, code = "", None
+        message = ""
+        code = None
     if not message:
         return Outcome("wrong", f"HTTP {status} without a message: {body}")
     if status in (429, 503) and "Retry-After" not in headers:
@@ -393,7 +398,9 @@ def may(*fates: Fate) -> frozenset[Fate]:
 
 
 MANY = 400
-FINE, ALONE, REFUSED = may("answered"), may("degraded"), may("refused")
+FINE = may("answered")
+ALONE = may("degraded")
+REFUSED = may("refused")
 KILLED_SERVICE = Fault("service killed (kill -9)", may("answered", "cut"), killed_service)
 FAULTS = (
     Fault("small down", ALONE, dead(SMALL)),
@@ -558,7 +565,8 @@ def main(
     Try every fault on a real service; exit with 1 if a request is lost or answered wrongly, or
     nothing recovers.
     """
-    console, errors = Console(width=140), Console(stderr=True)
+    console = Console(width=140)
+    errors = Console(stderr=True)
     names = [fault.name for fault in FAULTS]
     if unknown := [name for name in only or () if name not in names]:
         raise ConfigurationError(f"--only {unknown[0]}: there are: {', '.join(names)}")

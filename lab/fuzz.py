@@ -24,7 +24,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "fuzz"
-SITE, CORPORA = WORK / "site", ROOT / "tests" / "corpora"
+SITE = WORK / "site"
+CORPORA = ROOT / "tests" / "corpora"
 LONGEST = 2048  # bytes of an input
 SLOW = 10  # seconds: an input that takes longer is a finding
 
@@ -48,10 +49,8 @@ def stream() -> Target:
         pass
 
     async def read(content: bytes, size: int) -> list[bytes]:
-        events, found = (
-            Events(call, pieces(content, size), release, Deadlines(), 1e12),
-            list[bytes](),
-        )
+        events = Events(call, pieces(content, size), release, Deadlines(), 1e12)
+        found = list[bytes]()
         with suppress(EndpointError):
             while (event := await events.next()) is not None:
                 found.append(event)
@@ -91,11 +90,10 @@ def steps() -> Target:
         return builder.so_far().text, None
 
     def run(content: bytes) -> None:
-        kind, text = (content[:1] or b"0")[0], content[1:].decode(errors="replace")
-        ends, closing = (
-            kinds[kind % 3],
-            (Closing(THINK_END), Closing("</seed:think>"), OUTSIDE)[kind // 3 % 3],
-        )
+        kind = (content[:1] or b"0")[0]
+        text = content[1:].decode(errors="replace")
+        ends = kinds[kind % 3]
+        closing = (Closing(THINK_END), Closing("</seed:think>"), OUTSIDE)[kind // 3 % 3]
         whole = build(ends, text, 1, closing)
         assert build(ends, text, 3, closing) == whole
         assert build(ends, text, 17, closing) == whole
@@ -220,7 +218,8 @@ def fuzz(name: str, seconds: int) -> None:
     atheris: Any = import_module("atheris")
     with atheris.instrument_imports(include=["stepspec"]):
         target = TARGETS[name]()
-    found, kept = WORK / name, CORPORA / name
+    found = WORK / name
+    kept = CORPORA / name
     for folder in (found, kept):
         folder.mkdir(parents=True, exist_ok=True)
     flags = (

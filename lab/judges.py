@@ -353,7 +353,8 @@ def auroc_interval(steps: Sequence[LabelledStep], reading: Reading) -> Interval:
 
     rng = random.Random(0)
     areas = sorted(area(rng.choices(groups, k=len(groups))) for _ in range(RESAMPLES))
-    low, high = areas[RESAMPLES // 40], areas[-1 - RESAMPLES // 40]
+    low = areas[RESAMPLES // 40]
+    high = areas[-1 - RESAMPLES // 40]
     return Interval(area(groups), low, high)
 
 

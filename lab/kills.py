@@ -128,7 +128,8 @@ async def measure(
     solutions: int, profile: str, world: str, policy: str, seed: int, tick: Callable[[], object]
 ) -> list[Killed]:
     """Kill a server during each of so many *solutions*, one after the other."""
-    rng, found = random.Random(seed), list[Killed]()
+    rng = random.Random(seed)
+    found = list[Killed]()
     tasks = fresh_tasks(min(solutions, 10), seed, world=world)
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(immortals(profile, world))
@@ -137,12 +138,14 @@ async def measure(
             Solver(small, large, sampling=GREEDY, policy=policy)
         )
         await solver.warm_up()
-        loop, undisturbed = asyncio.get_running_loop(), list[tuple[Solution, float]]()
+        loop = asyncio.get_running_loop()
+        undisturbed = list[tuple[Solution, float]]()
         for task in tasks:
             began = loop.time()
             undisturbed.append((await solver.solve(task.problem), loop.time() - began))
         for number in range(solutions):
-            task, (plain, seconds) = tasks[number % len(tasks)], undisturbed[number % len(tasks)]
+            task = tasks[number % len(tasks)]
+            (plain, seconds) = undisturbed[number % len(tasks)]
             role: Role = rng.choice(ROLES)
             found.append(
                 await _one(
@@ -200,7 +203,8 @@ def table(found: Sequence[Killed]) -> Table:
     rows: list[tuple[str, ...]] = []
     for role in (*ROLES, None):
         of = [each for each in found if role in (each.role, None)]
-        middle, equal = sum(each.in_use for each in of), sum(each.equal for each in of)
+        middle = sum(each.in_use for each in of)
+        equal = sum(each.equal for each in of)
         rows.append((role or "all", str(len(of)), str(middle), str(equal)))
     return Sheet(
         ("killed (kill -9)", "solutions", "in the middle of one", "the same, word for word"), rows

@@ -67,7 +67,8 @@ def quantile(values: Sequence[float], share: float) -> Interval | None:
     n = len(values)
     if n * (1 - share) < 1 - 1e-9:
         return None
-    ordered, half = sorted(values), Z * math.sqrt(n * share * (1 - share))
+    ordered = sorted(values)
+    half = Z * math.sqrt(n * share * (1 - share))
     ranks = (
         min(n, max(1, math.ceil(rank - 1e-9)))
         for rank in (n * share, n * share - half, n * share + half)
@@ -86,7 +87,8 @@ def summarise(concurrency: int, measured: Mapping[str, Sequence[Timing]]) -> lis
 def _cell(
     concurrency: int, name: str, timings: Sequence[Timing], others: Mapping[str, Sequence[Timing]]
 ) -> Cell:
-    solved, large = [timing for timing in timings if not timing.failure], others.get(LARGE.name)
+    solved = [timing for timing in timings if not timing.failure]
+    large = others.get(LARGE.name)
     rate = _throughput(concurrency, timings)
     return Cell(
         name=name,

@@ -81,7 +81,8 @@ Stores = Mapping[tuple[str, str], BlockStore]
 
 def tasks(condition: Condition, number: int) -> list[Task]:
     """The problems of round *number*: the same for all judges, others for every load."""
-    n, seed = condition.problems, SEED + condition.concurrency
+    n = condition.problems
+    seed = SEED + condition.concurrency
     count = n * (number + 1)
     made = long_tasks(count, seed, STEPS) if condition.world == LONG else fresh_tasks(count, seed)
     return made[n * number :]
@@ -100,7 +101,8 @@ def crowd(deployment: Deployment, arm: Arm, condition: Condition, number: int) -
         GREEDY,
         Budget(find_world(condition.world).context // 2),
     )
-    counted, warm_up = tasks(condition, number), condition.warm_up
+    counted = tasks(condition, number)
+    warm_up = condition.warm_up
     return Crowd(condition.concurrency, counted, others, solving, SEED, number, warm_up=warm_up)
 
 
@@ -243,8 +245,10 @@ async def _measure(wanted: Sequence[Condition], rounds: int, stores: Stores, pro
 
 def _print(measured: Measured, note: str, profile: str, output: Path, *, as_markdown: bool) -> None:
     """Write the figures and print the tables."""
-    console, date = Console(width=max(Console().width, 180)), str(datetime.date.today())
-    methods, autos = method_rows(measured), auto_rows(measured)
+    console = Console(width=max(Console().width, 180))
+    date = str(datetime.date.today())
+    methods = method_rows(measured)
+    autos = auto_rows(measured)
     cells = {
         condition: load_module.summarise(condition.concurrency, each)
         for condition, each in measured.items()

@@ -203,7 +203,8 @@ def auto_rows(measured: Measured) -> list[AutoRow]:
     lost = {(row.world, row.judge, row.name): row.lost for row in method_rows(measured)}
     rows: list[AutoRow] = []
     for condition, timings in measured.items():
-        large, ours = timings[LARGE.name], timings.get(AUTO.name, ())
+        large = timings[LARGE.name]
+        ours = timings.get(AUTO.name, ())
         fixed = [
             name
             for name in timings
@@ -218,7 +219,8 @@ def auto_rows(measured: Measured) -> list[AutoRow]:
         if not ours or not ratios:
             continue
         better = min(ratios, key=lambda name: ratios[name].value)
-        to_large, to_better = latency_ratio(ours, large), latency_ratio(ours, timings[better])
+        to_large = latency_ratio(ours, large)
+        to_better = latency_ratio(ours, timings[better])
         if to_large is None or to_better is None:
             continue
         kept = [timing.sample.ledger for timing in ours if timing.sample]

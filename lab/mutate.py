@@ -22,7 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "mutation"
-TREE, SITE = WORK / "tree", WORK / "site"
+TREE = WORK / "tree"
+SITE = WORK / "site"
 
 
 def about(name: str) -> str:

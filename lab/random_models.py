@@ -34,7 +34,11 @@ ENDS_OF_TURN = (
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "<end_of_turn>",
 )
-WIDTH, LAYERS, HEADS, HEAD, INNER = 64, 2, 2, 32, 192
+WIDTH = 64
+LAYERS = 2
+HEADS = 2
+HEAD = 32
+INNER = 192
 CONSTANT = 8.0  # the constant coordinate of an embedding; about the norm of the others together
 SPREAD = 1.2  # the standard deviation of the logits of ordinary tokens
 # the size of the vocabulary is rounded up to it, as in real models: the last ids mean nothing

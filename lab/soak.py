@@ -62,7 +62,8 @@ FAULTS: Sequence[tuple[str, tuple[str, ...]]] = (
 
 _MANY = 100_000
 _CHAT = "/v1/chat/completions"
-_TURN, _SAID = {"role": "user", "content": "x"}, {"role": "assistant", "content": "x" * 900}
+_TURN = {"role": "user", "content": "x"}
+_SAID = {"role": "assistant", "content": "x" * 900}
 _CALL = {
     "id": "c",
     "type": "function",
@@ -162,14 +163,16 @@ class Load:
     """Keeps so many requests running at a deployment; *part* says where their results belong."""
 
     def __init__(self, deployment: Deployment, soak: Soak) -> None:
-        self._deployment, self._soak = deployment, soak
+        self._deployment = deployment
+        self._soak = soak
         self.part: Part = "before"
 
     async def client(self, number: int) -> None:
         """Send one request after the other, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            part, began = self.part, loop.time()
+            part = self.part
+            began = loop.time()
             outcome = await self._deployment.ask(number)
             if self.part != part:
                 continue  # It belongs to both.
@@ -223,7 +226,8 @@ class Load:
     async def sample(self) -> None:
         """Note the resources now and then, until cancelled."""
         loop = asyncio.get_running_loop()
-        began, pid = loop.time(), self._deployment.program.child.pid
+        began = loop.time()
+        pid = self._deployment.program.child.pid
         while True:
             await asyncio.sleep(SAMPLE_EVERY)
             shown = await self._metrics(self._deployment.program.base)
@@ -343,7 +347,8 @@ def table(soak: Soak) -> Table:
     )
     rows: list[tuple[str, ...]] = []
     for part, fates in soak.fates.items():
-        seconds, samples = soak.seconds[part], soak.of(part)
+        seconds = soak.seconds[part]
+        samples = soak.of(part)
         latencies = (
             f"{quantile(seconds, share):.2f}" if len(seconds) > 1 else "-" for share in (0.5, 0.99)
         )
@@ -368,7 +373,8 @@ def complaints(soak: Soak) -> list[str]:
     found = soak.notes[:20]
     if soak.left_open:
         found.append(f"{soak.left_open} requests are open at the end")
-    before, after = soak.of("before"), soak.of("after")
+    before = soak.of("before")
+    after = soak.of("after")
     for name, share, more in (
         ("memory", 1.1, 8 * 1024),
         ("descriptors", 1.1, 8),

@@ -207,7 +207,8 @@ def _tekken(content: bytes) -> Tokenizer:
     """
     tekken = json.loads(content)
     config = tekken["config"]
-    first, size = config["default_num_special_tokens"], config["default_vocab_size"]
+    first = config["default_num_special_tokens"]
+    size = config["default_vocab_size"]
     known = tekken["vocab"][: size - first]
     special = [
         *TEKKEN_SPECIAL,
@@ -234,7 +235,8 @@ def byte_level(ranks: Mapping[bytes, int], words: str, special: Sequence[str] = 
     for token, rank in ranks.items():
         vocabulary[token.decode("latin-1").translate(spelling)] = rank
         for at in range(1, len(token)):
-            left, right = token[:at], token[at:]
+            left = token[:at]
+            right = token[at:]
             if left in ranks and right in ranks:
                 parts = [part.decode("latin-1").translate(spelling) for part in (left, right)]
                 merges.append((rank, ranks[left], ranks[right], parts[0], parts[1]))

@@ -100,7 +100,9 @@ class AnswerStream:
     def __init__(
         self, emit: Callable[[str], None], stops: Sequence[str] = (), *, thought: bool = False
     ) -> None:
-        self._emit, self._stops, self._thought = emit, stops, thought
+        self._emit = emit
+        self._stops = stops
+        self._thought = thought
         self.restarted = False
         self._emitted = ""
         self._complete: str | None = None

@@ -227,7 +227,8 @@ class Totals:
 
     def _plus(self, steps: Sequence[Step]) -> Totals:
         added = "".join([step.text for step in steps])
-        text, hashed = self.text + added, self.hashed.copy()
+        text = self.text + added
+        hashed = self.hashed.copy()
         hashed.update(added.encode("utf-8", "surrogatepass"))
         tokens = self.tokens + sum([len(step.tokens) for step in steps])
         return Totals(

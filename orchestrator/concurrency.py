@@ -69,7 +69,8 @@ async def to_the_end(coroutine: Coroutine[Any, Any, object]) -> None:
     Wait until *coroutine* has ended, even if cancelled: a deadline may pass while requests are
     being closed.
     """
-    task, cancelled = asyncio.create_task(coroutine), None
+    task = asyncio.create_task(coroutine)
+    cancelled = None
     while not task.done():
         try:
             await asyncio.wait([task])

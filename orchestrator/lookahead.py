@@ -106,13 +106,18 @@ class Lookahead:
         observe: Observer,
         over: Callable[[Chain], bool],
     ) -> None:
-        self._policy, self._control, self._observe = policy, control, observe
-        self._spent, self._over = spent, over
+        self._policy = policy
+        self._control = control
+        self._observe = observe
+        self._spent = spent
+        self._over = over
         self._pending: asyncio.Queue[Pending] = asyncio.Queue()
         # index of the first draft; number of calls of next()
-        self._first, self._awaited = len(chain.steps), 0
+        self._first = len(chain.steps)
+        self._awaited = 0
         self._wanted = asyncio.Event()
-        self._caller_context, self._caller_request = copy_context(), REQUEST.get()
+        self._caller_context = copy_context()
+        self._caller_request = REQUEST.get()
         self._kept_open = AsyncExitStack()
         self._tasks: set[asyncio.Task[Any]] = set()  # those that have not ended
         # hedges and prepared steps, by the index of the draft

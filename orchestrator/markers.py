@@ -138,7 +138,8 @@ _NAME = r"[^\s<>|\[\]/\u25c1\u25b7]+"  # between Kimi's triangles, too
 _ONE = re.compile(rf"<\|?/?{_NAME}\|?>|\[/?{_NAME}\]|\u25c1/?{_NAME}\u25b7")
 _SHAPE = rf"(?:<\|\w+\|>(?!assistant)\w+<\|\w+\|>|{_ONE.pattern})"  # or a name between two tokens
 _PIECE = re.compile(rf"{_ONE.pattern}|\w+|\s+|.")  # of a text of marks and words
-_LAST, _FIRST = re.compile(rf"{_SHAPE}\Z"), re.compile(_SHAPE)
+_LAST = re.compile(rf"{_SHAPE}\Z")
+_FIRST = re.compile(_SHAPE)
 _THINKING = re.compile("think|thought|reason", re.IGNORECASE)
 _NOT_THINKING = re.compile(r"/|(?:\b|_)(?:no|end)_?", re.IGNORECASE)
 _BEGIN = re.compile(r"start(?:ing)?|begin(?:ning)?|(?<=<\|)open(?=\|>)", re.IGNORECASE)

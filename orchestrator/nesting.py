@@ -51,7 +51,8 @@ from .events import (
 from .interfaces import DEFAULT_LIMIT, Model, Policy, WriteOptions, unkept
 from .reason import reason
 
-SINGLE, PAIR = "one model", "a nested pair"
+SINGLE = "one model"
+PAIR = "a nested pair"
 # pydantic puts them into the locations of errors, where no user expects them
 TAGS = frozenset({SINGLE, PAIR})
 
@@ -171,7 +172,9 @@ class NestedEndpoint:
         about: str,
     ) -> None:
         self.role: Role = role
-        self.small, self.large, self.about = small, large, about
+        self.small = small
+        self.large = large
+        self.about = about
         self._policy = policy
         self._exit = AsyncExitStack()
 
@@ -271,7 +274,8 @@ class NestedEndpoint:
         Make the model of one run, as `VllmEndpoint.model` does. Raise `ConfigurationError` for a
         wrong policy.
         """
-        clock, sampling = or_now(clock), sampling.within(self.role)
+        clock = or_now(clock)
+        sampling = sampling.within(self.role)
         inner = observe_within(self.role, observe)
         small, large = (
             endpoint.model(sampling, observe=inner, clock=clock, format=format)
@@ -384,7 +388,8 @@ class Writing:
     step: Step | None = None
 
     def __post_init__(self) -> None:
-        self._begun, self._missing = list[Token](), len(self.opening)
+        self._begun = list[Token]()
+        self._missing = len(self.opening)
         self._builder = self.build(())
         if self._builder.room <= 0:
             self._end("length")
@@ -510,11 +515,9 @@ class Nested:
 
     async def _verified(self, chain: Chain, options: WriteOptions) -> Step:
         """Let the pair's policy write pieces until they have a whole step."""
-        limit, top, opening = (
-            options.get("limit", DEFAULT_LIMIT),
-            options.get("top", 0),
-            options.get("opening", ""),
-        )
+        limit = options.get("limit", DEFAULT_LIMIT)
+        top = options.get("top", 0)
+        opening = options.get("opening", "")
         inner = partial(
             InnerModel,
             left=self.left,

@@ -43,8 +43,12 @@ class Registry(Mapping[str, T], Generic[T]):
         read: Callable[[str, object], T],
         reserved: frozenset[str] = frozenset(),
     ) -> None:
-        self.kind, self.kinds, self.group = kind, kinds, group
-        self._built_in, self._read, self._reserved = dict(built_in), read, reserved
+        self.kind = kind
+        self.kinds = kinds
+        self.group = group
+        self._built_in = dict(built_in)
+        self._read = read
+        self._reserved = reserved
         self._added: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
@@ -88,7 +92,8 @@ class Registry(Mapping[str, T], Generic[T]):
         entry has it: no name ever changes its meaning. Raise `ConfigurationError` for what cannot
         be an entry, or has no name, as a lambda.
         """
-        inner, count = behind(value), 1
+        inner = behind(value)
+        count = 1
         name = name or str(getattr(inner, "__name__", type(inner).__name__))
         entry = self._read(name, value)
         if not NAME.fullmatch(name):
@@ -99,7 +104,8 @@ class Registry(Mapping[str, T], Generic[T]):
         while (known := self.get(free)) is not None:
             if known == entry:
                 return free
-            free, count = f"{name}-{count + 1}", count + 1
+            free = f"{name}-{count + 1}"
+            count = count + 1
         self._added[free] = entry
         return free
 

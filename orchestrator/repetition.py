@@ -76,7 +76,8 @@ def _shortest(text: str, rounds: int, *, beyond: int) -> int:
     The shortest period that *text* ends with *rounds* times, in more than *beyond* characters; 0 if
     none.
     """
-    mark, at = text[-MARK:], len(text) - MARK
+    mark = text[-MARK:]
+    at = len(text) - MARK
     while at > 0 and (at := text.rfind(mark, 0, at + MARK - 1)) >= 0:
         period = len(text) - MARK - at
         if rounds * period > len(text):
@@ -91,7 +92,8 @@ def _shortest(text: str, rounds: int, *, beyond: int) -> int:
 
 def _times(text: str, period: int) -> int:
     """How many times in a row *text* ends with its last *period* characters."""
-    last, times = text[-period:], 1
+    last = text[-period:]
+    times = 1
     while text.endswith(last, 0, len(text) - times * period):
         times += 1
     return times

@@ -123,7 +123,8 @@ async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
     calls: tuple[ToolCall, ...] = ()
     if not current.by_method and (current.chain.thought or parts.parser is not None):
         cut = await current.answer()
-        text, calls = current.stream.text, current.stream.calls
+        text = current.stream.text
+        calls = current.stream.calls
         why = cut if why == "stop" else why
     else:
         if current.full is not None and not current.chain.steps:
@@ -161,12 +162,11 @@ class _Run:
 
     def __post_init__(self) -> None:
         parts = self.parts
-        self.budget, self.stop = parts.budget, parts.stop
+        self.budget = parts.budget
+        self.stop = parts.stop
         self.by_method = parts.by_method and self.chain.thinks and parts.parser is None
-        self.control, self.author = (
-            LookaheadControl.of(parts.ahead),
-            parts.answerer or parts.policy.answerer,
-        )
+        self.control = LookaheadControl.of(parts.ahead)
+        self.author = parts.answerer or parts.policy.answerer
         # that the run can go on without
         self.optional: Role | None = None if parts.fallback is None else "small"
         # of the answer: at first of a chain that is the answer, or contains it
@@ -176,7 +176,8 @@ class _Run:
         """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
         if self.parts.parser is None:
             return self.text_stream()
-        parser, thought = self.parts.parser(), self.chain.thought
+        parser = self.parts.parser()
+        thought = self.chain.thought
         live = parser.live and self.parts.check is None
         emit = self._emit if self.parts.without_calls is None else self._emit_before_calls
         return CallStream(emit, parser, self.stop, thought=thought, live=live)
@@ -222,10 +223,8 @@ class _Run:
         It is raised as well if the run needs both models, unless only the context of the small one
         is full.
         """
-        fallback, needed = (
-            self.parts.fallback,
-            self.parts.needs_small and not isinstance(exc, ContextTooLong),
-        )
+        fallback = self.parts.fallback
+        needed = self.parts.needs_small and not isinstance(exc, ContextTooLong)
         if fallback is None or needed or exc.role != self.optional:
             raise exc
         self.observe(Degraded("small", str(exc)))
@@ -246,7 +245,8 @@ class _Run:
 
     async def work(self, policy: Policy) -> FinishReason:
         """Let *policy* think and, if *by_method*, answer; also where the thinking was cut short."""
-        why, closed = await self.think(policy), self.chain.closed
+        why = await self.think(policy)
+        closed = self.chain.closed
         if not self.by_method or has_answer(self.chain, self.stop) or (closed and why != "time"):
             return why
         if self.full is not None and not self.chain.steps:

@@ -197,9 +197,11 @@ def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[tuple[str, int
                 return
 
     for match in _MARKS.finditer(text, 0 if opened else text.rfind("\n", 0, first) + 1):
-        start, end = blocks.at + match.start(), blocks.at + match.end()
+        start = blocks.at + match.start()
+        end = blocks.at + match.end()
         end_long_blocks(start)
-        mark, fence = match[0], _fence(text, match)
+        mark = match[0]
+        fence = _fence(text, match)
         if mark == "</think>":
             spans += [(outer, start + 1) for _, outer in opened[:1]]
             opened.clear()

@@ -229,7 +229,8 @@ def make(
 
     Raise `ConfigurationError` for unknown names or options and for wrong values.
     """
-    method, checked = METHODS.find(name), _options(name, chosen, has_critic=critic is not None)
+    method = METHODS.find(name)
+    checked = _options(name, chosen, has_critic=critic is not None)
     parts = {"critic": critic, "sampled": sampled}
     return method.build(
         small, large, **{part: parts[part] for part in parts if method.takes(part)}, **checked
@@ -256,7 +257,8 @@ def check(
 def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -> Mapping[str, Any]:
     """Check the *chosen* options one by one, without building the policy."""
     method = METHODS.find(name)
-    known, kinds = method.options, method.kinds
+    known = method.options
+    kinds = method.kinds
     for option in chosen:
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"

@@ -16,7 +16,8 @@ from stepspec.prompts import load
 from .method import Drafting, Share
 
 CHECK = load("check")
-YES, NO = "Yes", "No"
+YES = "Yes"
+NO = "No"
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,8 @@ class Choose(Drafting):
         """
         Write the rivals of *draft*; those that need no judge have the reason of their rejection.
         """
-        texts, rivals = {draft.text.strip()}, list[Rival]()
+        texts = {draft.text.strip()}
+        rivals = list[Rival]()
         for step in await self.small.branch(chain, begun):
             reason = "same" if step.text.strip() in texts else obstacle(chain, step)
             texts.add(step.text.strip())
@@ -112,7 +113,9 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
     continue them all differ.
     """
     beginnings: list[Step] = []
-    search, text, start = partial(chain.ends.search, chain.text, blocks=chain.totals.blocks), "", 0
+    search = partial(chain.ends.search, chain.text, blocks=chain.totals.blocks)
+    text = ""
+    start = 0
     for place, token in enumerate(step.tokens):
         complete = place == 0 or bool(step.tokens[place - 1].text)  # not within a character
         for other in _alternatives(token, text) if complete else ():

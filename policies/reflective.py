@@ -66,7 +66,8 @@ class Reflective(Drafting):
         return self.accept or ("typical" if self.sampled else "match")
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        keep, least = 0, 1.0
+        keep = 0
+        least = 1.0
         for token, chances in await self.read(chain, draft):
             least = min(least, chances[token.id])
             if not self._accepts(chances, token.id):
@@ -115,7 +116,8 @@ def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
     Blend two readings of one position; return the probability, by id, of every token in either
     list.
     """
-    read, reread = _logits(first), _logits(second)
+    read = _logits(first)
+    reread = _logits(second)
     least, again = (min(other.logprob for other in token.top) for token in (first, second))
     fused = {
         id: (1 - alpha) * read.get(id, least) + alpha * reread.get(id, again)

@@ -36,10 +36,8 @@ def cue(sentence: str) -> str:
     Return "reflection" or "affirmation", whichever has more words in *sentence*; "" if it contains
     neither.
     """
-    reflections, affirmations = (
-        len(REFLECTION.findall(sentence)),
-        len(AFFIRMATION.findall(sentence)),
-    )
+    reflections = len(REFLECTION.findall(sentence))
+    affirmations = len(AFFIRMATION.findall(sentence))
     if not reflections + affirmations:
         return ""
     return "reflection" if reflections >= affirmations else "affirmation"
@@ -117,7 +115,8 @@ def count_takeovers(chain: Chain) -> tuple[int, int]:
     reflections = recaps = 0
     for step in chain.steps:
         if step.text == RECAP.text:
-            reflections, recaps = 0, recaps + 1
+            reflections = 0
+            recaps = recaps + 1
         elif step.note in TAKEOVERS and cue(step.text) == "reflection":
             reflections += 1
     return reflections, recaps

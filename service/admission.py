@@ -94,7 +94,8 @@ class Clients:
         if not self._digests:
             return ""
         scheme, _, key = (authorization or "").partition(" ")
-        bearer, other = self._named(key.strip()), self._named((api_key or "").strip())
+        bearer = self._named(key.strip())
+        other = self._named((api_key or "").strip())
         names = [*(bearer if scheme.lower() == "bearer" else []), *other]
         return names[0] if names else None
 
@@ -269,12 +270,10 @@ class Drain:
         log: Callable[[str], None],
         end: Callable[[], None],
     ) -> None:
-        self._admission, self._seconds, self._log, self._end = (
-            admission,
-            settings.drain_seconds,
-            log,
-            end,
-        )
+        self._admission = admission
+        self._seconds = settings.drain_seconds
+        self._log = log
+        self._end = end
         self._draining: asyncio.Task[None] | None = None
 
     def signal(self) -> None:

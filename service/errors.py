@@ -39,10 +39,14 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
 }
 # in Anthropic's API alone: too many requests at once; there, 429 is for the limits of one client
 OVERLOADED = 529
-QUEUE_FULL, QUEUE_TIMEOUT = "queue_full", "queue_timeout"  # the codes of an overloaded service
+# the codes of an overloaded service
+QUEUE_FULL = "queue_full"
+QUEUE_TIMEOUT = "queue_timeout"
 RETRY_AFTER = 2  # seconds; a full queue and a restarting server both move on in about that time
 INTERNAL_ERROR = "internal_error"
-MAX_MESSAGE, MAX_PARAM = 2000, 200  # characters
+# characters
+MAX_MESSAGE = 2000
+MAX_PARAM = 200
 # the status in logs and metrics of a request whose client disconnected; nginx's number
 CLIENT_CLOSED = 499
 

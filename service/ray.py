@@ -55,7 +55,8 @@ class ServiceReplica:
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray awaits it.
         self._context = context = serve.get_replica_context()
-        self._settings, self._open = settings.service, AsyncExitStack()
+        self._settings = settings.service
+        self._open = AsyncExitStack()
         self._service = await self._open.enter_async_context(
             service_factory.opened(settings.turned(context.rank.rank))
         )
@@ -95,7 +96,8 @@ def build(arguments: dict[str, Any]) -> Application:
     Raise `ConfigurationError` if one is unknown or wrong.
     """
     settings = service_factory.read(arguments)
-    service, scaling = settings.service, settings.service.ray
+    service = settings.service
+    scaling = settings.service.ray
     max_requests = service.max_running + service.max_waiting + SPARE
     replicas = serve.deployment(
         name=NAME,

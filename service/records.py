@@ -25,7 +25,8 @@ from .errors import OVERLOADED, QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 log = logging.getLogger("stepspec")
 
 HEALTH_PATHS = frozenset({"/health", "/health/liveness", "/health/readiness"})
-MESSAGES_PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
+MESSAGES_PATH = "/v1/messages"
+COUNT_PATH = "/v1/messages/count_tokens"
 MODEL_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH, COUNT_PATH, "/live"}
 )
@@ -53,7 +54,8 @@ class UpstreamCall:
 
     def answered(self, status: int, at: float) -> None:
         """Note that an answer with this *status* began *at* that second of the request."""
-        self.status, self.first = status, at - self.started
+        self.status = status
+        self.first = at - self.started
         self.failure = str(status) if status >= 400 else None
 
 

@@ -24,7 +24,8 @@ from .distributions import Distributions, built_once
 
 TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
-VOCABULARIES, DOCKER = "vocabularies", "docker"
+VOCABULARIES = "vocabularies"
+DOCKER = "docker"
 TOGETHER = {  # files whose tests use the same servers
     **dict.fromkeys(
         ("test_tutorial", "test_dying", "test_priorities", "test_ray_serve", "test_tune"),
@@ -48,7 +49,8 @@ FIRST = (  # what takes longest: groups and files
     ),
     *("test_lm_eval", "test_serving", "test_regular_expressions"),
 )
-GROUPS, DEATHS = "groups.json", "deaths.txt"
+GROUPS = "groups.json"
+DEATHS = "deaths.txt"
 GROUP = pytest.StashKey[str | None]()
 
 

@@ -165,7 +165,8 @@ class ScriptedModel:
         """Begin the next step of *chain*; to ask for less than one token is a mistake."""
         assert limit >= 1
         closing = OUTSIDE if chain.closed else Closing(THINK_END, open=chain.thinks)
-        begun, ends = self.read(chain.text, opening), step_ends(chain, stop)
+        begun = self.read(chain.text, opening)
+        ends = step_ends(chain, stop)
         return StepBuilder(
             self.role,
             "words",
@@ -199,7 +200,8 @@ class ScriptedModel:
     def next(self, text: str) -> str | None:
         """Return the token that this model writes after *text*; None if it ends its turn there."""
         if THINK_END in text:
-            pieces, written = tokenise(self.answer), text.partition(THINK_END)[2]
+            pieces = tokenise(self.answer)
+            written = text.partition(THINK_END)[2]
         else:
             *before, written = text.split(DELIMITER)
             pieces = tokenise(self.script(tuple(before)))
@@ -254,13 +256,17 @@ class _Request:
     def __init__(
         self, model: ScriptedModel, verb: Verb, chain: Chain, more: str, name: str = ""
     ) -> None:
-        self._model, self._chain = model, chain
+        self._model = model
+        self._chain = chain
         self._verb: Verb = verb
         self._name = f"{model.role} {name or verb} {len(chain.steps)}"
-        self._started, self._first = asyncio.get_running_loop().time(), 0.0
+        self._started = asyncio.get_running_loop().time()
+        self._first = 0.0
         self._over = False
-        self._context, self.last_step = REQUEST.get(), REQUEST.get().step
-        self.text, self.written = chain.text + more, 0
+        self._context = REQUEST.get()
+        self.last_step = REQUEST.get().step
+        self.text = chain.text + more
+        self.written = 0
         self._prompt = len(tokenise(self.text))
         model.open += 1
         model.log.append(self._name)
@@ -333,7 +339,8 @@ def jumping(test: Callable[P, Coroutine[object, object, None]]) -> Callable[P, N
 
 def constructed(kind: type[T], monkeypatch: pytest.MonkeyPatch) -> list[T]:
     """The list to which every object of *kind* is appended that is constructed from now on."""
-    objects, init = list[T](), kind.__init__
+    objects = list[T]()
+    init = kind.__init__
 
     @wraps(init)
     def appending(self: T, *args: Any, **kwargs: Any) -> None:

@@ -48,7 +48,8 @@ CHANGELOG = """# Changelog
 """
 
 
-audit, size = program("audit"), program("size")
+audit = program("audit")
+size = program("size")
 
 
 def jobs(name: str) -> dict[str, dict[str, Any]]:

@@ -77,7 +77,8 @@ def test_a_failure_ends_the_other_count_too() -> None:
 def test_without_the_small_model_the_room_is_that_of_the_large_one_unless_the_run_needs_the_small_one() -> (
     None
 ):
-    gone, large = Counting("small", 300, fails=True), Counting("large", 2000)
+    gone = Counting("small", 300, fails=True)
+    large = Counting("large", 2000)
     assert fit(gone, large)[0].tokens == 2000 - 100 - JUDGING_ROOM
     with pytest.raises(EndpointUnavailable, match="gone"):
         run(
@@ -128,7 +129,8 @@ async def test_a_run_whose_small_model_has_too_short_a_context_is_the_large_ones
 
 
 def test_a_problem_that_only_the_large_model_takes_is_left_to_it() -> None:
-    small, large = Counting("small", 100), Counting("large", 2000)
+    small = Counting("small", 100)
+    large = Counting("large", 2000)
     models = cast("ModelEndpoint", small), cast("ModelEndpoint", large)
     room, lost = run(context_room(CHAIN, *models))[0]
     assert room == 2000 - 100 - JUDGING_ROOM

@@ -88,7 +88,8 @@ def test_lines_of_prose_are_short(document: Path) -> None:
 
 
 def test_a_long_line_of_prose_is_found() -> None:
-    word, prose = "x" * 120, "word " * 21
+    word = "x" * 120
+    prose = "word " * 21
     assert long_lines(f"{word}\n| {prose} |\n```\n{prose}\n```\n{prose}\n- {prose}\n") == [
         prose,
         f"- {prose}",

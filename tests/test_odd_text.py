@@ -47,7 +47,8 @@ async def solved(
     """
     Have both models write each of *scripts*, one piece after the other, with each of *policies*.
     """
-    small, large = Writer(digits={"9": -0.1}), Writer(digits={"9": -0.1})
+    small = Writer(digits={"9": -0.1})
+    large = Writer(digits={"9": -0.1})
     small._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # They share their tokens.
     solutions: dict[tuple[str, str], Solution] = {}
     async with (
@@ -145,7 +146,8 @@ async def test_only_a_mark_that_is_repeated_at_once_is_left_out() -> None:
 async def test_a_verdict_cuts_no_closing_mark_of_several_tokens() -> None:
     kinds: dict[str, Any] = {"special": (IM_START, IM_END, THINK), "rivals": ("x", "y")}
     kinds["script"] = ("So.\n\n", *TYPED, "\n\n", "2")
-    small, large = Writer(**kinds), Writer(**kinds, unlikely=frozenset("k"))
+    small = Writer(**kinds)
+    large = Writer(**kinds, unlikely=frozenset("k"))
     small._ids = large._ids  # pyright: ignore[reportPrivateUsage]
     async with (
         small.serve("small") as s,
@@ -173,7 +175,8 @@ class Ending(Writer):
             and len(made) > 3
             and THINK_END in self.decode(body["prompt"]).partition(HEAD)[2]
         ):
-            self.first, made = False, made[:3]
+            self.first = False
+            made = made[:3]
             made[-1] |= {"finish_reason": self.why, "stop_reason": None}
         return iter(made)
 

@@ -139,7 +139,8 @@ ANSWER = "It is \\boxed{2}.\n\nReally."
 THOUGHT = "So one.\n\nThen two.\n"
 
 
-THINKS, ANSWERS = (THOUGHT, ANSWER, True), (ANSWER, ANSWER, False)
+THINKS = (THOUGHT, ANSWER, True)
+ANSWERS = (ANSWER, ANSWER, False)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,8 @@ async def test_the_end_of_the_rendered_prompt_says_whether_a_block_is_open(
 async def test_a_block_that_only_some_conversations_have_ends_with_its_own_mark(
     markers: ThinkingMarkers,
 ) -> None:
-    opening, switched = markers.opening.rstrip(), (Message("system", "Think first."), *QUESTION)
+    opening = markers.opening.rstrip()
+    switched = (Message("system", "Think first."), *QUESTION)
     cases = [
         (each, policy)
         for policy in ("large", "specreason", "bild", "small")
@@ -189,7 +191,8 @@ async def test_a_small_model_whose_template_opens_a_block_all_the_same_has_it_cl
         def opened_for(self, last: dict[str, Any]) -> str:
             return f"{self.opening}\n"
 
-    small, large = Open(digits={"9": -0.1}), Templated(digits={"9": -0.1})
+    small = Open(digits={"9": -0.1})
+    large = Templated(digits={"9": -0.1})
     cases = [(each, policy) for each in (CALLED, QUIET) for policy in ("large", "specreason")]
     assert await solved(cases, small, large) == [ANSWERS] * 4
 
@@ -300,7 +303,8 @@ async def test_the_marks_of_a_reply_can_be_named_too() -> None:
 
 
 async def test_a_model_that_may_call_tools_begins_its_reply_by_itself() -> None:
-    layout, tools = LAYOUTS["a reply between marks"], (Tool("add"),)
+    layout = LAYOUTS["a reply between marks"]
+    tools = (Tool("add"),)
     chain = Chain(QUESTION, tools=tools).extend(Step(f"{THOUGHT}{THINK_END}", "small", "end"))
     server = Laid(layout=layout)
     async with server.serve("large") as endpoint, VllmEndpoint(endpoint) as vllm:
@@ -360,13 +364,11 @@ class Layout:
     quiet: str = ""  # how a prompt ends that opens no block; "" if none does
 
 
-CHATML, COHERE = (
-    (
-        ("<|im_start|>user\n", "<|im_end|>\n"),
-        "<|im_start|>assistant\n",
-    ),
-    "<|START_OF_TURN_TOKEN|>",
+CHATML = (
+    ("<|im_start|>user\n", "<|im_end|>\n"),
+    "<|im_start|>assistant\n",
 )
+COHERE = "<|START_OF_TURN_TOKEN|>"
 LAYOUTS = {
     "a message of its own for the answer": Layout(
         ("<|begin|>user<|content|>", "<|end|>"),
@@ -467,7 +469,8 @@ class Laid(FakeVllm):
     def render(
         self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()
     ) -> str:
-        layout, text = self.layout, "<bos>"
+        layout = self.layout
+        text = "<bos>"
         for message in messages:
             content = message["content"]
             if message["role"] == "assistant":

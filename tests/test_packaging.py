@@ -192,10 +192,8 @@ def test_links_and_images_of_the_readme_work_on_the_package_index(
     assert len(targets) == len(re.findall(r"\]\([^)]*\)", (ROOT / "README.md").read_text()))
     assert all(target.startswith("https://") for _, target in targets)
     tag = f"v{distributions.version}"
-    raw, page = (
-        f"https://raw.githubusercontent.com/stepspec/stepspec/{tag}/",
-        f"{REPOSITORY}/blob/{tag}/",
-    )
+    raw = f"https://raw.githubusercontent.com/stepspec/stepspec/{tag}/"
+    page = f"{REPOSITORY}/blob/{tag}/"
     paths = {
         target.removeprefix(raw if image else page).partition("#")[0] for image, target in targets
     }

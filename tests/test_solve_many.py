@@ -39,7 +39,8 @@ TOO_LONG = "long " * 3000  # more than the stand-in's context holds
 def serving(server: StandIn) -> Generator[str]:
     """Serve in a thread of its own: the command has the event loop of this one."""
     urls: list[str] = []
-    begun, ended = threading.Event(), threading.Event()
+    begun = threading.Event()
+    ended = threading.Event()
 
     async def serve() -> None:
         async with server.listening() as url:
@@ -224,7 +225,8 @@ def test_ctrl_c_leaves_whole_lines_and_the_command_goes_on(nowhere: Path) -> Non
 
 
 def test_what_an_interruption_leaves_is_continued(nowhere: Path) -> None:
-    path, problems = nowhere / "solved.jsonl", [Problem(number, "x") for number in range(4)]
+    path = nowhere / "solved.jsonl"
+    problems = [Problem(number, "x") for number in range(4)]
     with SolutionFile(path, "d") as file:
         file.write(problems[0], answer="0")
         file.write(problems[1], error={"type": "E", "message": "m"})

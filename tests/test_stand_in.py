@@ -44,7 +44,8 @@ async def queue(vllm: VllmEndpoint, *faults: str) -> object:
 
 async def test_steps_have_the_set_length_and_the_thinking_the_set_number_of_steps() -> None:
     async with entered(StandIn(steps=3, step_tokens=7)) as vllm:
-        model, chain = vllm.model(GREEDY), PROBLEM
+        model = vllm.model(GREEDY)
+        chain = PROBLEM
         while not chain.finished:
             chain = chain.extend(await model.write(chain))
         answer = await model.write(chain, stop=())

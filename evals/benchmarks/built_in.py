@@ -115,7 +115,8 @@ def gpqa_diamond(row: Row, seed: int) -> Task:
     its text, for all arms alike. Licence: CC BY 4.0; the authors ask that no example be put online.
     Metric: the right letter. Prompt: eval.choice.
     """
-    question, choices = row["Question"].strip(), [row[column].strip() for column in (RIGHT, *WRONG)]
+    question = row["Question"].strip()
+    choices = [row[column].strip() for column in (RIGHT, *WRONG)]
     order = random.Random(f"{seed} {question}").sample(range(len(choices)), len(choices))
     listed = "\n".join(
         f"({letter}) {choices[place]}" for letter, place in zip(LETTERS, order, strict=False)

@@ -118,7 +118,8 @@ class Problem:
 
     def step(self, index: int, value: int) -> str:
         """Return the paragraph that applies operation *index* to *value* things."""
-        operation, day = self.operations[index], DAYS[index]
+        operation = self.operations[index]
+        day = DAYS[index]
         return f"On {day} {self.pronoun} {operation.words}: {equation(operation, value)}.\n\n"
 
     def close(self, value: int) -> str:
@@ -164,11 +165,9 @@ def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Itera
 
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
     """Draw one problem of either split."""
-    person, item, start = (
-        rng.choice(list(PEOPLE)),
-        rng.choice(ITEMS),
-        rng.randint(*difficulty.start),
-    )
+    person = rng.choice(list(PEOPLE))
+    item = rng.choice(ITEMS)
+    start = rng.randint(*difficulty.start)
     operations: list[Operation] = []
     value = start
     for _ in range(rng.randint(*difficulty.steps)):

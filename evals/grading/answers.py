@@ -202,25 +202,23 @@ def _last_value(text: str, metric: Metric, joint: re.Pattern[str] = _BOTH) -> st
         if not formulas or (numbers and numbers[-1].start() >= formulas[-1].end())
         else formulas
     )
-    answer, after = "", None
+    answer = ""
+    after = None
     for value in reversed(values):  # Values that "and" or "or" joins are one answer.
         content = ("".join(filter(None, value.groups())) or value[0]).strip()
         if after is None:
-            answer, after = content, value
+            answer = content
+            after = value
             continue
-        between, inequalities = (
-            text[value.end() : after.start()],
-            all(map(_INEQUALITY.match, (value[0], after[0]))),
-        )
+        between = text[value.end() : after.start()]
+        inequalities = all(map(_INEQUALITY.match, (value[0], after[0])))
         if not joint.fullmatch(between) or (
             _RELATION.search(value[0] + after[0]) and not inequalities
         ):
             break
         joint = _LISTED
-        answer, after = (
-            f"{content}{' and ' if inequalities and 'and' in between else ', '}{answer}",
-            value,
-        )
+        answer = f"{content}{' and ' if inequalities and 'and' in between else ', '}{answer}"
+        after = value
     return answer
 
 

@@ -20,7 +20,8 @@ from .normal import POWERS, Quantity, normal, quantity
 Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]
 MOST = 16  # items of a list or a pair; longer ones are compared as texts
 
-_OPENING, _CLOSING = "([{", ")]}"
+_OPENING = "([{"
+_CLOSING = ")]}"
 _NAME = re.compile(
     r"\{[a-zA-Z]\}(?:\^\{-1\})?|\\vec\{?[a-zA-Z]\}?|[a-zA-Z](?:_\w|_\{[\w,]+\}|'|\^\{-1\})*(?:\((?:[a-z]|-?\d+)(?:,[a-z])*\))?"
     r"|\\[a-z]+(?:_\w)?|\\(?:sin|cos|tan|cot|det) ?(?:[a-zA-Z]|\\theta|\\angle"
@@ -84,7 +85,8 @@ async def _same(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     if ours == theirs:
         return True
     ours, theirs = _unnamed(ours, theirs), _unnamed(theirs, ours)
-    ours, theirs = _vector(ours), _vector(theirs)
+    ours = _vector(ours)
+    theirs = _vector(theirs)
     ours = _conclusion(ours, theirs)
     words = _words(ours), _words(theirs)
     if (words[0] or words[1]) and not (_group(ours) or _group(theirs)):
@@ -181,7 +183,8 @@ def _alike(
         ours, theirs = (
             _group(each.items[0]) if len(each.items) == 1 else each for each in (ours, theirs)
         )
-        ours, theirs = ours or groups[0], theirs or groups[1]
+        ours = ours or groups[0]
+        theirs = theirs or groups[1]
     if ours is None and theirs is not None and theirs.kind == "list":
         ours = Group("list", (texts[0],))
     if theirs is None and ours is not None and ours.kind == "list":
@@ -236,7 +239,8 @@ async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> bool | None:
     if classes[0] and classes[1]:
         return classes[0].groups() == classes[1].groups()
     ours = _residue(ours)
-    left, right = quantity(ours), quantity(theirs)
+    left = quantity(ours)
+    right = quantity(theirs)
     if _other_unit(left, right):
         return False
     if left.value is not None and right.value is not None:
@@ -298,7 +302,8 @@ def _sides(ours: str, theirs: str) -> tuple[str, str]:
     Drop the name that only one of two equations, or both, give to the value: ``x = 5``, ``f(x) =
     2x``.
     """
-    (name, value), (other, their_value) = _named(ours), _named(theirs)
+    (name, value) = _named(ours)
+    (other, their_value) = _named(theirs)
     if name and other:
         return (value, their_value) if name == other else (ours, theirs)
     if name and "=" not in theirs:
@@ -402,7 +407,8 @@ def _interval(text: str) -> Group | None:
             (open_ends[1].items[0], open_ends[0].items[1]),
             open_ends[0].variable,
         )
-    parts, signs = [part.strip() for part in _RELATION.split(text)], _RELATION.findall(text)
+    parts = [part.strip() for part in _RELATION.split(text)]
+    signs = _RELATION.findall(text)
     if not 2 <= len(parts) <= 3 or any(not part for part in parts):
         return None
     at = next((index for index, part in enumerate(parts) if _VARIABLE.fullmatch(part)), None)
@@ -447,7 +453,9 @@ def _balanced(text: str) -> bool:
 
 def _split(text: str, separator: str) -> list[str]:
     """Split *text* at the *separator* outside of brackets."""
-    items, depth, begin = list[str](), 0, 0
+    items = list[str]()
+    depth = 0
+    begin = 0
     for at, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)
         if depth == 0 and at >= begin and text.startswith(separator, at):

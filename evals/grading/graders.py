@@ -126,7 +126,8 @@ class _Worker:
         return self._process
 
     async def kill(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             if process.returncode is None:
                 process.kill()

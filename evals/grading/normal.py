@@ -213,7 +213,9 @@ def _power(match: re.Match[str]) -> str:
 
 def _repeating(match: re.Match[str]) -> str:
     """Spell the repeating decimal as a fraction."""
-    whole, fixed, period = match[1] or "0", match[2], match[3] or match[4]
+    whole = match[1] or "0"
+    fixed = match[2]
+    period = match[3] or match[4]
     if len(match[0]) > LONGEST:
         return match[0]
     scale = 10 ** len(fixed) * (10 ** len(period) - 1)
@@ -225,7 +227,8 @@ def _mixed(match: re.Match[str]) -> str:
     """
     Spell a mixed number as a sum. A whole number before an improper fraction is left as it is.
     """
-    over, under = match[2] or match[4], match[3] or match[5]
+    over = match[2] or match[4]
+    under = match[3] or match[5]
     return rf"({match[1]}+\frac{{{over}}}{{{under}}})" if int(over) < int(under) else match[0]
 
 

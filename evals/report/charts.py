@@ -56,7 +56,8 @@ def step_parts(f: ArmFigures) -> list[Part]:
 
 
 def token_parts(f: ArmFigures) -> list[Part]:
-    small, large = f.spent.get("small"), f.spent.get("large")
+    small = f.spent.get("small")
+    large = f.spent.get("large")
     return [
         Part("small, kept", "small", small.kept if small else 0.0),
         Part("large, kept", "large", large.kept if large else 0.0),
@@ -109,7 +110,8 @@ def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
     ran = sorted(
         (f for f in arms if not f.bound), key=lambda f: (f.result.seconds, -f.result.accuracy)
     )
-    best, optimal = -1.0, list[ArmFigures]()
+    best = -1.0
+    optimal = list[ArmFigures]()
     for f in ran:
         if f.result.accuracy > best:
             best = f.result.accuracy
@@ -147,7 +149,8 @@ def scatter(arms: Sequence[ArmFigures]) -> Markup:
         linewidth=1.5,
     )
     for f in arms:
-        r, colour = f.result, COLOURS[author(f)]
+        r = f.result
+        colour = COLOURS[author(f)]
         axes.plot([r.seconds] * 2, r.accuracy_interval, color=colour, linewidth=1.5, alpha=0.45)
         face = CARD if f.bound else colour
         marker = markers[f.arm.name]
@@ -185,7 +188,8 @@ def speed_chart(arms: Sequence[ArmFigures], baseline: str = LARGE.name) -> Marku
     """Draw the time of every arm that ran, divided by that of the *baseline*, the fastest first."""
     rows: list[Row] = []
     for f in by_time(arms):
-        r, itself = f.result, f.arm.name == baseline
+        r = f.result
+        itself = f.arm.name == baseline
         ratio = Interval(r.ratio, *r.ratio_interval)
         rows.append(Row(f, ratio, "1.00" if itself else f"{ratio:.2f}", exact=itself))
     longest = max(1.0, *(row.interval.high for row in rows))
@@ -265,7 +269,8 @@ def _intervals(
 def _interval(
     axes: Axes, place: int, row: Row, scale: tuple[float, float], marker: str, *, bar: bool
 ) -> None:
-    interval, kind = row.interval, author(row.arm)
+    interval = row.interval
+    kind = author(row.arm)
     colour = COLOURS[kind]
     if bar:
         axes.barh(place, interval.value, 0.4, color=colour, alpha=0.14)

@@ -137,7 +137,8 @@ def tokens_table(section: Section) -> Table:
 
 
 def _token_row(f: ArmFigures) -> Row:
-    small, large = f.spent.get("small"), f.spent.get("large")
+    small = f.spent.get("small")
+    large = f.spent.get("large")
     judging = sum(account.judging for account in f.spent.values())
     return (
         f.arm.name,

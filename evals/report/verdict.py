@@ -101,7 +101,8 @@ def _judge(
     max_loss: float,
 ) -> Verdict:
     ours = by_arm[f.arm.name]
-    problems, apart = len(ours) // repeats, f.standing.difference
+    problems = len(ours) // repeats
+    apart = f.standing.difference
     ratio = Interval(f.result.ratio, *f.result.ratio_interval)
     told = ratio.value and problems >= FEWEST
     speed: Speed = (
@@ -231,7 +232,8 @@ def _times(word: str, ratio: Interval) -> str:
 
 
 def _loss_words(verdict: Verdict) -> str:
-    low, high = verdict.difference.points.low, verdict.difference.points.high
+    low = verdict.difference.points.low
+    high = verdict.difference.points.high
     less = verdict.difference.high < 0
     if verdict.loss == "shown":
         return f"a loss of at least {-high:.1f} points at 95%"
@@ -239,7 +241,8 @@ def _loss_words(verdict: Verdict) -> str:
         if verdict.difference.low > 0:
             return "more accurate at 95%"
         return f"{'a loss, but none' if less else 'no loss'} above {abs(low):.1f} points at 95%"
-    limit, further = points(verdict.max_loss), verdict.further_for_loss
+    limit = points(verdict.max_loss)
+    further = verdict.further_for_loss
     shown = (
         f"a loss, and too few problems to tell if it is above {limit}"
         if less

@@ -73,7 +73,8 @@ async def up(
             profile, roles, console=console, log_dir=log_dir, speculation=speculation
         )
         async with starting as served:
-            none, width = TokenSpeculation(), max(map(len, served))
+            none = TokenSpeculation()
+            width = max(map(len, served))
             found = {
                 name: server.running(name in SCORERS, speculation.get(name, none).method)
                 for name, server in served.items()

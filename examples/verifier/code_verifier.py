@@ -170,7 +170,8 @@ def run_tests(candidate: Candidate) -> Rating:
     Rate an answer 1 if its last block of Python passes the tests in the problem, and else 0 with
     the reason.
     """
-    tests, programs = BLOCK.findall(candidate.question), BLOCK.findall(candidate.text)
+    tests = BLOCK.findall(candidate.question)
+    programs = BLOCK.findall(candidate.text)
     if not tests:
         raise ValueError("the problem has no block of tests")  # the verifier's fallback decides
     if not programs:

@@ -42,7 +42,9 @@ def prepare(root: Path, parcel: Path) -> None:
 
 def main(folder: Path, python: str = sys.executable) -> None:
     """Run the campaign in *folder*, all its programs with the interpreter *python*."""
-    root, parcel, out = folder / "k", folder / "01", folder / "out"
+    root = folder / "k"
+    parcel = folder / "01"
+    out = folder / "out"
     out.mkdir(parents=True)
     prepare(root, parcel)
     env = {

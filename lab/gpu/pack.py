@@ -101,15 +101,19 @@ def cut(files: list[Path]) -> Iterator[tuple[int, Path, int, int]]:
     Cut *files* into pieces that fill the parcels: the number of the parcel, the file, the offset,
     the length.
     """
-    parcel, room = 1, PARCEL - RESERVED
+    parcel = 1
+    room = PARCEL - RESERVED
     for file in files:
-        offset, size = 0, file.stat().st_size
+        offset = 0
+        size = file.stat().st_size
         while offset < size:
             if room == 0:
-                parcel, room = parcel + 1, PARCEL
+                parcel = parcel + 1
+                room = PARCEL
             length = min(room, size - offset)
             yield parcel, file, offset, length
-            offset, room = offset + length, room - length
+            offset = offset + length
+            room = room - length
 
 
 @app.command()

@@ -71,10 +71,8 @@ def accuracy_line(name: str, answers: Sequence[Answer], plain: Mapping[int, Answ
         for a in graded
         if a.index in plain and plain[a.index].right is not None
     ]
-    gained, lost = (
-        sum(bool(a and not b) for a, b in pairs),
-        sum(bool(b and not a) for a, b in pairs),
-    )
+    gained = sum(bool(a and not b) for a, b in pairs)
+    lost = sum(bool(b and not a) for a, b in pairs)
     rows = [answer.row for answer in graded]
     drafts, accepted = (sum(row.get(key, 0) for row in rows) for key in ("drafts", "accepted"))
     small, large = (fmean(row.get(key, 0) for row in rows) for key in ("small", "large"))
@@ -177,7 +175,8 @@ def timing_lines(
 
 def timing_tables(folder: Path) -> None:
     for path in sorted(folder.glob("timings*/timings.jsonl")):
-        name, rows = path.parent.name, rows_of(path)
+        name = path.parent.name
+        rows = rows_of(path)
         if alone := [row for row in rows if "of" not in row]:
             print(f"\n{name}\n\n{head(TIMED)}")
             print("\n".join(timing_lines(alone, FLOOR_PACES if name in SCRIPTED else None)))

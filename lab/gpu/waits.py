@@ -28,17 +28,16 @@ from stepspec.orchestrator.events import (
 )
 from stepspec.orchestrator.trace import Moment
 
-KEPT_FIRST, KEPT, KEPT_VERDICT = (
-    "draft, kept: first token",
-    "draft, kept: the rest",
-    "verdict that accepts",
-)
-LOST_FIRST, LOST, LOST_VERDICT = (
-    "draft, rejected: first token",
-    "draft, rejected: the rest",
-    "verdict that rejects",
-)
-REPAIR_FIRST, REPAIR, ANSWER, REST = "repair: first token", "repair: the rest", "answer", "end"
+KEPT_FIRST = "draft, kept: first token"
+KEPT = "draft, kept: the rest"
+KEPT_VERDICT = "verdict that accepts"
+LOST_FIRST = "draft, rejected: first token"
+LOST = "draft, rejected: the rest"
+LOST_VERDICT = "verdict that rejects"
+REPAIR_FIRST = "repair: first token"
+REPAIR = "repair: the rest"
+ANSWER = "answer"
+REST = "end"
 
 
 @dataclass
@@ -79,7 +78,9 @@ def first_token(calls: Iterable[Called], step: int, *purposes: Purpose) -> float
 
 def name_waits(moments: Sequence[Moment]) -> Waits:
     """Divide the run of *moments* into its waits."""
-    waits, drafted, judged = Waits(), dict[int, float](), dict[int, float]()
+    waits = Waits()
+    drafted = dict[int, float]()
+    judged = dict[int, float]()
     calls = [moment.event for moment in moments if isinstance(moment.event, Called)]
     repaired = -1
     for moment in moments:
@@ -113,7 +114,8 @@ def lines(waits: Waits) -> Iterable[str]:
     whole = sum(waits.seconds.values())
     yield "| wait for | times | seconds | share | ms each | ms a token |\n|---|---|---|---|---|---|"
     for name, seconds in waits.seconds.items():
-        count, tokens = waits.counts[name], waits.tokens[name]
+        count = waits.counts[name]
+        tokens = waits.tokens[name]
         pace = f"{seconds / tokens * 1e3:.1f}" if tokens else ""
         yield (
             f"| {name} | {count} | {seconds:.3f} | {seconds / whole:.1%} |"

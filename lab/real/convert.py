@@ -30,7 +30,8 @@ def convert(file: Path, folder: Path) -> None:
         return None if found is None else found.contents()
 
     arch = field("general.architecture")
-    heads, kv = field(f"{arch}.attention.head_count"), field(f"{arch}.attention.head_count_kv")
+    heads = field(f"{arch}.attention.head_count")
+    kv = field(f"{arch}.attention.head_count_kv")
     state: dict[str, Any] = {}
     for tensor in reader.tensors:
         name = tensor_name(tensor.name)

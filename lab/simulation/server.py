@@ -102,10 +102,14 @@ class SimulatedServer:
     """
 
     def __init__(self, costs: ServerCosts, card: Card | None = None) -> None:
-        self.costs, self._card = costs, card or Card()
+        self.costs = costs
+        self._card = card or Card()
         self._card.servers.append(self)
         self._card.together = all(server.costs.beside is not None for server in self._card.servers)
-        self.busy, self.passes, self.read, self.sequences = 0.0, 0, 0, 0
+        self.busy = 0.0
+        self.passes = 0
+        self.read = 0
+        self.sequences = 0
         self._waiting: list[tuple[int, int, Request]] = []
         self._reading: list[Request] = []
         self._writing: set[Request] = set()
@@ -116,10 +120,14 @@ class SimulatedServer:
         self._order = itertools.count()
         self._active = False  # it has the card, or waits for it
         self._timer: asyncio.TimerHandle | None = None
-        self._since, self._span = 0.0, 0  # when the current passes began, and how many there are
+        # when the current passes began, and how many there are
+        self._since = 0.0
+        self._span = 0
         self._chunks: list[tuple[Request, int]] = []  # prompts that the current pass reads
         # of the first current pass: tokens, context, sequences
-        self._prompts, self._attended, self._gain = 0, 0.0, 0
+        self._prompts = 0
+        self._attended = 0.0
+        self._gain = 0
         self._slowed = 1.0  # how many times as long the current passes take as on a card of its own
 
     @property
@@ -181,7 +189,8 @@ class SimulatedServer:
         """End *request*, wherever it is."""
         if request.ended:
             return
-        request.written, request.ended = self.tokens(request), True
+        request.written = self.tokens(request)
+        request.ended = True
         request.closed = asyncio.get_running_loop().time()
         if request in self._writing:
             self._writing.remove(request)
@@ -254,7 +263,8 @@ class SimulatedServer:
 
     def _whole(self, seconds: float) -> int:
         """The number of the current pass that is under way after *seconds*, from 1."""
-        low, high = 1, self._span
+        low = 1
+        high = self._span
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if self._seconds(middle) > seconds else (middle + 1, high)
@@ -299,7 +309,8 @@ class SimulatedServer:
     def _first_token(self, request: Request) -> None:
         self._reading.remove(request)
         self._writing.add(request)
-        request.began, request.first = self.passes, asyncio.get_running_loop().time()
+        request.began = self.passes
+        request.first = asyncio.get_running_loop().time()
         self._context += request.prompt + 1
         for count, waiter in request.awaited:
             self._await(request, count, waiter)

@@ -120,7 +120,8 @@ class Writer:
                 tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False)
             )
 
-        self.tokenizer, self.mistake_rate = tokenizer, mistake_rate
+        self.tokenizer = tokenizer
+        self.mistake_rate = mistake_rate
         self.render = render
         self.template: Template = learn(render)
         self.encode = lru_cache(maxsize=200_000)(self._encode)
@@ -151,7 +152,8 @@ class Writer:
         Mark the wrong tokens of *step*: the last one, and the numbers if the right step has as many
         tokens.
         """
-        ids, want = self.encode(step), self.encode(short.expected(problem, state))
+        ids = self.encode(step)
+        want = self.encode(short.expected(problem, state))
         fine = short.is_right(problem, state, step)
         marks = [IGNORED] * len(ids)
         marks[-1] = 0 if fine else 1
@@ -180,7 +182,8 @@ class Writer:
                 forks.append((state, len(row.ids), last))
             marks = self.marks(problem, state, step)
             row.add(self.encode(step), branch=TRUNK, leaves=0, learn=fine, wrong=marks)
-            state, last = short.advance(problem, state, step), step
+            state = short.advance(problem, state, step)
+            last = step
         answer = (
             *self.encode(short.final_answer(problem.answer)),
             self.encode(vocabulary.END_OF_TURN)[0],
@@ -262,7 +265,8 @@ class Writer:
                 if not fine
                 else mistakes.corrupt(rng, problem, state)
             )
-            question, fine = question.format(step=other.strip()), other == draft
+            question = question.format(step=other.strip())
+            fine = other == draft
         row.add(
             self.encode(ask(self.template, question, prompt.opening)),
             branch=number,
@@ -334,7 +338,8 @@ def batches(
 
 def first_mistake(problem: Problem, reasoning: str) -> Mistake | None:
     """Return the first wrong step of a model's *reasoning*; None if all steps are right."""
-    state, before = short.begin(problem), list[str]()
+    state = short.begin(problem)
+    before = list[str]()
     for step in short.paragraphs(reasoning):
         if not short.is_right(problem, state, step):
             return Mistake(problem, tuple(before), step)

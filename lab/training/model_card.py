@@ -38,7 +38,8 @@ SOLVES = {
     "small-other": (0.55, 0.75),
     "tiny": (0.2, 0.5),
 }
-REAL, SYNTHETIC = "that the small model wrote", "synthetic"
+REAL = "that the small model wrote"
+SYNTHETIC = "synthetic"
 JUDGES = 0.95
 SIZE = 8_000_000  # bytes in git, all models of the short problems together
 
@@ -82,7 +83,8 @@ def measure(log: Callable[[str], object], folder: Path = MODELS) -> list[Figure]
         loaded = LoadedModel.of(name, folder)
         solved = solve(loaded.model, loaded.writer, fresh)
         figures.append(_accuracy(f"{name}: greedy accuracy", solved, low, high))
-    large, small = LoadedModel.of("large", folder), LoadedModel.of("small", folder)
+    large = LoadedModel.of("large", folder)
+    small = LoadedModel.of("small", folder)
     log("the small model writes steps to be judged")
     problems = list(islice(generate(SEED + 1, "test"), JUDGED_PROBLEMS))
     real = real_steps(solve(small.model, small.writer, problems))
@@ -117,7 +119,9 @@ def real_steps(solved: Sequence[ModelSolution]) -> list[JudgedStep]:
     rng = random.Random(SEED)
     cases: list[JudgedStep] = []
     for solution in solved:
-        state, before, fine = begin(solution.problem), list[str](), list[JudgedStep]()
+        state = begin(solution.problem)
+        before = list[str]()
+        fine = list[JudgedStep]()
         for step in paragraphs(solution.reasoning):
             case = JudgedStep(
                 solution.problem, tuple(before), step, is_right(solution.problem, state, step)
@@ -144,7 +148,8 @@ def synthetic_steps(problems: Sequence[ShortProblem]) -> list[JudgedStep]:
     for problem in problems:
         steps = worked_steps(problem)
         index = rng.randrange(len(steps))
-        before, state = tuple(steps[:index]), _after(problem, steps[:index])
+        before = tuple(steps[:index])
+        state = _after(problem, steps[:index])
         cases.append(JudgedStep(problem, before, steps[index], True))
         cases.append(JudgedStep(problem, before, corrupt(rng, problem, state), False))
     return cases

@@ -24,13 +24,11 @@ from ..worlds.short import CORRECTION
 Numbers: TypeAlias = Literal["plain", "grouped"]
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<think>",
-    "</think>",
-)
+END_OF_TEXT = "<|endoftext|>"
+TURN = "<|im_start|>"
+END_OF_TURN = "<|im_end|>"
+THINK = "<think>"
+THINK_END = "</think>"
 SPECIAL = (END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END)
 SYSTEM = (
     "You are a careful assistant.",

@@ -129,7 +129,8 @@ LARGE_PHASES = (
 )
 
 
-ENOUGH, LITTLE = 0.62, 0.3
+ENOUGH = 0.62
+LITTLE = 0.3
 RECIPES = (
     Recipe("tiny", "plain", width=48, layers=2, heads=2, phases=(Phase(1400, 4e-3, until=LITTLE),)),
     Recipe(
@@ -146,10 +147,12 @@ RECIPES = (
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
-MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
+MARK_WEIGHT = 2.0
+WRONG_WEIGHT = 3.0
 WARMUP = 100
 # share of a phase's steps, and steps; for phases with *until*
-EVALUATE_FROM, EVALUATE_EVERY = 0.4, 10
+EVALUATE_FROM = 0.4
+EVALUATE_EVERY = 10
 
 
 def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -225,7 +228,9 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, folder: Path, log: Log) -> None:
         torch.manual_seed(recipe.seed)
-        self.recipe, self.folder, self.log = recipe, folder, log
+        self.recipe = recipe
+        self.folder = folder
+        self.log = log
         self.tokenizer = train_tokenizer(recipe.numbers)
         self.writer = Writer(self.tokenizer)
         self.model = build(recipe, self.tokenizer)
@@ -285,7 +290,8 @@ class Trainer:
 
     def train_phase(self, phase: Phase, source: Iterator[Batch]) -> None:
         """Train one *phase* on the batches of *source*."""
-        steps, rate = phase.steps, phase.rate
+        steps = phase.steps
+        rate = phase.rate
         parameters = [*self.model.parameters(), *self.marker.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -295,7 +301,9 @@ class Trainer:
                 * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps)))
             ),
         )
-        start, sums, tokens_read = time.monotonic(), torch.zeros(3), 0
+        start = time.monotonic()
+        sums = torch.zeros(3)
+        tokens_read = 0
         self.model.train()
         for step, batch in zip(range(1, steps + 1), source, strict=False):
             tokens_read += batch.ids.size
@@ -332,13 +340,15 @@ class Trainer:
             )
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        branch, leaves = torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves)
+        branch = torch.from_numpy(batch.branch)
+        leaves = torch.from_numpy(batch.leaves)
         mask = visible(branch, leaves).bfloat16()
         # The softmax of a row of padding would be undefined.
         mask[..., 0].masked_fill_((branch == PADDING)[:, None], 0)
         tensors = [torch.from_numpy(a) for a in (batch.targets, batch.verdicts, batch.wrong)]
         with torch.autocast("cpu", torch.bfloat16):
-            ids, positions = torch.from_numpy(batch.ids), torch.from_numpy(batch.positions)
+            ids = torch.from_numpy(batch.ids)
+            positions = torch.from_numpy(batch.positions)
             return self.losses(self.model, self.marker, ids, positions, mask, *tensors)
 
     def evaluate(self, count: int = 100) -> float:

@@ -20,7 +20,9 @@ from stepspec.orchestrator.errors import ConfigurationError
 from . import accounts, tool_problems
 
 MODELS = Path(__file__).parents[1] / "models"
-SHORT, LONG, TOOLS = "short", "long", "tools"
+SHORT = "short"
+LONG = "long"
+TOOLS = "tools"
 _SHORT = replace(servers.SHORT, folders=(*servers.SHORT.folders, MODELS))
 """The world of the package, and its models that no user needs: ``small-other`` and ``tiny``."""
 

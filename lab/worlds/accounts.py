@@ -30,7 +30,9 @@ Sign: TypeAlias = Literal["+", "-"]
 SIGNS: tuple[Sign, Sign] = ("+", "-")
 PLACES = ("Ones", "tens", "hundreds")
 DAYS = 99
-LEAST, MOST = 100, 999  # of a balance: always three digits
+# of a balance: always three digits
+LEAST = 100
+MOST = 999
 AMOUNTS = (10, 99)  # always two digits
 
 
@@ -160,7 +162,8 @@ class Sum:
         columns: list[tuple[str, int]] = []
         carry = 0
         for place in range(len(PLACES)):
-            a, b = self.left // 10**place % 10, self.right // 10**place % 10
+            a = self.left // 10**place % 10
+            b = self.right // 10**place % 10
             last = place == len(PLACES) - 1
             if self.sign == "+":
                 result = a + b + carry
@@ -188,12 +191,14 @@ class Sum:
 
 
 def _step(problem: Problem, index: int, work: Sum) -> str:
-    deed, day = problem.operations[index], problem.day(index)
+    deed = problem.operations[index]
+    day = problem.day(index)
     return f"The {day} {deed}: {work.work()} Balance on the {day}: ${work.result}.\n\n"
 
 
 def _close(problem: Problem, queried: int, work: Sum) -> str:
-    day, shown = problem.day(queried), work.result
+    day = problem.day(queried)
+    shown = work.result
     return (
         f"The {problem.day(len(problem.operations))} closed: again {day}"
         f" {problem.operations[queried]}: {work.work()} The balance: ${shown}.\n{THINK_END}"
@@ -209,11 +214,9 @@ def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Itera
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
     """Draw one problem of either split."""
     count = rng.randint(*difficulty.steps)
-    person, first, start = (
-        rng.choice(list(PEOPLE)),
-        rng.randint(1, difficulty.days - count - 1),
-        rng.randint(LEAST, MOST),
-    )
+    person = rng.choice(list(PEOPLE))
+    first = rng.randint(1, difficulty.days - count - 1)
+    start = rng.randint(LEAST, MOST)
     deeds: list[Deed] = []
     value = start
     for _ in range(count):

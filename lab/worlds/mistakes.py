@@ -134,7 +134,8 @@ def with_mistakes(
 
     Each paragraph comes with whether it is right. *sums* is as for `corrupt`.
     """
-    state, steps = begin(problem), list[tuple[str, bool]]()
+    state = begin(problem)
+    steps = list[tuple[str, bool]]()
     while state.index <= len(problem.operations):
         wrong = not state.wrong and rng.random() < rate
         paragraph = corrupt(rng, problem, state, sums=sums) if wrong else expected(problem, state)

@@ -39,7 +39,9 @@ __all__ = [
 ]  # as in `accounts`
 
 CORRECTION = "Wait, that is wrong. "
-RIGHT, WRONG = 9, 1  # grades
+# grades
+RIGHT = 9
+WRONG = 1
 SMALL_NUMBERS = Difficulty(start=(2, 12))  # more single digits
 
 

@@ -45,8 +45,10 @@ class Breaker:
         self.state: State = "closed"
         self.error: Exception | None = None
         self.pause = 0.0
-        self.changed, self.wanted = asyncio.Event(), asyncio.Event()
-        self._longest, self._closed_at = longest, 0.0
+        self.changed = asyncio.Event()
+        self.wanted = asyncio.Event()
+        self._longest = longest
+        self._closed_at = 0.0
 
     @property
     def cause(self) -> str:
@@ -65,7 +67,8 @@ class Breaker:
 
     def open(self, exc: Exception) -> None:
         """Note that a probe failed."""
-        self.error, self.pause = exc, min(2 * self.pause or FIRST_PAUSE, self._longest)
+        self.error = exc
+        self.pause = min(2 * self.pause or FIRST_PAUSE, self._longest)
         self._become("open")
 
     def close(self) -> None:
@@ -120,7 +123,8 @@ class Health:
             [Replica(each, Breaker(each.deadlines.rest)) for each in settings.each]
         )
         self._make = make
-        self._exit, self._probing = AsyncExitStack(), AsyncExitStack()
+        self._exit = AsyncExitStack()
+        self._probing = AsyncExitStack()
 
     async def start(self, *, optional: bool) -> None:
         """
@@ -251,7 +255,8 @@ class Health:
         first token; where some run, as long as their next tokens have. Then the replica's endpoint
         knows what the server is now.
         """
-        settings, seconds = replica.settings, PROBE_SECONDS
+        settings = replica.settings
+        seconds = PROBE_SECONDS
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 queue = await replica.endpoint.queue() if replica.endpoint else None

@@ -67,12 +67,10 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Marks: TypeAlias = tuple[str, ...]
 Source: TypeAlias = Literal["template", "effect", "setting", "unknown"]
 
-_FIRST, _REPLY, _SECOND, _REASONS = (
-    "stepspecfirst",
-    "stepspecreply",
-    "stepspecsecond",
-    "stepspecreasons",
-)
+_FIRST = "stepspecfirst"
+_REPLY = "stepspecreply"
+_SECOND = "stepspecsecond"
+_REASONS = "stepspecreasons"
 _FIRST_TURN = ({"role": "user", "content": _FIRST},)
 _REPLIED = (*_FIRST_TURN, {"role": "assistant", "content": _REPLY})
 _SECOND_TURN = (*_REPLIED, {"role": "user", "content": _SECOND})
@@ -134,7 +132,8 @@ class Template:
         Return *prompt*, after which the model answers at once, with as much of `head` as it does
         not end in.
         """
-        end, head = prompt.rstrip(), self.head.strip()
+        end = prompt.rstrip()
+        head = self.head.strip()
         if not head or end.endswith(head):
             return prompt
         if begun := begun_marks(end, head):
@@ -174,10 +173,8 @@ class Template:
         Whether *prompt* ends in an open block: in this turn, as users may write the opening mark,
         too.
         """
-        at, turn = (
-            self.markers.open_at(prompt),
-            self.answer.partition(self.markers.opening.rstrip())[0].strip(),
-        )
+        at = self.markers.open_at(prompt)
+        turn = self.answer.partition(self.markers.opening.rstrip())[0].strip()
         return at >= 0 and not (turn and turn in prompt[at:])
 
     def _would_open(self, prompt: str) -> bool:
@@ -255,7 +252,8 @@ def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
     reply_head, ending = _around_reply(start, head, reply, wrapped)
     if marks and marks[2:]:
         pairs = (pairs[0].replying(marks[2]),)
-        reply_head, ending = marks[2], marks[3] if marks[3:] else ending
+        reply_head = marks[2]
+        ending = marks[3] if marks[3:] else ending
     pairs = tuple([_handing_over(markers, start, head, reasoned, reply_head) for markers in pairs])
     for markers in pairs:
         template = _with_block(markers, start, head, turn, answer)
@@ -275,7 +273,8 @@ def _around_reply(start: str, head: str, reply: str, wrapped: str) -> tuple[str,
     """
     if _REPLY in wrapped and _WRAP not in wrapped:
         return f"\n{_WRAP}\n", closing_of(_WRAP)
-    last, after = mark_before(head), _after(reply, _REPLY)
+    last = mark_before(head)
+    after = _after(reply, _REPLY)
     ending = closing_of(last) if last and after.lstrip().startswith(closing_of(last)) else ""
     marks = head.removeprefix(start) if head.startswith(start) else last
     block = any(word in marks.lower() for word in ("think", "thought", "reason"))
@@ -307,7 +306,8 @@ def _shown_pairs(start: str, head: str, reasoned: str) -> Iterator[ThinkingMarke
     *reasoned*, has its reasoning between two marks, perhaps with more before the reply.
     """
     before, shown, after = reasoned.partition(_REASONS)
-    between, opening = after.partition(_REPLY)[0], mark_before(before)
+    between = after.partition(_REPLY)[0]
+    opening = mark_before(before)
     closing = mark_after(between, opening)
     handover = between.lstrip().removeprefix(closing)
     known = any(each.closing == closing and each.handover in ("", handover) for each in KNOWN)
@@ -350,7 +350,8 @@ def _with_block(
     """
     at = markers.open_at(start)
     if at >= 0:
-        stem, begun = start[:at], start[at:]
+        stem = start[:at]
+        begun = start[at:]
         before = head[len(stem) :] if head.startswith(stem) else ""
         skipped = before if markers.skips(before) else markers.skipped
         closed = next(

@@ -21,7 +21,8 @@ POLL_TIMEOUT = 5 * POLL_SECONDS  # seconds for one reading
 
 # The queue
 
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ def base_url(url: str) -> str:
 
 def _names_server(parts: SplitResult) -> bool:
     try:
-        name, _ = (parts.hostname or "").encode("idna"), parts.port
+        name = (parts.hostname or "").encode("idna")
+        _ = parts.port
     except (
         ValueError
     ):  # a part between two dots is empty or longer than 63 characters; no port has such a number

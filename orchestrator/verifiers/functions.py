@@ -120,7 +120,9 @@ class FunctionRater:
     """Calls the *function* of a verifier, for at most *most* candidates at a time."""
 
     def __init__(self, function: VerifierFunction, name: str, most: int) -> None:
-        self._function, self._name, self._slots = function, name, asyncio.Semaphore(most)
+        self._function = function
+        self._name = name
+        self._slots = asyncio.Semaphore(most)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -165,7 +167,8 @@ async def in_thread(
 
     That may be long after this coroutine was cancelled.
     """
-    loop, context = asyncio.get_running_loop(), copy_context()
+    loop = asyncio.get_running_loop()
+    context = copy_context()
     result = Future[object]()
     # The thread sets a result also if nobody waits for it any more.
     result.set_running_or_notify_cancel()

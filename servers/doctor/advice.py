@@ -116,11 +116,9 @@ def _about_model(report: EndpointReport) -> Iterator[Finding]:
     Report a short context, and a model that cannot write, or cannot judge, which few policies let
     the small one.
     """
-    role, failures, longer = (
-        report.role,
-        report.failures,
-        "start vLLM with a larger --max-model-len",
-    )
+    role = report.role
+    failures = report.failures
+    longer = "start vLLM with a larger --max-model-len"
     if report.context is not None and report.context < LEAST_CONTEXT:
         message = f"its context of {report.context} tokens has no room for a step and its verdict"
         yield Finding("context", role, "cannot work", message, longer)
@@ -184,7 +182,9 @@ def _about_counts(report: EndpointReport, can: Capabilities) -> Iterator[Finding
 
 def _about_thinking(report: EndpointReport) -> Iterator[Finding]:
     """Report every case but the usual one, in which the template shows a thinking block."""
-    role, block, answers = report.role, report.block, "it reasons in its answer"
+    role = report.role
+    block = report.block
+    answers = "it reasons in its answer"
     outcome: Outcome = "works"
     match report.thinks_by, report.thinks:
         case "effect", True:
@@ -201,18 +201,14 @@ def _about_thinking(report: EndpointReport) -> Iterator[Finding]:
             )
             cure = f"if it does think, set thinks = true in [{role}]"
         case "setting", True:
-            message, cure = (
-                (
-                    f"thinks = true is set, so stepspec opens the block {block}, which nothing else"
-                    " shows"
-                ),
-                "",
+            message = (
+                f"thinks = true is set, so stepspec opens the block {block}, which nothing else"
+                " shows"
             )
+            cure = ""
         case "setting", False:
-            message, cure = (
-                f"thinks = false is set, so its block {block} is skipped, and {answers}",
-                "",
-            )
+            message = f"thinks = false is set, so its block {block} is skipped, and {answers}"
+            cure = ""
         case _, False:
             message = f"its chat template switches thinking off, so {answers}"
             cure = f"to have it think, set template = {{ enable_thinking = true }} in [{role}]"
@@ -226,7 +222,9 @@ def _about_cache(report: EndpointReport, can: Capabilities) -> Iterator[Finding]
     Report a prefix cache that is on but of little use to a growing chain, with the cost and the
     cure.
     """
-    cache, cure, message = can.cache, _cure(can.cache, can), ""
+    cache = can.cache
+    cure = _cure(can.cache, can)
+    message = ""
     if can.prefix_cache is False and cache is not None and cache.enabled:
         message = (
             f"the prefix cache is on, but nothing of a prompt of {can.tried} tokens was read"
@@ -390,7 +388,9 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
 
     Ratings that are no numbers from 0 to 1 become None.
     """
-    right, wrong, found = report.right, report.wrong, None
+    right = report.right
+    wrong = report.wrong
+    found = None
     if report.problem:
         outcome: Outcome = "cannot work" if fallback in (None, "fail") else "costs"
         cure = (
@@ -400,19 +400,17 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
     elif right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
         message = f"its ratings are not numbers from 0 to 1 but {right} and {wrong}"
         cure = "serve a reward model with one or two labels, with vLLM's --runner pooling"
-        found, right, wrong = Finding("rating", "critic", "cannot work", message, cure), None, None
+        found = Finding("rating", "critic", "cannot work", message, cure)
+        right = None
+        wrong = None
     elif right <= wrong:
-        outcome, cure = (
-            "costs",
-            "set delimiter, layout and prefix in [critic] as the reward model was trained",
-        )
+        outcome = "costs"
+        cure = "set delimiter, layout and prefix in [critic] as the reward model was trained"
         if fallback is not None and right < wrong:
             cure = "is the score the other way round? 1 has to mean correct"
         elif fallback is not None:
-            outcome, cure = (
-                "unknown",
-                "nothing to cure if it judges other problems, such as programs",
-            )
+            outcome = "unknown"
+            cure = "nothing to cure if it judges other problems, such as programs"
         message = f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}"
         found = Finding("rating", "critic", outcome, message, cure)
     return replace(report, right=right, wrong=wrong, findings=(found,) if found else ())

@@ -76,7 +76,8 @@ async def diagnose(
     examinations = [
         _Examination(_hasty(server), tables[server.role], question, opening) for server in servers
     ]
-    turn, untimed = asyncio.Lock(), asyncio.Barrier(len(servers))
+    turn = asyncio.Lock()
+    untimed = asyncio.Barrier(len(servers))
     reports = await asyncio.gather(
         *(examination.report(turn, untimed) for examination in examinations)
     )
@@ -102,13 +103,16 @@ async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticRepor
     try:
         if isinstance(settings, CriticEndpoint):
             async with RewardModelEndpoint(_hasty(settings)) as endpoint:
-                name, critic = endpoint.name, endpoint.critic()
+                name = endpoint.name
+                critic = endpoint.critic()
                 right, wrong = [
                     (await critic.rate(PROBLEM.extend(step))).score for step in (STEP, WRONG)
                 ]
         else:
-            fallback, name = settings.fallback, settings.name
-            step, final = Candidate.step, Candidate.final
+            fallback = settings.fallback
+            name = settings.name
+            step = Candidate.step
+            final = Candidate.final
             rated = [
                 (
                     step(PROBLEM.extend(each))
@@ -145,8 +149,10 @@ class _Examination:
     """
 
     def __init__(self, settings: Endpoint, table: str, question: str, opening: str) -> None:
-        self._settings, self._table = settings, table
-        self._question, self._opening = question, opening
+        self._settings = settings
+        self._table = table
+        self._question = question
+        self._opening = opening
         self._failures: dict[str, str] = {}
 
     async def report(self, turn: asyncio.Lock, untimed: asyncio.Barrier) -> EndpointReport:
@@ -154,7 +160,9 @@ class _Examination:
         Examine the server. *untimed* waits until no server is tried out any more, *turn* is for the
         times.
         """
-        entered, waited, settings = False, False, self._settings
+        entered = False
+        waited = False
+        settings = self._settings
         try:
             async with VllmEndpoint(settings, self._table) as endpoint:
                 entered = True
@@ -222,7 +230,8 @@ class _Examination:
 
 async def _pace(endpoint: VllmEndpoint) -> Pace:
     """Write a few tokens several times, one write after the other."""
-    firsts, gaps = list[float](), list[float]()
+    firsts = list[float]()
+    gaps = list[float]()
     for _ in range(WRITES):
         events: list[Event] = []
         await endpoint.model(observe=events.append).write(PROBLEM, stop=(), limit=WRITTEN)
@@ -254,7 +263,8 @@ async def _verdicts(
         chain = chain.extend(STEP)
         await model.ask(chain, question, "0123456789", opening=opening)
     calls = [event for event in events if isinstance(event, Called) and event.fate == "done"]
-    first, last = calls[0], calls[-1]
+    first = calls[0]
+    last = calls[-1]
     read = last.prompt - last.cached if can.cached_tokens else None
     return Reading(len(await endpoint.encoder.chain(chain)), read, last.seconds, first.seconds)
 

@@ -326,7 +326,8 @@ def _critic_table(critic: CriticReport) -> Table:
 
 
 def _cells(report: EndpointReport) -> list[RenderableType]:
-    can, unknown = report.can, _mark(None)
+    can = report.can
+    unknown = _mark(None)
     if can is None:
         return [
             report.url,

@@ -21,7 +21,8 @@ from stepspec.orchestrator.toml import one_line
 from .launch import RunningServer, Server
 from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedServer
 
-SMALL, LARGE = "small", "large"
+SMALL = "small"
+LARGE = "large"
 # settings of both a StartedServer and an Endpoint
 SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
@@ -169,7 +170,8 @@ def outline(roles: Roles, leaf: Callable[[str], Any], under: str = "") -> dict[s
         if isinstance(roles, PairWithin)
         else {}
     )
-    path, small = f"{under}{SMALL}", roles.small
+    path = f"{under}{SMALL}"
+    small = roles.small
     inner = outline(small, leaf, f"{path}.") if isinstance(small, PairWithin) else leaf(path)
     return {**nesting, LARGE: leaf(f"{under}{LARGE}"), SMALL: inner}
 

@@ -196,7 +196,8 @@ def _check(servers: Sequence[Server]) -> None:
 @contextmanager
 def _log_folder(log_dir: Path | None) -> Generator[Path]:
     """Yield *log_dir*; if None, a temporary folder that is kept only if a server fails."""
-    folder, keep = log_dir or Path(tempfile.mkdtemp(prefix="stepspec-")), log_dir is not None
+    folder = log_dir or Path(tempfile.mkdtemp(prefix="stepspec-"))
+    keep = log_dir is not None
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield folder
@@ -229,7 +230,8 @@ class _ServerProcess:
         """
         Run the server until cancelled; raise `ServerError` if it does not start, or ends by itself.
         """
-        server, env = self.server, {**os.environ, **self.server.env}
+        server = self.server
+        env = {**os.environ, **self.server.env}
         with self._reserve_port() as reserved:
             port = int(reserved.getsockname()[1])
             root = f"http://{server.host}:{port}"
@@ -245,7 +247,8 @@ class _ServerProcess:
         raise self._died(process.ended.result())
 
     def _reserve_port(self) -> socket.socket:
-        host, port = self.server.host, self.server.port
+        host = self.server.host
+        port = self.server.port
         try:
             return reserve_port(host, port)
         except OSError as error:

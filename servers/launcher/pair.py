@@ -102,7 +102,9 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CONNECTED, STARTED = "a server that runs", "a server to start"  # tags of the two kinds of models
+# tags of the two kinds of models
+CONNECTED = "a server that runs"
+STARTED = "a server to start"
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 SETTING_OF: Mapping[str, str] = {
@@ -296,10 +298,12 @@ class Pair(Roles, frozen=True):
     def nested(self) -> Mapping[str, PairWithin]:
         """The pairs within this one, by path."""
         pairs: dict[str, PairWithin] = {}
-        path, model = "small", self.small
+        path = "small"
+        model = self.small
         while isinstance(model, PairWithin):
             pairs[path] = model
-            path, model = f"{path}.small", model.small
+            path = f"{path}.small"
+            model = model.small
         return pairs
 
     def drafter(self, path: str) -> Drafter | None:

@@ -134,10 +134,13 @@ def _bare(line: str) -> tuple[str, str]:
 
 
 def _failures(lines: Iterable[tuple[str, str]]) -> Iterator[str]:
-    remaining, failed = 0, ""  # lines that may still belong to the failure, and its level
+    # lines that may still belong to the failure, and its level
+    remaining = 0
+    failed = ""
     for level, text in lines:
         if _FAILURE.match(text):
-            remaining, failed = _MESSAGE_LINES, level
+            remaining = _MESSAGE_LINES
+            failed = level
             yield text
         elif remaining and level == failed and text.startswith(" ") and "^^^" not in text:
             remaining -= 1

@@ -48,7 +48,8 @@ from .schemas import (
     without_billing,
 )
 
-COMPLETION, CHUNK = "chat.completion", "chat.completion.chunk"
+COMPLETION = "chat.completion"
+CHUNK = "chat.completion.chunk"
 
 
 class Turn(Part):
@@ -82,7 +83,8 @@ class Turn(Part):
         """An earlier answer, and the result of a call, may have no content."""
         if not isinstance(turn, dict):
             return turn
-        fields, role = cast("dict[str, Any]", turn), cast("dict[str, Any]", turn).get("role")
+        fields = cast("dict[str, Any]", turn)
+        role = cast("dict[str, Any]", turn).get("role")
         if role in ("assistant", "tool") and fields.get("content") is None:
             fields = {**fields, "content": ""}
         return fields
@@ -168,12 +170,14 @@ class ChatRequest(OpenaiRequest):
     def wanted(self) -> Wanted:
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is for streams: set stream to true", "stream_options")
-        old, new = self.max_tokens, self.max_completion_tokens
+        old = self.max_tokens
+        new = self.max_completion_tokens
         if old is not None and new is not None and old != new:
             raise bad_request(
                 "max_tokens and max_completion_tokens differ: send one of them", "max_tokens"
             )
-        format, choice = self.response_format, self.tool_choice
+        format = self.response_format
+        choice = self.tool_choice
         return Wanted(
             tuple([turn.message for turn in self.messages]),
             tokens=new or old,
@@ -213,9 +217,12 @@ class ChatReply:
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, chat: ChatRequest, thinking: Thinking
     ) -> None:
-        self._runs, self._model, self._streamed = runs, chat.model, bool(chat.stream)
+        self._runs = runs
+        self._model = chat.model
+        self._streamed = bool(chat.stream)
         self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
-        self._id, self._created = f"chatcmpl-{request.id}", int(time.time())
+        self._id = f"chatcmpl-{request.id}"
+        self._created = int(time.time())
         self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
         fields = deltas.FIELDS[thinking] if runs.thinks else ()
         self._texts = [dict.fromkeys(("content", *fields), "") for _ in runs.run_requests]
@@ -249,7 +256,8 @@ class ChatReply:
 
     async def body(self) -> dict[str, Any]:
         choices = [self._choice(choice, texts) for choice, texts in enumerate(self._texts)]
-        usage, extension = await self._runs.usage(), self._runs.extension(range(len(self._texts)))
+        usage = await self._runs.usage()
+        extension = self._runs.extension(range(len(self._texts)))
         return self._head(COMPLETION) | {"choices": choices, "usage": usage, **extension}
 
     def _choice(self, choice: int, texts: Mapping[str, str]) -> dict[str, Any]:

@@ -33,8 +33,10 @@ from .schemas import has_arguments
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 # %b: the body of the error
-FAILED, FAILED_EVENT = b"data: %b\n\n" + DONE, b"event: error\ndata: %b\n\n"
-OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
+FAILED = b"data: %b\n\n" + DONE
+FAILED_EVENT = b"event: error\ndata: %b\n\n"
+OPEN = "<think>\n"
+CLOSE = "\n</think>\n\n"
 FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "both": ("reasoning", "reasoning_content"),
     "reasoning": ("reasoning",),
@@ -63,13 +65,17 @@ class CallPieces:
     """
 
     def __init__(self) -> None:
-        self._index, self._held, self._begun = -1, "", True
+        self._index = -1
+        self._held = ""
+        self._begun = True
 
     def add(self, piece: Calling) -> Iterator[Calling]:
         """Take in *piece*, and yield what can be sent now."""
         if piece.index != self._index:
             yield from self.close()
-            self._index, self._held, self._begun = piece.index, "", False
+            self._index = piece.index
+            self._held = ""
+            self._begun = False
         if not self._begun:
             self._held += piece.arguments
             waits = "null".startswith(self._held.strip())
@@ -112,7 +118,9 @@ class ThinkingBlock:
     """
 
     def __init__(self, *, open: bool = True) -> None:
-        self._open, self._over, self._begun = open, False, ""
+        self._open = open
+        self._over = False
+        self._begun = ""
 
     def add(self, step: Step) -> str | None:
         """
@@ -125,7 +133,8 @@ class ThinkingBlock:
         if not self._open:
             self._begun += step.text
             opened = opened_by(self._begun)
-            self._open, self._over = opened is not None, not may_open_block(self._begun)
+            self._open = opened is not None
+            self._over = not may_open_block(self._begun)
             if opened is None:
                 return None
             text = self._begun.removesuffix(THINK_END if step.closes else "")[
@@ -147,7 +156,8 @@ class DeltaBuilder:
 
     def __init__(self, thinking: Thinking) -> None:
         self._thinking: Thinking = thinking
-        self._block, self._tag_open = ThinkingBlock(), False
+        self._block = ThinkingBlock()
+        self._tag_open = False
         self._answer = ""
         self._calls = CallPieces()
 
@@ -197,11 +207,13 @@ class DeltaBuilder:
     def _think(self, text: str) -> Mapping[str, str]:
         if self._thinking != "content":
             return dict.fromkeys(FIELDS[self._thinking], text)
-        opening, self._tag_open = ("" if self._tag_open else OPEN), True
+        opening = "" if self._tag_open else OPEN
+        self._tag_open = True
         return {"content": opening + text}
 
     def _close(self) -> str:
-        closing, self._tag_open = (CLOSE if self._tag_open else ""), False
+        closing = CLOSE if self._tag_open else ""
+        self._tag_open = False
         return closing
 
 

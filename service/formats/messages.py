@@ -563,7 +563,8 @@ class ContentBlocks:
         """Complete the open block, if there is one; return the events."""
         if not self._open:
             return b""
-        self._open, signed = False, b""
+        self._open = False
+        signed = b""
         if self.blocks[-1]["type"] == "thinking":
             self.blocks[-1]["signature"] = SIGNATURE
             signed = self._delta({"type": "signature_delta", "signature": SIGNATURE})
@@ -639,11 +640,13 @@ class MessagesReply:
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, body: MessagesRequest, thinking: Thinking
     ) -> None:
-        self._runs, self._model = runs, body.model
+        self._runs = runs
+        self._model = body.model
         (self._run_request,) = runs.run_requests
         self._builder = DeltaBuilder(deltas.one_field(thinking))
         self._id = request.id
-        self._content, self._raw = ContentBlocks(), RawAnswer()
+        self._content = ContentBlocks()
+        self._raw = RawAnswer()
 
     async def opening(self) -> bytes:
         used = _usage(await self._runs.prompt_tokens(), {})
@@ -655,7 +658,8 @@ class MessagesReply:
         return self._content.add(self._builder.add(item))
 
     async def closing(self) -> bytes:
-        events, used = self._finish(), await self._used()
+        events = self._finish()
+        used = await self._used()
         ended = named_event(
             "message_delta", delta=self._ended(), usage=used, **self._runs.extension([0])
         )
@@ -681,7 +685,8 @@ class MessagesReply:
         return _usage(counted["prompt_tokens"], counted)
 
     def _ended(self) -> dict[str, Any]:
-        solution, stopped = self._runs.solutions[0], self._raw.stopped_by(self._run_request.stop)
+        solution = self._runs.solutions[0]
+        stopped = self._raw.stopped_by(self._run_request.stop)
         reason = stop_reason(solution, stopped)
         return {
             "stop_reason": reason,

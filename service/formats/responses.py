@@ -198,7 +198,9 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
     Yield the messages of *items*: the reasoning, the text and the calls of one answer are one
     message.
     """
-    thoughts, texts, calls = list[str](), list[str](), list[ToolCall]()
+    thoughts = list[str]()
+    texts = list[str]()
+    calls = list[ToolCall]()
     for item in (*items, None):
         match item:
             case ReasoningItem():
@@ -213,7 +215,9 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
                     yield Message(
                         "assistant", "\n".join(texts), tuple(calls), reasoning="".join(thoughts)
                     )
-                thoughts, texts, calls = [], [], []
+                thoughts = []
+                texts = []
+                calls = []
                 if isinstance(item, MessageItem):
                     yield Message(SPEAKERS[item.role], joined_text(item.content))
                 elif item is not None:
@@ -352,7 +356,8 @@ class ResponsesRequest(OpenaiRequest):
     @property
     def wanted(self) -> Wanted:
         first = (Message("system", self.instructions),) if self.instructions else ()
-        text, choice = self.input, self.tool_choice
+        text = self.input
+        choice = self.tool_choice
         format = self.text.format if self.text else None
         return Wanted(
             (*first, *([Message("user", text)] if isinstance(text, str) else conversation(text))),
@@ -392,7 +397,8 @@ class ResponsesRequest(OpenaiRequest):
     @property
     def echo(self) -> dict[str, Any]:
         """The fields of a response that repeat the request."""
-        format, choice = self.text.format if self.text else None, self.tool_choice
+        format = self.text.format if self.text else None
+        choice = self.tool_choice
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
@@ -430,7 +436,8 @@ class ResponseEvents:
     """The numbered events of one stream, and the output *items* that they build."""
 
     def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
-        self._number, self._request_id = 0, request_id
+        self._number = 0
+        self._request_id = request_id
         self._tools = {each.tool.name: each for each in tools}
         self.items: list[dict[str, Any]] = []
         self._texts: list[str] = []
@@ -490,7 +497,8 @@ class ResponseEvents:
         """End the open item, if there is one, with this *status*; return the events."""
         if not self.items or self.items[-1]["status"] != "in_progress":
             return b""
-        text, item = "".join(self._texts), self.items[-1]
+        text = "".join(self._texts)
+        item = self.items[-1]
         self._texts.clear()
         item["status"] = status
         if self._in_call and status != "completed" and not is_json(text):
@@ -574,10 +582,12 @@ class ResponsesReply:
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking
     ) -> None:
-        self._runs, self._request = runs, body
+        self._runs = runs
+        self._request = body
         (self._run_request,) = runs.run_requests
         self._builder = DeltaBuilder(deltas.one_field(thinking))
-        self._id, self._created = request.id, int(time.time())
+        self._id = request.id
+        self._created = int(time.time())
         self._events = ResponseEvents(request.id, body.flat_tools)
 
     async def opening(self) -> bytes:
@@ -590,7 +600,8 @@ class ResponsesReply:
         return self._events.add(self._builder.add(item))
 
     async def closing(self) -> bytes:
-        events, response = self._events.close(self._status), await self._ended()
+        events = self._events.close(self._status)
+        response = await self._ended()
         return events + self._events.event(f"response.{self._status}", response=response)
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
@@ -615,7 +626,8 @@ class ResponsesReply:
         return "incomplete" if deltas.finish_reason(self._solution) == "length" else "completed"
 
     async def _ended(self) -> dict[str, Any]:
-        status, used = self._status, await self._runs.usage()
+        status = self._status
+        used = await self._runs.usage()
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         ended = {"usage": _usage(used), "incomplete_details": details}
         return self._response(status) | ended | self._runs.extension([0])

@@ -38,7 +38,9 @@ MAX_ITEMS = 4096  # of one list or object
 MAX_VALUES = 65_536  # of a request: what takes a tenth of a second to validate
 MAX_TOOLS = 128  # OpenAI's limit
 FUNCTIONS = "send tools of the type function; the client runs them and sends their results back"
-MAX_DELIMITERS, MAX_DELIMITER = 8, 1024  # texts, and characters of each
+# texts, and characters of each
+MAX_DELIMITERS = 8
+MAX_DELIMITER = 1024
 # what neither begins a list or an object nor delimits a string
 _OTHERS = bytes({*range(256)} - {*b'"[{'})
 SERVED = (

@@ -119,10 +119,8 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     param = format_path(path)
     if error["type"] == "missing":
         return bad_request(f"{param} is missing", param, "missing")
-    name, unknown = (
-        ".".join(part for part in path if isinstance(part, str)),
-        error["type"] == "extra_forbidden",
-    )
+    name = ".".join(part for part in path if isinstance(part, str))
+    unknown = error["type"] == "extra_forbidden"
     others = [
         other for names in SAME if name in names for other in names if other in schema.model_fields
     ]
@@ -149,7 +147,8 @@ def body_path(location: Path, body: object, kind: str) -> Path:
     Return the part of an error's *location* that exists in *body*: pydantic adds the names of
     alternatives.
     """
-    path, value = list[int | str](), body
+    path = list[int | str]()
+    value = body
     for part, later in zip_longest(location, location[1:]):
         inner = _at(value, part)
         if inner is None:

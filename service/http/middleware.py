@@ -82,13 +82,15 @@ class RequestMiddleware:
         admission: Admission,
         session_header: str = "",
     ) -> None:
-        self._app, self._version, self._observe = app, version, observe
-        self._clients, self._admission = clients, admission
-        self._max_bytes, self._body_seconds = settings.max_body_bytes, settings.send_seconds
-        self._checks_origin, self._origins = (
-            not (settings.locked or settings.insecure),
-            settings.cors_origins,
-        )
+        self._app = app
+        self._version = version
+        self._observe = observe
+        self._clients = clients
+        self._admission = admission
+        self._max_bytes = settings.max_body_bytes
+        self._body_seconds = settings.send_seconds
+        self._checks_origin = not (settings.locked or settings.insecure)
+        self._origins = settings.cors_origins
         self._session_header = session_header.lower()
         self._forward = (*TRACE_HEADERS, *([self._session_header] if session_header else []))
 
@@ -156,7 +158,8 @@ class RequestMiddleware:
 
     def _limited(self, receive: Receive) -> Receive:
         """Limit the size of the body, and the time until all of it is there."""
-        size, complete = 0, False
+        size = 0
+        complete = False
         deadline = asyncio.get_running_loop().time() + self._body_seconds
 
         async def limited() -> Message:
@@ -202,7 +205,8 @@ def request_path(scope: Scope) -> str:
     Return the path without the prefix that a proxy may leave in it; routes are found by the same
     rule.
     """
-    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    path = str(scope["path"])
+    root = str(scope.get("root_path", "")).rstrip("/")
     return path.removeprefix(root) or "/" if root and f"{path}/".startswith(f"{root}/") else path
 
 
@@ -234,7 +238,8 @@ def check_origin(headers: Mapping[str, str], origins: Sequence[str]) -> None:
     name is made to point there (DNS rebinding) may read the answers too. Keys stop both; without
     them, `Host` and `Origin` do.
     """
-    host, origin = headers.get("host", ""), headers.get("origin")
+    host = headers.get("host", "")
+    origin = headers.get("origin")
     if (
         origin is not None
         and "*" not in origins
@@ -289,7 +294,9 @@ class ClientConnection:
     """
 
     def __init__(self, request: ServiceRequest, send: Send, send_seconds: float) -> None:
-        self._request, self._send, self._send_seconds = request, send, send_seconds
+        self._request = request
+        self._send = send
+        self._send_seconds = send_seconds
         self._failure: Failure | None = None
         self.started = self.finished = False
 
@@ -352,12 +359,10 @@ class StreamedResponse(Response):
         self, request: ServiceRequest, work: Work, send_seconds: float, aborted: asyncio.Event
     ) -> None:
         super().__init__()
-        self._request, self._work, self._send_seconds, self._aborted = (
-            request,
-            work,
-            send_seconds,
-            aborted,
-        )
+        self._request = request
+        self._work = work
+        self._send_seconds = send_seconds
+        self._aborted = aborted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = ClientConnection(self._request, send, self._send_seconds)
@@ -369,7 +374,8 @@ class StreamedResponse(Response):
             # A complete response counts as a disconnect.
             if connection.finished and not working.done():
                 await asyncio.wait([working])
-            done, disconnected = working.done(), disconnecting.done()
+            done = working.done()
+            disconnected = disconnecting.done()
         if done:
             working.result()
         elif disconnected:

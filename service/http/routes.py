@@ -57,7 +57,8 @@ DESCRIPTIONS: Mapping[int, str] = {
     529: "Too many requests at once, in Anthropic's API; Retry-After says when to retry.",
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
-JSON, STREAM = "application/json", "text/event-stream"
+JSON = "application/json"
+STREAM = "text/event-stream"
 UNKNOWN = "unknown"  # the label in metrics of a model that there is not
 
 
@@ -293,7 +294,8 @@ class ModelCall:
             raise bad_request("model is missing", "model", "missing")
         if not isinstance(name, str) or not name:
             raise bad_request("model has to be a name", "model")
-        request.model, request.stream = UNKNOWN, content.get("stream") is True
+        request.model = UNKNOWN
+        request.stream = content.get("stream") is True
         model = context.models.find(name)
         request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
         return cls(context, request, body, content, model)
@@ -304,7 +306,8 @@ class ModelCall:
 
     def runs(self, method: str, body: RunRequestBody) -> Runs:
         """Make the runs of *method* that *body* asks for. Raise `ApiError`."""
-        context, auto = self.context, self.content.get("model", AUTO) == AUTO
+        context = self.context
+        auto = self.content.get("model", AUTO) == AUTO
         best = context.clients.best_priority(self.request.client)
         resolver = Resolver(method, context.offer, context.settings, auto, best)
         return Runs(context, self.request, resolver.runs(body))
@@ -364,7 +367,8 @@ async def answer(
         return call.forward(call.model)
     body = call.parsed(schema)
     call.request.log_fields["user"] = body.end_user
-    runs, thinking = call.runs(call.model, body), body.place_of_thinking(context.settings.thinking)
+    runs = call.runs(call.model, body)
+    thinking = body.place_of_thinking(context.settings.thinking)
     return call.reply(runs, format(runs, call.request, body, thinking), stream=call.request.stream)
 
 

@@ -55,7 +55,8 @@ IDLE = 2.0
 CHECK_SECONDS = 5.0  # for one health check
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 # bytes of a failed answer that are passed on, and of one in a piece
-LARGEST_FAILURE, LARGEST_ANSWER = 1 << 20, 1 << 28
+LARGEST_FAILURE = 1 << 20
+LARGEST_ANSWER = 1 << 28
 BROKEN = (aiohttp.ClientError, OSError)
 
 
@@ -149,13 +150,11 @@ class Forwarding:
         priority: int | None,
     ) -> None:
         assert isinstance(endpoint, ReplicatedEndpoint)
-        self.http, self.endpoint, self.request, self.model, self.connection = (
-            http,
-            endpoint,
-            request,
-            model,
-            connection,
-        )
+        self.http = http
+        self.endpoint = endpoint
+        self.request = request
+        self.model = model
+        self.connection = connection
         self.priority = priority if endpoint.settings.priorities else None
         # whether the tokens of the answer are charged
         self.counted = bool(request.client) and model.role == "large"
@@ -177,7 +176,8 @@ class Forwarding:
         except ApiError as exc:  # the client takes nothing
             if not self.connection.started:
                 raise
-            self.request.error, self.request.status = exc, exc.status
+            self.request.error = exc
+            self.request.status = exc.status
         except TimeoutError:
             error = ApiError(
                 504,
@@ -231,7 +231,9 @@ class Forwarding:
         Send the request, and once more if the server closed an idle connection just then; return
         its answer.
         """
-        settings, content, proxy = server.settings, self.content, server.connection.proxy
+        settings = server.settings
+        content = self.content
+        proxy = server.connection.proxy
         if prioritised and self.priority is not None:
             content = {**content, "priority": run_place(self.priority)}
         unchanged = content is self.content and self.client_body is not None
@@ -243,10 +245,8 @@ class Forwarding:
         }
         if settings.api_key is not None:
             headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
-        url, timeout = (
-            f"{call.url}{self.request.path}",
-            aiohttp.ClientTimeout(sock_connect=settings.deadlines.connect),
-        )
+        url = f"{call.url}{self.request.path}"
+        timeout = aiohttp.ClientTimeout(sock_connect=settings.deadlines.connect)
 
         async def send() -> aiohttp.ClientResponse:
             try:
@@ -300,7 +300,8 @@ class Forwarding:
 
         Raise `EndpointError` if another server may answer, or the prompt is too long.
         """
-        status, body = response.status, await _all(response, server.settings.deadlines.between)
+        status = response.status
+        body = await _all(response, server.settings.deadlines.between)
         if prioritised and status == 400 and b"priority" in body.lower():
             return False
         error = http_error(call, status, body, self.request.path)
@@ -321,7 +322,8 @@ class Forwarding:
         Pass on an answer that has begun. Raise `BrokenAnswer` or `EndpointError` before any of it
         is sent.
         """
-        deadlines, most = server.settings.deadlines, most_tokens(self.content, self.endpoint.room)
+        deadlines = server.settings.deadlines
+        most = most_tokens(self.content, self.endpoint.room)
         answer = ForwardedAnswer(self.request.path, counted=self.counted, hidden=self.hidden)
         if self.content.get("stream") is not True and response.content_type != "text/event-stream":
             body = await _all(response, deadlines.between, LARGEST_ANSWER)
@@ -359,7 +361,8 @@ class Forwarding:
         """Return the error of a request that no server has answered."""
         # the client's own key was accepted already
         if isinstance(exc, EndpointRejected) and exc.status in (401, 403):
-            role, keyed = self.model.role, self.endpoint.settings.api_key is not None
+            role = self.model.role
+            keyed = self.endpoint.settings.api_key is not None
             key = (
                 "the service's key for it"
                 if keyed
@@ -379,7 +382,9 @@ async def _first_event(
     response: aiohttp.ClientResponse, answer: ForwardedAnswer, call: Call, deadlines: Deadlines
 ) -> bytes:
     """Return what is to be passed on of a stream once its first event is whole."""
-    head, passed = (part := await _read(response, deadlines.first)), b""
+    part = await _read(response, deadlines.first)
+    head = part
+    passed = b""
     while part and begins_events(head):
         passed += answer.add(part)
         if passed.strip():
@@ -418,7 +423,8 @@ def most_tokens(content: Mapping[str, Any], room: int) -> int:
     Return how many tokens an answer to *content* can have: *room*, the model's, for each prompt and
     choice.
     """
-    prompt, choices = content.get("prompt"), content.get("n")
+    prompt = content.get("prompt")
+    choices = content.get("n")
     prompts = cast("list[object]", prompt) if isinstance(prompt, list) else []
     several = any(type(each) is not int for each in prompts)  # a list of numbers is one prompt
     return (
@@ -439,10 +445,14 @@ class ForwardedAnswer:
     """
 
     def __init__(self, path: str, *, counted: bool = False, hidden: bool = False) -> None:
-        self._path, self._counted, self._hidden = path, counted, hidden
+        self._path = path
+        self._counted = counted
+        self._hidden = hidden
         self._reader = EventReader()
         self._first = self._last = b""  # the data of the first and the last event with an object
-        self._events, self._told, self._done = 0, -1, False
+        self._events = 0
+        self._told = -1
+        self._done = False
 
     @property
     def written(self) -> int:
@@ -455,7 +465,8 @@ class ForwardedAnswer:
         good order.
         """
         last = object_in(self._last)
-        kind, choices = last.get("type"), cast("object", last.get("choices"))
+        kind = last.get("type")
+        choices = cast("object", last.get("choices"))
         each = cast("list[object]", choices) if isinstance(choices, list) else []
         unfinished = {_field(choice, "finish_reason") for choice in each} == {None}
         return self._done or (kind in LAST_EVENTS if isinstance(kind, str) else not unfinished)
@@ -469,7 +480,8 @@ class ForwardedAnswer:
         Return what is still to be passed on at the end. Raise `BrokenAnswer` if a stream ends
         before its own end.
         """
-        rest, data = self._reader.rest, self._reader.end()
+        rest = self._reader.rest
+        data = self._reader.end()
         cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and not _whole(data)
         passed = b"" if cut or not self._passes(data) else rest + b"\n\n" if data else rest
         if cut or not self._first or not self._over:
@@ -483,7 +495,8 @@ class ForwardedAnswer:
         """
         if self._path != "/v1/responses":
             return (FAILED_EVENT if self._path == MESSAGES_PATH else FAILED) % body
-        last, begun = object_in(self._last), object_in(self._first).get("response")
+        last = object_in(self._last)
+        begun = object_in(self._first).get("response")
         number: Any = last.get("sequence_number")
         response = cast("dict[str, Any]", begun) if isinstance(begun, dict) else {}
         return response_failed(
@@ -494,7 +507,8 @@ class ForwardedAnswer:
         data = data.strip()  # as JSON may have spaces around it
         if not data:
             return True
-        self._first, self._last = self._first or data, data if data.startswith(b"{") else self._last
+        self._first = self._first or data
+        self._last = data if data.startswith(b"{") else self._last
         self._done = self._done or data == DONE
         if not (self._counted and data.startswith(b"{")):
             return True
@@ -533,7 +547,8 @@ def reads_likeliest(content: Mapping[str, Any]) -> bool:
     Whether the answer to *content* has the likeliest tokens of positions, in the chat API or the
     completions API.
     """
-    logprobs, top = content.get("logprobs"), content.get("top_logprobs")
+    logprobs = content.get("logprobs")
+    top = content.get("top_logprobs")
     return bool(top) or (bool(logprobs) and logprobs is not True)
 
 

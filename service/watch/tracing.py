@@ -165,7 +165,8 @@ class Tracing:
                 pass
 
     def _finished(self, request: ServiceRequest, span: Span) -> None:
-        operation, error = OPERATIONS.get(request.path, "chat"), request.error
+        operation = OPERATIONS.get(request.path, "chat")
+        error = request.error
         span.update_name(
             f"{operation} {request.model}" if request.model else f"{request.method} {request.path}"
         )
@@ -205,7 +206,8 @@ class Tracing:
         Make the span of a request to a model. *times* are its start in nanoseconds since 1970, and
         its seconds.
         """
-        (start, seconds), address = times, urlsplit(url)
+        (start, seconds) = times
+        address = urlsplit(url)
         about = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "vllm",
@@ -250,7 +252,8 @@ async def _finishes(work: Callable[[], object], seconds: float) -> bool:
 
     The SDK's own deadlines do not hold: it retries for ten seconds whatever the deadline.
     """
-    loop, finished = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    finished = asyncio.Event()
 
     def run() -> None:
         work()

@@ -263,7 +263,8 @@ def _variables(settings: type[BaseSettings]) -> Layer:
         values = source()
     except SettingsError as exc:
         # the message quotes the field first
-        field, text = str(exc).split('"')[1], getattr(exc.__cause__, "doc", "")
+        field = str(exc).split('"')[1]
+        text = getattr(exc.__cause__, "doc", "")
         names = (
             name for place, name in places.items() if place[0] == field and os.environ[name] == text
         )

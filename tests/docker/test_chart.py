@@ -140,7 +140,8 @@ def test_every_replica_has_an_address_of_its_own(
     found = settings(objects, tmp_path, bare)
     servers = only(objects, "StatefulSet", "-small")
     headless = only(objects, "Service", "-small")
-    name, space = servers["metadata"]["name"], "prod"
+    name = servers["metadata"]["name"]
+    space = "prod"
     assert servers["spec"]["replicas"] == 3
     assert servers["spec"]["serviceName"] == headless["metadata"]["name"]
     assert headless["spec"]["clusterIP"] == "None"
@@ -229,7 +230,8 @@ def test_the_notes_say_where_the_models_are(outcomes: Mapping[str, Tree]) -> Non
 
 
 def test_the_schema_knows_every_value() -> None:
-    values, schema = read(CHART / "values.yaml"), read(CHART / "values.schema.json")
+    values = read(CHART / "values.yaml")
+    schema = read(CHART / "values.schema.json")
     assert set(schema["properties"]) == set(values) | {"global"}
     assert (
         set(schema["$defs"]["model"]["properties"]) == set(values["small"]) == set(values["large"])

@@ -53,14 +53,16 @@ def simple_commands(line: str) -> Iterator[list[str]]:
     redirections.
     """
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
-    lexer.whitespace_split, lexer.commenters = True, "#"
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
     words: list[str] = []
     filters = redirected = False
     for word in (*lexer, ";"):
         if word in CONTROL:
             if words and not filters:
                 yield words
-            words, filters = [], word == "|"
+            words = []
+            filters = word == "|"
         elif word in REDIRECTIONS:
             redirected = True
         elif redirected:

@@ -28,7 +28,9 @@ from stepspec.servers.launcher import launch
 from .blocks import ROOT, Block, blocks
 
 PAGE = ROOT / "docs" / "tutorial.md"
-SMALL, LARGE, SERVICE = "http://localhost:8001", "http://localhost:8002", "http://localhost:8765"
+SMALL = "http://localhost:8001"
+LARGE = "http://localhost:8002"
+SERVICE = "http://localhost:8765"
 WIDTH = 100
 PATIENCE = 400.0  # seconds for a command
 READY = re.compile("serving|listens at")  # what a service writes when it answers

@@ -146,7 +146,8 @@ def test_a_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
     if importlib.util.find_spec("pyarrow") is None:
         pytest.skip("without pyarrow")
     rows = [orjson.loads(line) for line in (DATA / "gsm8k.jsonl").read_bytes().splitlines()]
-    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    arrow = importlib.import_module("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "x.parquet")
     assert load(find("gsm8k"), tmp_path / "x.parquet") == load(find("gsm8k"), DATA / "gsm8k.jsonl")
     nan = [{"question": "q", "answer": float("nan")}]

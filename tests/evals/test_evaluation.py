@@ -165,7 +165,8 @@ def test_the_commit_is_that_of_the_clone_with_a_plus_if_it_was_changed(tmp_path:
         )
         return run.stdout.strip()
 
-    ours, others = tmp_path / "ours.py", tmp_path / "others.py"
+    ours = tmp_path / "ours.py"
+    others = tmp_path / "others.py"
     for file in (ours, others):
         file.write_text("1")
     assert provenance.commit(ours) is None
@@ -212,7 +213,8 @@ class Others:
 async def test_workers_add_samples_to_the_same_folder_and_the_session_records_them(
     tmp_path: Path,
 ) -> None:
-    team, plan = Others(), evaluation(tmp_path).plan
+    team = Others()
+    plan = evaluation(tmp_path).plan
     async with solving() as (solver, _):
         await evaluate(solver, evaluation(tmp_path, plan=replace(plan, tasks=TASKS[:1])), QUIET)
         shared = await evaluate(solver, evaluation(tmp_path, traces=True), QUIET, team)

@@ -38,7 +38,8 @@ def known_grades() -> Iterator[tuple[str, str, str, str]]:
     for line in ANSWERS.read_text("utf-8").split("\n")[:-1]:
         first, *rest = line.replace("⏎", "\n").split("\t")
         if first in ("box", "text"):
-            place, (metric, gold) = first, rest
+            place = first
+            (metric, gold) = rest
         else:
             yield rf"\boxed{{{rest[0]}}}" if place == "box" else rest[0], gold, metric, first
 

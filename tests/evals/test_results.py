@@ -72,7 +72,8 @@ def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
     assert (small.difference, small.p) == (difference(4, gained=0, lost=2), 0.5)
     assert (large.difference.value, large.p) == (0.0, 1.0)
     assert shipped.outcomes == {"right": 3, "wrong": 1}
-    tokens, result = shipped.tokens, shipped.result
+    tokens = shipped.tokens
+    result = shipped.result
     assert (tokens.small, tokens.large, tokens.wasted, tokens.judging) == (80, 20, 10, 50)
     assert (result.n, result.accuracy, result.ratio, result.share_large_tokens) == (
         4,
@@ -219,7 +220,8 @@ def test_the_tables_show_every_arm() -> None:
 
 
 def test_intervals_hold_their_value_and_narrow_with_the_sample() -> None:
-    few, many = wilson(9, 10), wilson(900, 1000)
+    few = wilson(9, 10)
+    many = wilson(900, 1000)
     assert few.low < many.low < 0.9 < many.high < few.high
     assert wilson(10, 10).high == 1.0
     ratio = bootstrap_ratio([1.0, 2.0, 3.0, 1.0], [2.0, 4.0, 5.0, 3.0])
@@ -228,7 +230,8 @@ def test_intervals_hold_their_value_and_narrow_with_the_sample() -> None:
 
 
 def test_few_problems_seldom_show_a_difference_that_there_is_not() -> None:
-    drawn, wrong = Random(0), 0
+    drawn = Random(0)
+    wrong = 0
     for _ in range(100):
         ours, theirs = ([drawn.lognormvariate(0, 0.8) for _ in range(6)] for _ in range(2))
         ratio = bootstrap_ratio(ours, theirs)

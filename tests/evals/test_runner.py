@@ -112,7 +112,8 @@ async def test_a_control_has_the_accept_rate_of_its_method_so_far(tmp_path: Path
 
 @pytest.mark.parametrize("before", [0, 10])
 async def test_an_interrupted_run_resumes_at_the_next_sample(tmp_path: Path, before: int) -> None:
-    full, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    full = tmp_path / "whole.jsonl"
+    cut = tmp_path / "cut.jsonl"
     await take(ScriptedSolver(right), plan(), full)
 
     class Enough(BaseException):
@@ -166,7 +167,8 @@ async def test_every_sample_has_an_outcome(tmp_path: Path) -> None:
             raise ContextTooLong("no room", role="large")
         return outcomes[call.problem]
 
-    path, wanted = tmp_path / "samples.jsonl", plan(LARGE)
+    path = tmp_path / "samples.jsonl"
+    wanted = plan(LARGE)
     await take(ScriptedSolver(script), wanted, path)
     found = [kept(path, wanted)[number, LARGE.name] for number in range(4)]
     assert [sample.outcome for sample in found] == ["right", "wrong", "truncated", "failed"]
@@ -301,7 +303,8 @@ async def test_the_trials_of_a_dead_worker_are_solved_by_others_once(
 
 
 async def test_a_trial_that_kills_three_workers_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    path, wanted = tmp_path / "samples.jsonl", plan(LARGE)
+    path = tmp_path / "samples.jsonl"
+    wanted = plan(LARGE)
     post = Hired(ScriptedSolver(right), wanted, {(1, LARGE.name): 99})
     with pytest.raises(
         WorkersLost,

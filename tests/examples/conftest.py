@@ -11,7 +11,8 @@ from ..program import serve
 from ..stand_in import StandIn
 from .running import StandInPair, listening
 
-STEPS, STEP_TOKENS = 8, 8
+STEPS = 8
+STEP_TOKENS = 8
 
 
 @pytest.fixture

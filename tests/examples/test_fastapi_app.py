@@ -34,7 +34,8 @@ SETTLED_WITHIN = 20.0  # seconds; the run itself would take many minutes
 async def http(pair: StandInPair, tmp_path: Path) -> AsyncGenerator[aiohttp.ClientSession]:
     """A client of the application, which uvicorn serves."""
     command = (sys.executable, "-m", "uvicorn", "examples.fastapi_app:app", "--port", "0")
-    folder, log = str(EXAMPLES.parent), tmp_path / "app.log"
+    folder = str(EXAMPLES.parent)
+    log = tmp_path / "app.log"
     variables = {**os.environ, **pair.settings, "NO_COLOR": "1"}
     async with child((*command, "--app-dir", folder), env=variables, log=log, grace=5.0) as app:
         async with (
@@ -117,7 +118,8 @@ async def test_a_client_that_disconnects_cancels_its_run(
     http: aiohttp.ClientSession, pair: StandInPair, path: str
 ) -> None:
     for server in (pair.small, pair.large):
-        server.steps, server.latency = 1000, Latency(token=0.02)
+        server.steps = 1000
+        server.latency = Latency(token=0.02)
     request = asyncio.create_task(read_forever(http, path))
     # some steps are done, and more under way
     await until(lambda: pair.large.generated > 16 and pair.open_requests)
@@ -129,7 +131,8 @@ async def test_a_client_that_disconnects_cancels_its_run(
         await asyncio.sleep(0.2)  # long enough for a run that goes on to send its next request
     assert pair.open_requests == 0
     for server in (pair.small, pair.large):
-        server.steps, server.latency = STEPS, Latency()
+        server.steps = STEPS
+        server.latency = Latency()
     # the solver that both share is still of use
     assert (await events(http))[-1][1]["answer"] == "42"
 

@@ -13,7 +13,8 @@ from aiohttp import web
 from ..stand_in import Latency, StandIn
 from .running import listening, run_example
 
-PROBLEMS, AT_ONCE = 40, 16
+PROBLEMS = 40
+AT_ONCE = 16
 
 
 @dataclass

@@ -24,7 +24,10 @@ from .running import EXAMPLES, StandInPair, run_program
 NOTEBOOK = EXAMPLES / "trace.ipynb"
 PINS = PINNED / "notebook" / "requirements.txt"
 # matplotlib's
-GREEN, ORANGE, BLUE, RED = (44, 160, 44), (255, 127, 14), (31, 119, 180), (214, 39, 40)
+GREEN = (44, 160, 44)
+ORANGE = (255, 127, 14)
+BLUE = (31, 119, 180)
+RED = (214, 39, 40)
 FATES = {"kept": GREEN, "discarded": RED, "judging": ORANGE}
 
 
@@ -46,7 +49,8 @@ def shares(counts: Sequence[int]) -> list[float]:
 
 
 async def test_it_draws_the_trace_beside_it(pair: StandInPair, tmp_path: Path) -> None:
-    small, large = pair.settings["STEPSPEC_SMALL"], pair.settings["STEPSPEC_LARGE"]
+    small = pair.settings["STEPSPEC_SMALL"]
+    large = pair.settings["STEPSPEC_LARGE"]
     async with Solver(small, large, sampling={"temperature": 0}, auto=False) as solver:
         solution = await solver.solve("What is |6 x 7|?", trace_to=tmp_path / "run.jsonl")
     ledger = solution.ledger

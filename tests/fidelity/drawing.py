@@ -46,7 +46,8 @@ class DrawingVllm(FakeVllm):
             pieces.append(
                 THINK_END.encode() if paragraph + 1 == self.length else f".{DELIMITER}".encode()
             )
-            paragraph, words = paragraph + 1, 0
+            paragraph = paragraph + 1
+            words = 0
         return pieces
 
     def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:

@@ -100,7 +100,8 @@ async def test_a_pair_of_which_only_the_small_model_thinks_is_refused_with_its_c
 
 
 async def test_the_cures_of_a_mixed_pair_work() -> None:
-    thinking, plain = BY_NAME["smollm3"], BY_NAME["llama-3"]
+    thinking = BY_NAME["smollm3"]
+    plain = BY_NAME["llama-3"]
     async with solver(thinking, plain, s=False) as solving:
         assert not solving.thinks
         assert solving.small.template.opened == "<think>\n\n</think>\n\n"

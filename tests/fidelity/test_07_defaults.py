@@ -55,7 +55,8 @@ def test_the_bench_interleaves_both_samplings_and_shows_the_default_first(
     assert [row["sampling"]["temperature"] for row in rows] == [0.6] * ARMS + [0.0] * ARMS
     assert [row["name"] for row in rows[:ARMS]] == [row["name"] for row in rows[ARMS:]]
     assert {row["n"] for row in rows} == {2}
-    first, second = servers.solver.calls[: 2 * ARMS], servers.solver.calls[2 * ARMS :]
+    first = servers.solver.calls[: 2 * ARMS]
+    second = servers.solver.calls[2 * ARMS :]
     # every arm at both samplings before the next problem, all by one seed
     for problem in (first, second):
         assert sorted(map(temperature, problem)) == [0.0] * ARMS + [0.6] * ARMS

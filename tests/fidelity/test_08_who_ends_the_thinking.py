@@ -22,7 +22,9 @@ from stepspec.settings import load
 from ..fakes import Previous, ScriptedModel, run
 from ..orchestrator.arms import PROBLEM
 
-EAGER, PATIENT = 2, 4  # paragraphs after which each model ends the thinking
+# paragraphs after which each model ends the thinking
+EAGER = 2
+PATIENT = 4
 
 
 def says(role: Role, length: int) -> Callable[[Previous], str]:

@@ -65,7 +65,8 @@ class Case(Run):
         self.large = ScriptedModel(
             "large", counting("large", THOUGHT), answer=ANSWER.replace("That", "This")
         )
-        self.large.observe, self.large.log = self.events.append, self.small.log
+        self.large.observe = self.events.append
+        self.large.log = self.small.log
 
         def judge(chain: Chain, question: str) -> dict[str, float]:
             paragraph = len(chain.parts()[1].steps) - 2  # after the blank line
@@ -132,7 +133,8 @@ def test_the_ledger_the_solution_and_the_trace_hold_the_answer_once() -> None:
 def test_the_service_sends_the_answers_steps_as_content_and_counts_them_so() -> None:
     case = Case()
     outcome, _ = case.run()
-    builder, count = DeltaBuilder("both"), TokenCounts()
+    builder = DeltaBuilder("both")
+    count = TokenCounts()
     fields: dict[str, str] = {}
     for event in case.events:
         count(event)
@@ -235,8 +237,10 @@ def test_thinking_and_answer_are_the_same_at_any_lookahead(
 ) -> None:
     def outcome(ahead: int | LookaheadControl) -> tuple[Outcome, list[Event]]:
         budget = Budget(tokens)
-        tried, events = arm(name, seed, budget=budget), list[Event]()
-        tried.small.answer, tried.large.answer = ANSWER, ANSWER.replace("That", "This")
+        tried = arm(name, seed, budget=budget)
+        events = list[Event]()
+        tried.small.answer = ANSWER
+        tried.large.answer = ANSWER.replace("That", "This")
         solving = solve(
             RunParts(tried.policy, budget=budget, ahead=ahead, by_method=True),
             PROBLEM,
@@ -250,7 +254,8 @@ def test_thinking_and_answer_are_the_same_at_any_lookahead(
         assert pieces == found.text
         return found, events
 
-    (plain, _), (other, events) = outcome(0), outcome(ahead)
+    (plain, _) = outcome(0)
+    (other, events) = outcome(ahead)
     assert other == plain
     assert replay([Started(PROBLEM.messages, name), *events]) == plain.chain
 

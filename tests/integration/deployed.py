@@ -93,7 +93,8 @@ async def deploying(pair: Pair, folder: Path, **variables: str) -> AsyncGenerato
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    written, log = folder / "stepspec.yaml", folder / "cluster.log"
+    written = folder / "stepspec.yaml"
+    log = folder / "cluster.log"
     written.write_text(yaml.safe_dump(changed(yaml.safe_load(DEPLOYED.read_text()), pair, port)))
     command = (sys.executable, str(PROGRAM), str(written))
     async with child(
@@ -138,7 +139,8 @@ def descendants(pid: int) -> set[int]:
             )
         except (ValueError, OSError):
             continue
-    found, new = set[int](), {pid}
+    found = set[int]()
+    new = {pid}
     while new:
         found |= new
         new = {each for each, parent in parents.items() if parent in new} - found

@@ -129,7 +129,8 @@ async def test_the_reward_is_that_of_the_delimiters_own_token(
     A full stop and a blank line are one token of this vocabulary where they are encoded together.
     """
     async with connected(critics["tokens"]) as critic:
-        rate, tokenize = critic.connection.call("rate"), critic.connection.call("tokenize")
+        rate = critic.connection.call("rate")
+        tokenize = critic.connection.call("tokenize")
 
         async def encoded(text: str) -> list[int]:
             body = {"model": critic.name, "prompt": text, "add_special_tokens": False}
@@ -141,13 +142,11 @@ async def test_the_reward_is_that_of_the_delimiters_own_token(
             return [sigmoid(row[0]) for row in reply["data"][0]["data"]]
 
         step = CHAIN.steps[0].text
-        together, apart = (
-            await encoded(step),
-            [
-                *await encoded(step.strip()),
-                *await encoded("\n\n"),
-            ],
-        )
+        together = await encoded(step)
+        apart = [
+            *await encoded(step.strip()),
+            *await encoded("\n\n"),
+        ]
         assert together != apart
         sent = (await critic.body(CHAIN))["input"]
         assert sent[-len(apart) :] == apart
@@ -190,7 +189,8 @@ async def test_a_problem_is_solved_under_a_critics_eyes(
         auto=False,
     ) as solver:
         problem = fresh_tasks(1, 4)[0].problem
-        solution, one_by_one = await solver.solve(problem), await solver.solve(problem, ahead=0)
+        solution = await solver.solve(problem)
+        one_by_one = await solver.solve(problem, ahead=0)
     kept = [(step.author, step.text) for step in solution.steps if step.fate == "kept"]
     assert kept == [(step.author, step.text) for step in one_by_one.steps if step.fate == "kept"]
     assert {author for author, text in kept if text.strip()} == authors

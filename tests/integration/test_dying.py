@@ -130,7 +130,8 @@ def test_when_the_large_model_dies_runs_go_on_at_its_replica_or_end_without_open
 
     with doomed("large", forked) as victim:
         asyncio.run(solve(victim))
-    dead, alive = root(victim), root(paced_pair.large)
+    dead = root(victim)
+    alive = root(paced_pair.large)
     for policy, seen in events.items():
         moved = {(event.role, event.url, event.to) for event in seen if isinstance(event, Moved)}
         assert moved == {("large", dead, alive)}, policy
@@ -154,7 +155,8 @@ def test_a_session_stays_at_its_replica_whose_prefix_cache_it_reads_until_that_o
     async def judged(solver: Solver, number: int) -> list[Called]:
         """Solve a problem as a turn of session *number*; return the judge's calls."""
         events: list[Event] = []
-        system, session = f"Turn {number}. {RULES}", f"session {number}"
+        system = f"Turn {number}. {RULES}"
+        session = f"session {number}"
         with separate_cache("sessions"):
             await solver.solve(
                 TASKS[number].problem,

@@ -79,7 +79,8 @@ def endpoint(served: Served) -> Endpoint:
 
 async def test_the_doctor_distinguishes_large_blocks_from_a_disabled_cache(hybrids: Pair) -> None:
     found = await diagnose(endpoint(hybrids.small), endpoint(hybrids.large))
-    plain, cured = found.large, found.small
+    plain = found.large
+    cured = found.small
     assert plain.can is not None
     assert cured.can is not None
     assert (plain.can.prefix_cache, cured.can.prefix_cache) == (True, True)
@@ -106,7 +107,8 @@ async def test_questions_are_answered_as_before_the_cure(hybrids: Pair) -> None:
             await known.capabilities()
             assert known.checkpoints is (served.name == "cured")
             policy = SpecReason(known.model(), known.model(), threshold=0, sure=0)
-            chain, grades = Chain.of("How many are left?"), list[float]()
+            chain = Chain.of("How many are left?")
+            grades = list[float]()
             for number in range(6):
                 draft = Step(f"There are {number} of them, and {number * 7} others.\n\n", "small")
                 verdict = await policy.verify(chain, draft)

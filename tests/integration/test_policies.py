@@ -60,7 +60,8 @@ async def solved_by(pair: Pair, policy: str) -> list[Solution]:
 
 
 async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair) -> None:
-    repaired, chosen = await solved_by(pair, "specreason"), await solved_by(pair, "choose")
+    repaired = await solved_by(pair, "specreason")
+    chosen = await solved_by(pair, "choose")
     right = [
         solution.answer == str(task.gold) for solution, task in zip(chosen, RIVALS, strict=True)
     ]

@@ -83,7 +83,8 @@ async def test_every_step_is_streamed_separately(http: aiohttp.ClientSession) ->
 
 def steps_of(answer: Answer) -> tuple[list[float], dict[str, Any]]:
     """Return when each step came, and the last chunk but for the end."""
-    came, final = list[float](), dict[str, Any]()
+    came = list[float]()
+    final = dict[str, Any]()
     for at, piece in answer.chunks:
         for line in piece.decode().split("\n\n"):
             if line.startswith("data: {"):
@@ -186,7 +187,8 @@ async def test_without_its_head_it_answers_until_ray_ends_it_and_leaves_nothing_
     paced_pair: Pair, tmp_path: Path
 ) -> None:
     """Ray ends all processes a minute after their head; here it waits for a shorter time."""
-    counts, problems = Counter[str](), (task.problem for task in fresh_tasks(1000, 75))
+    counts = Counter[str]()
+    problems = (task.problem for task in fresh_tasks(1000, 75))
 
     async def use(http: aiohttp.ClientSession, *, stream: bool) -> None:
         """Ask one problem after the other, until the service is gone."""

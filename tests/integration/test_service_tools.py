@@ -92,7 +92,8 @@ async def test_a_stream_has_the_thinking_first_and_then_the_call_in_pieces(
         temperature=temperature,
         seed=5,
     )
-    kinds, arguments = list[str](), ""
+    kinds = list[str]()
+    arguments = ""
     async for chunk in stream:
         for choice in chunk.choices:
             delta = choice.delta

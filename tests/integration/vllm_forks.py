@@ -186,7 +186,8 @@ def share_groups() -> None:
     mostly idle, that takes a tenth of the CPU time of a test run.
     """
     distributed: Any = import_module("torch.distributed")
-    new_group, groups = distributed.new_group, dict[str, Any]()
+    new_group = distributed.new_group
+    groups = dict[str, Any]()
 
     def shared(
         ranks: list[int] | None = None, *args: Any, backend: str | None = None, **options: Any

@@ -73,7 +73,8 @@ def test_a_branch_sees_the_trunk_up_to_its_fork_and_itself(data: Any, writer: Wr
     batch = data.collate(rows(writer, 2), 640)
     mask = visible(torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves))[:, 0] == 0
     for row in range(2):
-        branch, leaves = batch.branch[row], batch.leaves[row]
+        branch = batch.branch[row]
+        leaves = batch.leaves[row]
         for query in range(0, 640, 7):
             if branch[query] < data.TRUNK:
                 continue

@@ -49,7 +49,8 @@ def test_passes_reproduce_the_published_times_between_tokens(
     """
     Medians in milliseconds, by the number of sequences, at the mean context that the file assumes.
     """
-    costs, context = find_pair(GPUS, model).large, {"qwen3-32b": 3700, "qwen3-8b": 4100}[model]
+    costs = find_pair(GPUS, model).large
+    context = {"qwen3-32b": 3700, "qwen3-8b": 4100}[model]
     for sequences, milliseconds in published.items():
         assert 1000 * costs.seconds(sequences, 0, sequences * context) == pytest.approx(
             milliseconds, rel=0.1

@@ -87,7 +87,8 @@ def by_arm(n: int, seconds: Mapping[str, float], wrong: int = 0) -> dict[str, li
     }
 
 
-ALONE, FOUR = Condition("long", "large", 1), Condition("long", "large", 4)
+ALONE = Condition("long", "large", 1)
+FOUR = Condition("long", "large", 4)
 TIMES = {LARGE.name: 4.0, SHIPPED.name: 2.0, BILD.name: 1.0, REFLECTIVE.name: 3.0, AUTO.name: 1.02}
 UNDER_LOAD = {
     LARGE.name: 4.0,
@@ -136,7 +137,8 @@ def test_methods_are_summed_over_loads_and_timed_one_at_a_time() -> None:
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> tuple[PacedSolver, list[tuple[str, str, bool]]]:
     """A scripted solver in the place of the miniature pairs, and what was started."""
-    solver, started = PacedSolver(lambda policy, problem: 0.004), list[tuple[str, str, bool]]()
+    solver = PacedSolver(lambda policy, problem: 0.004)
+    started = list[tuple[str, str, bool]]()
 
     @asynccontextmanager
     async def miniature(

@@ -15,7 +15,8 @@ from lab.virtual_clock import run
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.sample import Arm
 
-ONE, TWO = "qwen3-32b-h200", "qwen3-32b-two-h200"
+ONE = "qwen3-32b-h200"
+TWO = "qwen3-32b-two-h200"
 
 
 def test_the_simulation_is_within_a_tenth_of_what_was_measured() -> None:
@@ -58,7 +59,8 @@ def test_servers_of_one_card_slow_each_other_by_what_they_do() -> None:
 def test_a_hedge_from_the_start_gains_where_the_large_model_has_its_own_card(
     pair: str, gain: bool
 ) -> None:
-    known, hedged = find_pair(GPUS, pair), Arm.of("hedged", "specreason", hedge=1.0)
+    known = find_pair(GPUS, pair)
+    hedged = Arm.of("hedged", "specreason", hedge=1.0)
     times = [seconds(known, arm, H200[1]) for arm in (SHIPPED, hedged)]
     assert (times[1] < 0.92 * times[0]) == gain
 

@@ -91,7 +91,8 @@ def test_stumbling_reasoning_is_marked_with_the_verdicts_of_the_judge(
 def test_worked_reasoning_is_right_by_its_own_judge_and_splits_into_paragraphs(
     problem: Problem,
 ) -> None:
-    state, steps = begin(problem), worked_steps(problem)
+    state = begin(problem)
+    steps = worked_steps(problem)
     for step in steps:
         assert is_right(problem, state, step)
         assert expected(problem, state) == step
@@ -107,7 +108,8 @@ def test_worked_reasoning_is_right_by_its_own_judge_and_splits_into_paragraphs(
 def test_a_check_may_be_omitted_but_not_repeated_or_misplaced(problem: Problem) -> None:
     state = begin(problem)
     for index, operation in enumerate(problem.operations):
-        step, checking = problem.step(index, state.value), check(operation, state.value)
+        step = problem.step(index, state.value)
+        checking = check(operation, state.value)
         assert is_right(problem, state, step)
         after = advance(problem, state, step)
         assert after.index == index + 1

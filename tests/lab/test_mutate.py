@@ -9,7 +9,8 @@ import pytest
 
 from lab import mutate
 
-MODULE, TESTS = "policies/one.py", "tests/test_one.py"
+MODULE = "policies/one.py"
+TESTS = "tests/test_one.py"
 
 
 @pytest.fixture

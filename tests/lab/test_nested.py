@@ -55,9 +55,11 @@ class Served(ScriptedSolver):
 
 
 async def test_an_arm_may_have_a_solver_of_its_own() -> None:
-    plain, nested = Served(lambda call: solution("1")), Served(lambda call: solution("2"))
+    plain = Served(lambda call: solution("1"))
+    nested = Served(lambda call: solution("2"))
     tasks = [Task("a", Answer("2", "exact")), Task("b", Answer("2", "exact"))]
-    samples, solvers = list[Sample](), {THREE.name: nested.solver}
+    samples = list[Sample]()
+    solvers = {THREE.name: nested.solver}
     await measure(
         plain.solver,
         (LARGE, THREE),

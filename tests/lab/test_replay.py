@@ -67,7 +67,9 @@ def test_a_file_that_is_no_log_is_refused(text: str, why: str, tmp_path: Path) -
 
 
 def test_drawn_verdicts_persist_as_those_of_the_log() -> None:
-    drawn, products, squares = random.Random(0), list[float](), list[float]()
+    drawn = random.Random(0)
+    products = list[float]()
+    squares = list[float]()
     for _ in range(100):
         quality = draw_quality(drawn, 110)
         limit = sorted(quality)[22]  # 80% are accepted

@@ -218,9 +218,11 @@ def test_passes_that_the_clock_jumps_over_take_what_they_take_one_by_one(seed: i
         )
         for _ in range(30)
     ]  # fmt: skip
-    alone, shared = SimulatedServer(costs), SimulatedServer(costs, card := Card())
+    alone = SimulatedServer(costs)
+    shared = SimulatedServer(costs, card := Card())
     SimulatedServer(costs, card)
-    jumping, stepping = times(clients, [alone]), times(clients, [shared])
+    jumping = times(clients, [alone])
+    stepping = times(clients, [shared])
     assert [at for at, _ in jumping] == pytest.approx([at for at, _ in stepping])
     assert [request.written for _, request in jumping] == [
         request.written for _, request in stepping

@@ -23,7 +23,8 @@ def test_what_grows_is_a_complaint() -> None:
     assert complaints(soaked(60)) == ["tasks: 20 before the faults, 60 after"]
     assert complaints(soaked(20, memory=90_000)) == ["memory: 50000 before the faults, 90000 after"]
     lossy = soaked(20)
-    lossy.notes, lossy.left_open = ["faults: lost: no reply"], 2
+    lossy.notes = ["faults: lost: no reply"]
+    lossy.left_open = 2
     assert complaints(lossy) == ["faults: lost: no reply", "2 requests are open at the end"]
 
 

@@ -142,7 +142,8 @@ async def test_looks_are_by_role_and_add_up() -> None:
     async with Pairs().solvers(
         "", CONSOLE, (), 0, 0, {"large": TokenSpeculation(method="ngram")}
     ) as (solver, _):
-        earlier, later = await read_acceptances(solver), await read_acceptances(solver)
+        earlier = await read_acceptances(solver)
+        later = await read_acceptances(solver)
     assert acceptances_between(earlier, later) == {"large": Acceptance(1, 4, 2)}
     assert acceptances_between({}, later) == later
     assert sum_acceptances([earlier, later, {}, {"small": Acceptance(1, 1, 1)}]) == {

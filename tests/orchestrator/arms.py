@@ -162,7 +162,8 @@ def arm(
 ) -> Arm:
     """Make the arm called *name*; scripts, grades and times are those of *seed*."""
     budget = budget or Budget()
-    length, doubt = 2 + int(taste(seed, "length") * 5), taste(seed, "doubt")
+    length = 2 + int(taste(seed, "length") * 5)
+    doubt = taste(seed, "doubt")
     log: list[str] = []
 
     def model(role: Role) -> ScriptedModel:
@@ -204,7 +205,8 @@ def arm(
             log=log,
         )
 
-    small, large = model("small"), model("large")
+    small = model("small")
+    large = model("large")
     return Arm(
         build(name, Budgeted(small, budget.left), Budgeted(large, budget.left), seed),
         small,

@@ -99,7 +99,8 @@ STOPS = st.lists(st.sampled_from(["stop", "ab", "\n\n", "b a"]), max_size=2).map
 
 def grown(pieces: list[str], stops: tuple[str, ...]) -> list[Step]:
     """The partial answers that a model shows, up to a stop string, which ends the write."""
-    steps, text = list[Step](), ""
+    steps = list[Step]()
+    text = ""
     for piece in pieces:
         text += piece
         steps.append(Step(text, "large", "until", tuple(map(Token, pieces[: len(steps) + 1]))))

@@ -55,7 +55,8 @@ def test_totals_are_those_of_the_steps_however_the_chain_was_made(
         if count == asked:
             assert chain.text == "".join(texts[:count])
         chain = chain.extend(each)
-    whole, copied = Chain(chain.messages, steps), pickle.loads(pickle.dumps(chain))
+    whole = Chain(chain.messages, steps)
+    copied = pickle.loads(pickle.dumps(chain))
     end = next(
         (place for place, text in enumerate(texts, 1) if text.endswith("</think>")), len(texts)
     )
@@ -76,7 +77,8 @@ def test_totals_are_those_of_the_steps_however_the_chain_was_made(
 
 def test_a_cut_keeps_whole_tokens_with_their_ids_and_the_text_of_a_part() -> None:
     full = step("So", " it", " is", ".\n\n")
-    whole, within = full.cut(5), full.cut(4)
+    whole = full.cut(5)
+    within = full.cut(4)
     assert (whole.text, whole.stop) == ("So it", "length")
     assert whole.tokens == (Token("So", -0.5, 1, 0), Token(" it", -0.5, 1, 1))
     assert within.tokens == (Token("So", -0.5, 1, 0), Token(" i", -0.5, 1, -1))
@@ -97,7 +99,8 @@ def test_the_tokens_of_a_cut_step_join_to_its_text(words: list[str], keep: int) 
 
 
 def test_the_kept_steps_are_complete_except_for_the_last() -> None:
-    one, two = step("So", " it"), step(" is", ".\n\n")
+    one = step("So", " it")
+    two = step(" is", ".\n\n")
     kept = {keep: beginning((one, two), keep) for keep in (-1, 0, 4, 5, 6, 11, 99)}
     assert kept[-1] == kept[0] == ()
     assert kept[4] == (one.cut(4),)
@@ -107,7 +110,8 @@ def test_the_kept_steps_are_complete_except_for_the_last() -> None:
 
 
 def test_the_pieces_of_a_step_are_cut_with_it_and_have_their_authors() -> None:
-    tiny, inner = step("So", " it"), step(" is", ".\n\n")
+    tiny = step("So", " it")
+    inner = step(" is", ".\n\n")
     piece = replace(inner, author="large", pieces=(inner,))
     full = replace(step("So", " it", " is", ".\n\n"), pieces=(tiny, piece))
     assert list(tiny.leaves()) == [("small", tiny)]
@@ -117,7 +121,8 @@ def test_the_pieces_of_a_step_are_cut_with_it_and_have_their_authors() -> None:
 
 
 def test_a_rival_without_a_reason_is_the_chosen_one() -> None:
-    one, other = Rival(step("One."), 8.0, "beaten"), Rival(step("Two."), 9.0)
+    one = Rival(step("One."), 8.0, "beaten")
+    other = Rival(step("Two."), 9.0)
     assert Rollback(rivals=(one, other)).chosen is other
     assert Rollback(rivals=(one,)).chosen is None
     assert Rollback() == Rollback(keep=0)

@@ -41,12 +41,11 @@ def call(
     return Called(role, verb, fate, 0.0, seconds, None, prompt, cached, written)
 
 
-FIRST, SECOND, BETTER = (
-    step("one", "small", 5),
-    step("two", "small", 7),
-    step("better", "large", 11, note="grade"),
-)
-THIRD, ANSWER = step("three", "small", 3), step("answer", "large", 2)
+FIRST = step("one", "small", 5)
+SECOND = step("two", "small", 7)
+BETTER = step("better", "large", 11, note="grade")
+THIRD = step("three", "small", 3)
+ANSWER = step("answer", "large", 2)
 REFUSED = Rollback(reason="grade", score=2.0)
 
 # One draft stands, one is rolled back, and a bet on that one is lost, after it was judged.
@@ -118,11 +117,11 @@ def test_a_lost_bet_at_the_place_of_a_repaired_draft_is_not_a_draft(
     assert Ledger.of([bet, *RUN]).accept_rate == Ledger.of([*RUN, bet]).accept_rate == 0.5
 
 
-PART, REST = (
-    Step("on", "small", "length", (Token("on"),)),
-    step("e and a half", "large", 4, note="doubt"),
-)
-IN_PART, WHOLE, PLAIN = Rollback(2, "doubt"), Rollback(len(FIRST.text), "doubt"), Rollback()
+PART = Step("on", "small", "length", (Token("on"),))
+REST = step("e and a half", "large", 4, note="doubt")
+IN_PART = Rollback(2, "doubt")
+WHOLE = Rollback(len(FIRST.text), "doubt")
+PLAIN = Rollback()
 REPAIR = step("one", "large", 2)
 
 

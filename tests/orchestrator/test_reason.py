@@ -33,14 +33,16 @@ def committed(arm: Arm) -> list[Step]:
 def test_the_chain_is_the_same_at_any_lookahead_and_never_later_and_the_events_tell_every_fate(
     name: str, seed: int, ahead: LookaheadControl, sticky: bool
 ) -> None:
-    plain, betting = arm(name, seed), arm(name, seed, sticky=sticky)
+    plain = arm(name, seed)
+    betting = arm(name, seed, sticky=sticky)
     (chain, end), slow = run(plain.run())
     result, fast = run(betting.run(ahead))
     assert result == (chain, end)
     assert chain.finished == (end == "finished")
     assert fast <= slow or betting.small.closing
     assert replay([Started(PROBLEM.messages, name), *betting.events]) == chain
-    expected, ledger = Ledger.of(plain.events), Ledger.of(betting.events)
+    expected = Ledger.of(plain.events)
+    ledger = Ledger.of(betting.events)
     fates = Counter(type(event) for event in betting.events)
     # drafts that nobody judged
     by_large = sum(step.author == "large" for step in chain.steps) - fates[Repaired]

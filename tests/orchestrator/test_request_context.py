@@ -144,7 +144,8 @@ def test_requests_may_be_left_open_by_drafts_alone_for_one_block_and_with_lookah
 
 def test_a_request_that_was_left_open_saves_its_latency_and_is_closed_during_the_repair() -> None:
     small, large = pair(length=6, wrong=(3,))
-    small.sticky, small.pace = True, 0.125
+    small.sticky = True
+    small.pace = 0.125
     events: list[Event] = []
     small.observe = events.append
     _, seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=1))
@@ -166,12 +167,12 @@ def test_a_request_that_was_left_open_saves_its_latency_and_is_closed_during_the
 
 def test_no_bet_continues_while_open_requests_are_closed() -> None:
     small, large = pair(wrong=(0,))
-    small.sticky, small.pace, small.closing = True, 0.125, 5.0
+    small.sticky = True
+    small.pace = 0.125
+    small.closing = 5.0
     run(reason(SpecReason(small, large), PROBLEM, ahead=9))
-    refused, closed = (
-        small.log.index("large ask 1 done"),
-        small.log.index("small write 0 cancelled"),
-    )
+    refused = small.log.index("large ask 1 done")
+    closed = small.log.index("small write 0 cancelled")
     assert "large write 0 done" in small.log[refused:closed]
     assert not [
         line

@@ -56,11 +56,14 @@ class Gate(RuleBasedStateMachine):
 
     @initialize(running=st.integers(1, 3), waiting=st.integers(0, 4))
     def begin(self, running: int, waiting: int) -> None:
-        self.slots, self.limit = running, running + waiting
+        self.slots = running
+        self.limit = running + waiting
         self.gate = Admission(
             ServiceSettings(max_running=running, max_waiting=waiting, max_wait=LONGEST)
         )
-        self.running, self.waiting, self.expected = list[Visit](), list[Visit](), dict[Visit, str]()
+        self.running = list[Visit]()
+        self.waiting = list[Visit]()
+        self.expected = dict[Visit, str]()
         self.tasks = dict[Visit, asyncio.Task[None]]()
         self.handed = 0
 

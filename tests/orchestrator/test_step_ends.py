@@ -21,12 +21,14 @@ ENDS = st.sampled_from([BLANK_LINES, StepEnds((";", "\n\n")), StepEnds(blocks=Fa
 
 def steps(text: str, ends: StepEnds = BLANK_LINES) -> list[str]:
     """Divide *text* as a model would that wrote all of it."""
-    found, before = list[str](), ""
+    found = list[str]()
+    before = ""
     while text:
         end, _ = ends.search(before, text)
         end = len(text) if end < 0 else end
         found.append(text[:end])
-        before, text = before + text[:end], text[end:]
+        before = before + text[:end]
+        text = text[end:]
     return found
 
 
@@ -99,7 +101,10 @@ def test_the_pieces_in_which_a_text_arrives_do_not_matter(
 ) -> None:
     """Nor is an end that was found moved by what follows it."""
     full, _ = ends.search(before, text)
-    look, at, turn, end = 0, 0, 0, -1
+    look = 0
+    at = 0
+    turn = 0
+    end = -1
     while at < len(text) and end < 0:
         at += sizes[turn % len(sizes)]
         end, look = ends.search(before, text[:at], look)
@@ -112,7 +117,8 @@ def test_the_pieces_in_which_a_text_arrives_do_not_matter(
 def test_blocks_that_are_known_need_not_be_searched_for_again(
     parts: list[str], text: str, ends: StepEnds, long: bool
 ) -> None:
-    before, blocks = "", NO_BLOCKS
+    before = ""
+    blocks = NO_BLOCKS
     for part in parts:
         before += part + "x" * (MOST if long else 0)
         blocks = blocks.advance(before)

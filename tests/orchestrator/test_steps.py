@@ -119,7 +119,8 @@ def test_a_repair_in_a_loop_is_another_request_than_its_draft(ahead: int) -> Non
         run(reason(policy, PROBLEM, ahead=working(ahead, hedge)))
         found = {(context.purpose, context.again) for context in contexts} - {("hedge", False)}
         assert found == {("draft", False), ("repair", True)}
-    chain, sampling = Chain.of("Why?"), Sampling(seed=7)
+    chain = Chain.of("Why?")
+    sampling = Sampling(seed=7)
     plain, again = (
         sampling.seed_for("large", "write", chain, again=again) for again in (False, True)
     )

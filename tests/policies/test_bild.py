@@ -19,7 +19,8 @@ from ..fakes import ScriptedModel, run, saying
 from ..orchestrator.arms import PROBLEM
 
 TEXT = f"one two three four five six seven eight nine ten eleven twelve.\n{THINK_END}"
-SURE, UNSURE = log(0.61), log(0.59)
+SURE = log(0.61)
+UNSURE = log(0.59)
 
 
 def pair(small: str, large: str) -> tuple[ScriptedModel, ScriptedModel]:
@@ -148,7 +149,8 @@ def test_a_draft_is_rolled_back_to_before_the_first_token_that_surprises_the_lar
 
 def test_a_rollback_precedes_the_fallback() -> None:
     small, large = pair(TEXT, TEXT.replace("two", "zwei").replace("four", "vier"))
-    small.logprob, large.logprob = doubting(" four", logprob=UNSURE), doubting(" two", logprob=-6.0)
+    small.logprob = doubting(" four", logprob=UNSURE)
+    large.logprob = doubting(" two", logprob=-6.0)
     assert judged(BiLD(small, large))[1] == Rollback(len("one"), reason="rollback", score=6.0)
     large.logprob = doubting(" two", logprob=-4.0)
     assert judged(BiLD(small, large))[1] == Rollback(
@@ -173,7 +175,8 @@ def test_the_end_of_thinking_is_read_like_any_token() -> None:
         ("small", "one.", ""),
         ("large", " two", "rollback"),
     ]
-    small.logprob, large.logprob = doubting(THINK_END, logprob=UNSURE), doubting(logprob=-0.1)
+    small.logprob = doubting(THINK_END, logprob=UNSURE)
+    large.logprob = doubting(logprob=-0.1)
     assert think(BiLD(small, large))[0][:2] == [
         ("small", "one.", ""),
         ("large", " two", "fallback"),
@@ -186,10 +189,8 @@ def test_at_the_scale_of_steps_drafts_and_repairs_go_on_to_the_delimiter(ahead: 
         f"one two three.\n\n|four five six.\n\n|seven eight nine.\n{THINK_END}",
         f"one two drei.\n\n|four fuenf sechs.\n\n|seven eight nine.\n{THINK_END}",
     )
-    small.logprob, large.logprob = (
-        doubting(" five", logprob=UNSURE),
-        doubting(" three", logprob=-6.0),
-    )
+    small.logprob = doubting(" five", logprob=UNSURE)
+    large.logprob = doubting(" three", logprob=-6.0)
     steps, end = think(BiLD(small, large, scale="step"), ahead)
     assert steps == [
         ("small", "one two", ""),

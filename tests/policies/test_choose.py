@@ -201,7 +201,8 @@ def test_rivals_stay_within_the_budget(tokens: int) -> None:
 
 
 def test_after_a_rival_that_ends_the_thinking_the_answer_is_its_own() -> None:
-    draft, rival = f"So it is 1.\n{THINK_END}", f"So it is 2.\n{THINK_END}"
+    draft = f"So it is 1.\n{THINK_END}"
+    rival = f"So it is 2.\n{THINK_END}"
     small, large = pair({draft: 2})
     small.script = lambda previous: draft
     large.answer = "\n\nThe answer is 7."

@@ -75,7 +75,9 @@ def test_the_repair_is_the_step_that_was_compared_and_is_not_written_again() -> 
 # The large model's own step begins with the draft: it needs only the chain before it.
 
 STEPS = 12
-SMALL, LARGE = 1.0, 5.0  # seconds per step
+# seconds per step
+SMALL = 1.0
+LARGE = 5.0
 
 
 def pair(script: str = "any") -> tuple[ScriptedModel, ScriptedModel]:
@@ -87,7 +89,8 @@ def pair(script: str = "any") -> tuple[ScriptedModel, ScriptedModel]:
     large = ScriptedModel(
         "large", counting("large", STEPS), log=small.log, judge=lambda chain, question: {"No": 1.0}
     )
-    small.latency, large.latency = lambda chain: SMALL, lambda chain: LARGE
+    small.latency = lambda chain: SMALL
+    large.latency = lambda chain: LARGE
     return small, large
 
 

@@ -172,7 +172,8 @@ def test_a_check_needs_no_models_and_finds_the_same_errors() -> None:
 def test_every_option_is_explained_has_a_valid_default_and_a_number_a_range(
     name: str, option: str
 ) -> None:
-    described, default = METHODS[name].describe_options()[option], defaults(name)[option]
+    described = METHODS[name].describe_options()[option]
+    default = defaults(name)[option]
     assert described.default == default
     assert check(name, {option: default}) == {option: default}
     assert f"*{option}*" in described.means
@@ -248,7 +249,8 @@ def test_the_judge_gets_the_methods_prompt_after_the_chain_with_the_draft(
 ) -> None:
     small, large = (Listening(role, counting(role, 3)) for role in ROLES)
     small.asked = large.asked = []
-    draft, loaded = Step("So it is.\n\n", "small"), load(prompt)
+    draft = Step("So it is.\n\n", "small")
+    loaded = load(prompt)
     run(make(name, small, large).verify(PROBLEM, draft))
     # its own step, which the draft is compared with
     question = loaded.fill(step="The large one says 0.")
@@ -290,7 +292,8 @@ def accepted(policy: str, value: float) -> float:
     """
     verdicts: list[bool] = []
     for seed in range(12):
-        tried, critic = arm(policy, seed), ScriptedCritic(lambda chain: taste(chain.text))
+        tried = arm(policy, seed)
+        critic = ScriptedCritic(lambda chain: taste(chain.text))
         chosen: dict[str, Any] = {THRESHOLDS[policy].option: value}
         tried.policy = make(policy, tried.small, tried.large, critic=critic, **chosen)
         run(tried.run())
@@ -302,7 +305,8 @@ def accepted(policy: str, value: float) -> float:
 
 @pytest.mark.parametrize("policy", THRESHOLDS)
 def test_a_threshold_moves_from_its_strictest_to_its_loosest_value(policy: str) -> None:
-    option, values = THRESHOLDS[policy].option, THRESHOLDS[policy].values
+    option = THRESHOLDS[policy].option
+    values = THRESHOLDS[policy].values
     assert defaults(policy)[option] in values
     assert all(check(policy, {option: value}) == {option: value} for value in values)
     assert list(values) in (sorted(set(values)), sorted(set(values), reverse=True))
@@ -359,7 +363,8 @@ def test_bound_arguments_are_defaults_and_a_method_brings_its_threshold() -> Non
     assert make(name, SMALL, LARGE, threshold=8) == SpecReason(SMALL, LARGE, threshold=8)
     assert METHODS[name].documentation == METHODS["specreason"].documentation
     moved = Threshold("most", (0, 1, 2, 3))
-    plain, name = named(Alternate), METHODS.add(Method(Alternate, threshold=moved), "Alternate")
+    plain = named(Alternate)
+    name = METHODS.add(Method(Alternate, threshold=moved), "Alternate")
     assert (plain, name) == ("Alternate", "Alternate-2")
     assert find_threshold(name) == moved
 

@@ -33,7 +33,8 @@ def test_the_end_of_the_thinking_in_a_nested_pair_is_one_whatever_else_ends_its_
     tiny = ScriptedModel("small", saying(f"It is 42.\n{THINK_END}"))
     # where BiLD hands over
     tiny.logprob = lambda before, token: log(0.5) if token == THINK_END else -0.1
-    middle, large = ScriptedModel("large", tiny.script), ScriptedModel("large", tiny.script)
+    middle = ScriptedModel("large", tiny.script)
+    large = ScriptedModel("large", tiny.script)
     pair = Nested("small", tiny, middle, partial(policies.make, "specreason"))
     assert (
         outcome(policies.make("bild", pair, large), Budget(200), by_method=True).text

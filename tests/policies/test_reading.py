@@ -44,7 +44,8 @@ class Reader(ScriptedModel):
 
 def reader(table: dict[str, tuple[float, float]]) -> Any:
     large = Reader("large", lambda previous: STEP)
-    large.read_as, large.tops = table, []
+    large.read_as = table
+    large.tops = []
     return large
 
 
@@ -168,7 +169,8 @@ def test_an_endpoint_without_top_tokens_cannot_read_gaps() -> None:
             return await super().score(chain, *spans, top=0)
 
     large = Plain("large", lambda previous: STEP)
-    large.read_as, large.tops = {" 12": (1.0, -1.0)}, []
+    large.read_as = {" 12": (1.0, -1.0)}
+    large.tops = []
     with pytest.raises(MissingCapability, match="top tokens"):
         run(StepReading(large, large).verify(PROBLEM, Step(STEP, "small")))
     by_logprob = StepReading(large, large, threshold=2, measure="logprob")

@@ -70,11 +70,10 @@ class Reader(ScriptedModel):
 def verdict(
     first: Reading, second: Reading, *, chain: Chain = PROBLEM, draft: Step = DRAFT, **options: Any
 ) -> tuple[Verdict, Reader]:
-    small, large = (
-        ScriptedModel("small", counting("small", 3)),
-        Reader("large", counting("large", 3)),
-    )
-    large.first, large.second = first, second
+    small = ScriptedModel("small", counting("small", 3))
+    large = Reader("large", counting("large", 3))
+    large.first = first
+    large.second = second
     policy = make("reflective", small, large, **options)
     return run(policy.verify(chain, draft))[0], large
 
@@ -125,10 +124,12 @@ def test_the_anchor_is_the_last_paragraph_however_many_steps_wrote_it(
 
 
 def test_the_readings_are_blended_by_alpha() -> None:
-    first, second = Token("a", -1.0, id=1, top=(Token("b", -0.5, id=2),)), Token("a", -0.25, id=1)
+    first = Token("a", -1.0, id=1, top=(Token("b", -0.5, id=2),))
+    second = Token("a", -0.25, id=1)
     second = Token("a", -0.25, id=1, top=(Token("a", -0.25, id=1), Token("b", -2.0, id=2)))
     for alpha in (0.0, 0.3, 1.0):
-        a, b = (1 - alpha) * -1.0 + alpha * -0.25, (1 - alpha) * -0.5 + alpha * -2.0
+        a = (1 - alpha) * -1.0 + alpha * -0.25
+        b = (1 - alpha) * -0.5 + alpha * -2.0
         total = exp(a) + exp(b)
         assert fuse(first, second, alpha) == pytest.approx({1: exp(a) / total, 2: exp(b) / total})
 

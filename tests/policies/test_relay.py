@@ -99,7 +99,8 @@ def test_no_default_cue_hides_behind_another() -> None:
 
 def first_end(tokens: Sequence[str]) -> str:
     """What the small model writes if its tokens are *tokens*."""
-    text, written = "", list[Token]()
+    text = ""
+    written = list[Token]()
     for token in tokens:
         text += token
         written.append(Token(token))

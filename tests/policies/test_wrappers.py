@@ -49,7 +49,8 @@ def test_everything_else_is_the_policys() -> None:
     assert led.answerer is policy.answerer
     assert foreseeable(led)
     assert not foreseeable(Led(make("large", *models), models[1]))
-    draft, rollback = Step("So.\n\n", "small"), Rollback(reason="grade")
+    draft = Step("So.\n\n", "small")
+    rollback = Rollback(reason="grade")
     assert (
         run(led.repair(PROBLEM, draft, rollback))[0]
         == run(policy.repair(PROBLEM, draft, rollback))[0]

@@ -154,7 +154,8 @@ def samples(text: bytes, **labels: str) -> dict[tuple[object, ...], float]:
 
 
 def test_every_sample_gets_the_label_of_its_replica_and_each_metric_is_described_once() -> None:
-    first, second = counted(1), counted(3)
+    first = counted(1)
+    second = counted(3)
     merged = merge_metrics({"a": first, "b": second})
     assert samples(merged) == samples(first, replica="a") | samples(second, replica="b")
     assert samples(merged)["requests_total", ("replica", "b"), ("status", "200")] == 3

@@ -34,11 +34,15 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from . import tools as stand_in_tools
 
-IM_START, IM_END, THINK, THINK_END = "<|im_start|>", "<|im_end|>", "<think>", "</think>"
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"
+THINK = "<think>"
+THINK_END = "</think>"
 SPECIAL = (IM_START, IM_END, THINK, THINK_END)
 ROOM = 4096
 GENERATE = "/inference/v1/generate"
-RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
+RENDER = "/v1/chat/completions/render"
+DERENDER = "/v1/chat/completions/derender"
 GARBAGE = {
     "-3": {"logprob": 3e38, "rank": -7, "decoded_token": None},
     "9": {"logprob": -1.0, "rank": 0},
@@ -186,7 +190,8 @@ class FakeVllm:
         head = f"{IM_START}assistant\n{mark}"
         text = prompt.rpartition(head if head in prompt else mark)[2].encode()
         pieces = [piece if isinstance(piece, bytes) else piece.encode() for piece in self.script]
-        rest, at = b"".join(pieces)[len(text) :], 0
+        rest = b"".join(pieces)[len(text) :]
+        at = 0
         for index, piece in enumerate(pieces):
             if at >= len(text):
                 return [*characters(rest[: at - len(text)]), *pieces[index:]]
@@ -269,11 +274,13 @@ class FakeVllm:
         elif request.path == GENERATE and not self.scale_out:
             fault = Refuse(403, "Scale-out endpoints are disabled.")
         if isinstance(fault, Slow):
-            request[SLOWED], fault = fault.factor, None
+            request[SLOWED] = fault.factor
+            fault = None
         if isinstance(fault, Spoil):
             if fault.what == "garbage":
                 return garbage(stream=bool(body.get("stream")))
-            request[SPOILT], fault = fault.what, None
+            request[SPOILT] = fault.what
+            fault = None
         if isinstance(fault, Refuse):
             error = orjson.dumps({"error": {"message": fault.message, "code": fault.status}})
             content = error if fault.body is None else fault.body
@@ -307,11 +314,9 @@ class FakeVllm:
     async def stream(
         self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
     ) -> web.StreamResponse:
-        slow, what, cached = (
-            request.get(SLOWED, 1.0),
-            request.get(SPOILT, ""),
-            self.cache(body["prompt"]),
-        )
+        slow = request.get(SLOWED, 1.0)
+        what = request.get(SPOILT, "")
+        cached = self.cache(body["prompt"])
         due = time.perf_counter() + self.latency.first * slow
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
@@ -320,7 +325,8 @@ class FakeVllm:
             "object": "text_completion",
             "created": int(time.time()),
         }
-        envelope["model"], count = body["model"], 0
+        envelope["model"] = body["model"]
+        count = 0
         for choice in self.pieces(body):
             if (left := due - time.perf_counter()) > 0:
                 await asyncio.sleep(left)
@@ -374,13 +380,12 @@ class FakeVllm:
         Yield the answer to one prompt in chunks, as vLLM does: text up to the stop string, ids of
         whole tokens.
         """
-        stops, limit, closing = (
-            body.get("stop") or (),
-            body["max_tokens"],
-            body.get("stop_token_ids", ()),
-        )
+        stops = body.get("stop") or ()
+        limit = body["max_tokens"]
+        closing = body.get("stop_token_ids", ())
         longest = max(map(len, stops), default=0)
-        tail, tokens = "", list[tuple[str, str, int]]()
+        tail = ""
+        tokens = list[tuple[str, str, int]]()
         for count, (new, spelling, number) in enumerate(self.tokens(body), 1):
             text = tail + new
             ends = [(at + len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
@@ -391,7 +396,8 @@ class FakeVllm:
             tail = text[-longest:] if longest else ""
             stopped = bool(ends) or number in closing or number == self.turn_end
             if stopped or count == limit or len(tokens) == self.chunk:
-                choice, tokens = self.choice(tokens, body), []
+                choice = self.choice(tokens, body)
+                tokens = []
                 if stopped or count == limit:
                     reason = number if number in closing else min(ends)[1] if ends else None
                     yield choice | {
@@ -473,7 +479,8 @@ class FakeVllm:
 
     def score(self, body: dict[str, Any]) -> dict[str, Any]:
         """Score the uncached tokens, as vLLM does if it has to read its cache for scoring."""
-        prompt, params = body["token_ids"], body["sampling_params"]
+        prompt = body["token_ids"]
+        params = body["sampling_params"]
         assert (params["detokenize"], params["skip_reading_prefix_cache"]) == (False, False)
         cached = self.cache(prompt)
         rows = [self.row(number, params["prompt_logprobs"]) for number in prompt[cached + 1 :]]
@@ -498,7 +505,9 @@ class FakeVllm:
         Return how many of the first tokens of *prompt* were cached, in whole blocks, and never its
         last token.
         """
-        unit, most, found = self.unit or self.block, len(prompt) - 1, 0
+        unit = self.unit or self.block
+        most = len(prompt) - 1
+        found = 0
         for other in reversed(self._read) if unit else ():
             same = min(shared(prompt, other), most)
             if self.unit and same < (same := (len(other) - 1) // unit * unit):
@@ -514,7 +523,8 @@ class FakeVllm:
         What is known of token *number* and of the *count* likeliest of its place; it comes first,
         as in vLLM.
         """
-        value, text = logprob(number - self.spelling), self.decode([number])
+        value = logprob(number - self.spelling)
+        text = self.decode([number])
         likely = text not in self.unlikely
         row = {
             str(number): {
@@ -614,7 +624,8 @@ def shared(one: list[int], other: list[int]) -> int:
     """
     Return how many tokens *one* and *other* begin with alike, found by halving: lists compare fast.
     """
-    low, high = 0, min(len(one), len(other))
+    low = 0
+    high = min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
     while low < high:
@@ -651,8 +662,10 @@ IDS = {piece: number for number, piece in enumerate(PIECES)}
 ENDED, THINKING, THOUGHT = (IDS[special.encode()] for special in SPECIAL[1:])
 FIRST_WORD = IDS[WORDS[0].encode()]
 _PIECE = re.compile("|".join(map(re.escape, (*SPECIAL, STEP_END))) + r"| ?\w+|.", re.DOTALL)
-RIGHT, WRONG = {"9": -0.1, "8": -2.5, "1": -6.0}, {"1": -0.1, "2": -2.5, "9": -6.0}
-YES, NO = {"Yes": -0.1, "No": -2.5}, {"Yes": -2.5, "No": -0.1}
+RIGHT = {"9": -0.1, "8": -2.5, "1": -6.0}
+WRONG = {"1": -0.1, "2": -2.5, "9": -6.0}
+YES = {"Yes": -0.1, "No": -2.5}
+NO = {"Yes": -2.5, "No": -0.1}
 OUT_OF_MEMORY = Refuse(
     500, "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
 )
@@ -792,7 +805,9 @@ class StandIn(FakeVllm):
         whole = self.written_at_once(
             body | {"prompt": prompt, "logprobs": None, "return_token_ids": True}
         )
-        message, finish, count = whole["text"], whole["finish_reason"], len(whole["token_ids"])
+        message = whole["text"]
+        finish = whole["finish_reason"]
+        count = len(whole["token_ids"])
         message = message.removesuffix(whole["stop_reason"] or "").removesuffix(IM_END)
         await asyncio.sleep(self.latency.token * count)
         usage = self.usage([prompt], self.cache(prompt), count) | {

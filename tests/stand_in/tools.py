@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-BEGIN, END = "<tool_call>", "</tool_call>"
+BEGIN = "<tool_call>"
+END = "</tool_call>"
 TOOLS = "tools: "  # how the turn begins that shows the tools
 NO_SCALE_OUT = (
     "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."

@@ -43,7 +43,9 @@ TOOLS: tuple[Mapping[str, Any], ...] = (
         },
     },
 )
-BAR, UNDER = "\uff5c", "\u2581"  # DeepSeek's
+# DeepSeek's
+BAR = "\uff5c"
+UNDER = "\u2581"
 
 
 def _json(value: Any) -> str:
@@ -93,17 +95,13 @@ def _dsml(mark: str, calls: str, gap: str = "") -> str:
 
 def _deepseek(before: str, between: str, after: str) -> str:
     def one(name: str, arguments: Arguments) -> str:
-        begin, end = (
-            f"<{BAR}tool{UNDER}call{UNDER}begin{BAR}>",
-            f"<{BAR}tool{UNDER}call{UNDER}end{BAR}>",
-        )
+        begin = f"<{BAR}tool{UNDER}call{UNDER}begin{BAR}>"
+        end = f"<{BAR}tool{UNDER}call{UNDER}end{BAR}>"
         separator = f"<{BAR}tool{UNDER}sep{BAR}>"
         return f"{begin}{before.format(name=name, separator=separator)}{between}{_json(arguments)}{after}{end}"
 
-    begin, end = (
-        f"<{BAR}tool{UNDER}calls{UNDER}begin{BAR}>",
-        f"<{BAR}tool{UNDER}calls{UNDER}end{BAR}>",
-    )
+    begin = f"<{BAR}tool{UNDER}calls{UNDER}begin{BAR}>"
+    end = f"<{BAR}tool{UNDER}calls{UNDER}end{BAR}>"
     return _joined(one, begin, "", end)
 
 
@@ -211,7 +209,8 @@ def _step3(name: str, arguments: Arguments) -> str:
         f'<steptml:parameter name="{key}">{_text(value)}</steptml:parameter>'
         for key, value in arguments.items()
     )
-    begin, end = f"<{BAR}tool_call_begin{BAR}>", f"<{BAR}tool_call_end{BAR}>"
+    begin = f"<{BAR}tool_call_begin{BAR}>"
+    end = f"<{BAR}tool_call_end{BAR}>"
     return f'{begin}function<{BAR}tool_sep{BAR}><steptml:invoke name="{name}">{parts}</steptml:invoke>{end}'
 
 

@@ -87,7 +87,8 @@ class Plain:
             "stream_options": {"include_usage": True},
         }
         text: list[str] = []
-        finish, tokens = "", 0
+        finish = ""
+        tokens = 0
         async with self.http.post(f"{self.url}/chat/completions", json=body) as reply:
             reply.raise_for_status()
             async for line in reply.content:

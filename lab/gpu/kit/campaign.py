@@ -126,7 +126,8 @@ class Servers:
     """Two servers that are started, waited for and stopped together."""
 
     def __init__(self, kind: str, servers: Sequence[Server]) -> None:
-        self.kind, self.servers = kind, servers
+        self.kind = kind
+        self.servers = servers
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         for server in servers:
             self._start(server, server.entry, server.flags)
@@ -235,7 +236,8 @@ def answers(env: Mapping[str, str], methods: Sequence[Mapping[str, Any]]) -> Non
     ANSWERS_UNTIL.write_text(str(until))
     running: list[subprocess.Popen[bytes]] = []
     for method in methods:
-        name, tag = method["name"], f"-{method['temperature']}" if method["temperature"] else ""
+        name = method["name"]
+        tag = f"-{method['temperature']}" if method["temperature"] else ""
         folder = RESULTS / f"answers{tag}"
         folder.mkdir(exist_ok=True)
         like = {"like": str(folder / f"{method['like']}.jsonl")} if "like" in method else {}
@@ -418,7 +420,8 @@ def time_script(phase: Phase) -> Servers:
         if scripted.wait():
             if phase.mps:
                 control_mps(text=b"get_server_list\n")
-            env, after = settings("scripted", servers), 60 if TARGET.real else 8
+            env = settings("scripted", servers)
+            after = 60 if TARGET.real else 8
             timings(
                 phase.name, TARGET.cases, env, min(TARGET.timings, left() - after), "chains.jsonl"
             )

@@ -37,7 +37,9 @@ price cost day week hour minute box bag ball card coin book page row column tabl
 black add take give share split double divide times minus plus more less than same other both all some none one two
 three four five six seven eight nine ten hundred check case set range limit order place part whole pair ring edge
 """
-NO, YES = -30.0, 20.0  # logits
+# logits
+NO = -30.0
+YES = 20.0
 
 
 def accept_rate() -> float:
@@ -64,8 +66,11 @@ class Scripted(LogitsProcessor):
             os.environ.get(f"SCRIPT_PACE_{vllm_config.model_config.served_model_name}", "0")
         )
         self.marker = ids("<|im_start|>assistant\n")
-        self.end, self.nine, self.one = ids("<|im_end|>")[0], ids("9")[0], ids("1")[0]
-        rng, left = random.Random(1), TOTAL
+        self.end = ids("<|im_end|>")[0]
+        self.nine = ids("9")[0]
+        self.one = ids("1")[0]
+        rng = random.Random(1)
+        left = TOTAL
         words = [found[0] for word in WORDS.split() if len(found := ids(f" {word}")) == 1] or [
             ids(str(n))[0] for n in range(10)
         ]
@@ -104,7 +109,8 @@ class Scripted(LogitsProcessor):
             else:
                 self.rows[index] = (0, len(prompt or []) - self.turn(prompt or []), output)
         for source, target, way in batch_update.moved:
-            moved, other = self.rows.pop(source, None), self.rows.pop(target, None)
+            moved = self.rows.pop(source, None)
+            other = self.rows.pop(target, None)
             if moved is not None:
                 self.rows[target] = moved
             if way == MoveDirectionality.SWAP and other is not None:

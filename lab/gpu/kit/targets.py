@@ -133,10 +133,8 @@ def method(
 
 
 ALONE: Mapping[str, Any] = {**ANSWER, "name": "plain", "plain": True, "concurrency": 64}
-SPECREASON, READING = (
-    method("specreason", "specreason", concurrency=64),
-    method("reading", "reading"),
-)
+SPECREASON = method("specreason", "specreason", concurrency=64)
+READING = method("reading", "reading")
 BILD_STEP = method("bild-step", "bild", {"scale": "step", "fallback": 0, "rollback": 5})
 AUTO = method("auto", "reading", overrides={"auto": True})
 METHODS = (

@@ -6,7 +6,7 @@ The HTTP client of one endpoint: `Connection` sends requests and retries them.
 `priority` orders the requests that wait at a server: vLLM with ``--scheduling-policy priority``
 takes the lowest number first, and of equal numbers the earliest request; with any other policy it
 ignores the number. Requests that a chain waits for go before those it may never need. Bodies and
-replies are in `vllm_protocol`.
+replies are in `bodies` and `replies`.
 """
 
 from __future__ import annotations

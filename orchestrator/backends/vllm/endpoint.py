@@ -82,14 +82,13 @@ class VllmEndpoint(VllmServer):
         Forget what was tried out at another *process*, of which its start is known, and whether it
         speculates.
         """
-        self._process, (_, self.speculates), self.spellings = (
-            process,
-            process,
-            {**self.encoder.marks},
-        )
+        self._process = process
+        (_, self.speculates) = process
+        self.spellings = {**self.encoder.marks}
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the
         # engine ends.
-        self.by_id, self._can = False if self.speculates else None, None
+        self.by_id = False if self.speculates else None
+        self._can = None
         self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
         self.connection.priorities = self.settings.priorities
 
@@ -209,14 +208,17 @@ class VllmEndpoint(VllmServer):
         Let the server's parser read the next *tokens* of an answer with *toolset*, after what
         *state* describes. A *finished* answer ends with them.
         """
-        ids, block = await self._token_ids(tokens), await self.encoder.empty_block()
-        call, request = self.connection.call("parse"), self._parsed_request(toolset)
+        ids = await self._token_ids(tokens)
+        block = await self.encoder.empty_block()
+        call = self.connection.call("parse")
+        request = self._parsed_request(toolset)
         body = tool_protocol.tokens_body(request, block, ids, state, finished=finished)
         reply = await self.connection.post(call, DERENDER, body)
         return tool_protocol.parsed_tokens(call, reply)
 
     async def _parse_whole(self, toolset: Toolset, ids: Sequence[int]) -> ParsedAnswer:
-        call, request = self.connection.call("parse"), self._parsed_request(toolset)
+        call = self.connection.call("parse")
+        request = self._parsed_request(toolset)
         body = tool_protocol.answer_body(request, await self.encoder.empty_block(), ids)
         reply = await self.connection.post(call, DERENDER, body)
         return tool_protocol.parsed_answer(call, reply, parallel=toolset.parallel)
@@ -279,8 +281,10 @@ class VllmEndpoint(VllmServer):
         seconds. Failures are left to the runs that need what fails, and whatever takes longer than
         `WARM_UP_SECONDS` is given up.
         """
-        chain, step = Chain.of("What is 1 + 1?"), Step("2", "small")
-        greedy, sampled = self.model(), self.model(Sampling(seed=0))
+        chain = Chain.of("What is 1 + 1?")
+        step = Step("2", "small")
+        greedy = self.model()
+        sampled = self.model(Sampling(seed=0))
         requests: tuple[Callable[[], Awaitable[object]], ...] = (
             lambda: greedy.write(chain, limit=WARM_UP_TOKENS),
             lambda: sampled.write(chain, limit=WARM_UP_TOKENS, top=bodies.MAX_LOGPROBS),

@@ -60,7 +60,8 @@ def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = 
 
 def _reason(exc: Exception, url: str, seconds: float) -> str:
     parts = urlsplit(url)
-    host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    host = parts.hostname
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     cause = (
         exc.certificate_error if isinstance(exc, aiohttp.ClientConnectorCertificateError) else exc
     )

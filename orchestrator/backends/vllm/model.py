@@ -50,9 +50,11 @@ class VllmModel:
         clock: Callable[[], float],
         format: Format | None = None,
     ) -> None:
-        self._endpoint, self._sampling = endpoint, sampling
+        self._endpoint = endpoint
+        self._sampling = sampling
         self._format: Format | None = format
-        self._observe, self._clock = observe, clock
+        self._observe = observe
+        self._clock = clock
         self._chain_ids = ChainIds(lambda: endpoint.encoder)
         self._sticky: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
 
@@ -139,11 +141,9 @@ class VllmModel:
 
         Raise `ContextTooLong` if one of the beginnings leaves no room for a token.
         """
-        encoder, ends, closing = (
-            self._endpoint.encoder,
-            step_ends(chain, stop),
-            await self._closing(chain),
-        )
+        encoder = self._endpoint.encoder
+        ends = step_ends(chain, stop)
+        closing = await self._closing(chain)
         begin = partial(
             StepBuilder,
             self.role,
@@ -165,10 +165,8 @@ class VllmModel:
         the reply.
         """
         encoder = self._endpoint.encoder
-        thinking, ending = (
-            await encoder.thinking(chain),
-            ("" if chain.tools else encoder.template.ending),
-        )
+        thinking = await encoder.thinking(chain)
+        ending = "" if chain.tools else encoder.template.ending
         if thinking or not (chain.closed or ending):
             mark = (await encoder.markers(chain)).closing
             return Closing(mark, await encoder.one_token(mark), open=thinking)
@@ -213,13 +211,12 @@ class VllmModel:
         if growing.room <= 0:
             return growing.end("length")
         begun = growing.so_far()
-        stops, (prompt, held) = (
-            self._stops(ends, chain, begun.text),
-            await self._prompt(chain, begun.tokens),
-        )
+        stops = self._stops(ends, chain, begun.text)
+        (prompt, held) = await self._prompt(chain, begun.tokens)
         for again in (False, True):
             growing.hold(held)
-            opening, most = growing.so_far().text, growing.room + len(held) * CHARACTER
+            opening = growing.so_far().text
+            most = growing.room + len(held) * CHARACTER
             async with self._generate(
                 chain, prompt, sampling, most, opening, stops, closing
             ) as arrivals:
@@ -227,7 +224,8 @@ class VllmModel:
             if step or again:
                 break
             growing.resume()
-            stops, (prompt, held) = (), await self._prompt(chain.extend(growing.so_far()), ())
+            stops = ()
+            (prompt, held) = await self._prompt(chain.extend(growing.so_far()), ())
         return step or growing.end("delimiter")
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
@@ -295,7 +293,8 @@ class VllmModel:
         contains the chain as a second prompt, so that the next question reads only the steps since
         then, not the whole chain.
         """
-        encoder, endpoint = self._endpoint.encoder, self._endpoint
+        encoder = self._endpoint.encoder
+        endpoint = self._endpoint
         numbers = await encoder.choices(tuple(choices))
         before = await self._chain_ids(chain)
         prompts = [
@@ -396,7 +395,8 @@ class VllmModel:
         )
         if sampling.temperature and seed is not None:
             body["seed"] = seed
-        endpoint, tally = self._endpoint, self._tally("write", len(prompt), observe)
+        endpoint = self._endpoint
+        tally = self._tally("write", len(prompt), observe)
         opened = generate(
             endpoint.connection,
             self._call("write"),

@@ -44,7 +44,9 @@ NEAR = 0.1  # nats; the order of additions may change this much in half precisio
 
 
 # a request of some length, and questions beside it
-SHARED_TOKENS, SHARED_QUESTIONS, RIVALS = 24, 4, 5
+SHARED_TOKENS = 24
+SHARED_QUESTIONS = 4
+RIVALS = 5
 
 
 HITS = "vllm:prefix_cache_hits"
@@ -85,8 +87,10 @@ class _Probe:
         digits: tuple[int, ...],
         room: int,
     ) -> None:
-        self._connection, self._model = connection, model
-        self._prompt, self._digits = prompt, list(dict.fromkeys(digits))
+        self._connection = connection
+        self._model = model
+        self._prompt = prompt
+        self._digits = list(dict.fromkeys(digits))
         self._room = room
         self._long: Sequence[int] = ()
         self._counts: bool | None = None
@@ -203,7 +207,8 @@ class _Probe:
         # No whole number of blocks ends before the last token of an even length.
         even = len(self._long) // 2 * 2
         prompt = self._long[:even]
-        start, last = len(prompt) - 1, str(prompt[-1])
+        start = len(prompt) - 1
+        last = str(prompt[-1])
         for _ in range(TRIES):
             reply = await self._post(bodies.suffix_scoring_body(self._model, prompt, 0), GENERATE)
             rows = replies.computed_rows(reply or {}, prompt[start:], start)

@@ -142,24 +142,25 @@ class VllmRewardModel:
     def __init__(
         self, endpoint: RewardModelEndpoint, observe: Observer, clock: Callable[[], float]
     ) -> None:
-        self._endpoint, self._observe, self._clock = endpoint, observe, clock
+        self._endpoint = endpoint
+        self._observe = observe
+        self._clock = clock
 
     async def rate(self, chain: Chain) -> Rating:
         """
         Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the
         step before.
         """
-        gone, ends = (
-            retry_if_exception_type(EndpointUnavailable),
-            stop_after_delay(self._endpoint.patience),
-        )
+        gone = retry_if_exception_type(EndpointUnavailable)
+        ends = stop_after_delay(self._endpoint.patience)
         return await AsyncRetrying(retry=gone, stop=ends, wait=wait_fixed(PAUSE), reraise=True)(
             self._rate, chain
         )
 
     async def _rate(self, chain: Chain) -> Rating:
         await self._endpoint.refresh()
-        connection, body = self._endpoint.connection, await self._endpoint.body(chain)
+        connection = self._endpoint.connection
+        body = await self._endpoint.body(chain)
         call = connection.call("rate")
         with RequestMeter("critic", "rate", self._observe, self._clock) as tally:
             reply = await connection.post(call, POOLING, body)

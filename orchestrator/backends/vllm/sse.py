@@ -27,7 +27,8 @@ BROKEN = (aiohttp.ClientError, OSError)
 CLOSING = 1.0
 LARGEST_EVENT = 16 << 20  # bytes; an event with 20 tokens of a position has a few KB
 HEAD = 1 << 16  # bytes of an answer that is no stream, to find the reason in
-DONE, FIELDS = b"[DONE]", (b"data", b"event", b"id", b"retry", b"")
+DONE = b"[DONE]"
+FIELDS = (b"data", b"event", b"id", b"retry", b"")
 
 
 class EventTooLarge(ValueError):
@@ -106,7 +107,8 @@ class EventReader:
         self._lines.append(piece)
         line = piece.rstrip(b"\r\n")
         if self._first:
-            line, self._first = line.removeprefix(BOM_UTF8), False
+            line = line.removeprefix(BOM_UTF8)
+            self._first = False
         if line:
             field, _, value = line.partition(b":")
             if field == b"data":
@@ -118,7 +120,8 @@ class EventReader:
         event = ServerEvent(data, self._name, b"".join(self._lines))
         self._lines.clear()
         self._data.clear()
-        self._name, self._size = b"", 0
+        self._name = b""
+        self._size = 0
         return event
 
 
@@ -155,12 +158,15 @@ class Events:
         deadlines: Deadlines,
         ends: float,
     ) -> None:
-        self._call, self._pieces, self._release = call, pieces, release
+        self._call = call
+        self._pieces = pieces
+        self._release = release
         self._reader = EventReader()
         self._ready: deque[bytes] = deque()
         self._begun = self._done = False  # the server has sent an event with data, and [DONE]
         self._head = b""  # the bytes before the first event with data
-        self._deadlines, self._ends = deadlines, ends
+        self._deadlines = deadlines
+        self._ends = ends
         self._loop = asyncio.get_running_loop()
         self._arrived = self._loop.time()
         self._late = ""  # the deadline that has passed
@@ -232,7 +238,8 @@ class Events:
                 break
             if data:
                 self._ready.append(data)
-                self._begun, self._head = True, b""
+                self._begun = True
+                self._head = b""
 
     def _watch(self) -> None:
         due = min(self._arrived + self._deadlines.between, self._ends)

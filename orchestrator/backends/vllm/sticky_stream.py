@@ -45,9 +45,12 @@ class StickyStream:
         top: int = 0,
         closing: Closing = OUTSIDE,
     ) -> None:
-        self._open_request, self._observe = open_request, observe
+        self._open_request = open_request
+        self._observe = observe
         self._closing = closing
-        self._ends, self._limit, self._top = ends, limit, top
+        self._ends = ends
+        self._limit = limit
+        self._top = top
         self._step = -1  # index of the step that is written, or was written last
         # the request, once it has ended, until it is reported
         self._unreported: Called | None = None
@@ -58,7 +61,8 @@ class StickyStream:
         self._before = self._ahead = ""
         self._blocks = NO_BLOCKS  # those of `_before`
         # how far `_ahead` is searched, and whether a step ends in it
-        self._searched, self._step_ahead = 0, False
+        self._searched = 0
+        self._step_ahead = False
         self._marked = False  # whether the token of the mark is in `_ahead`
         # no more tokens will be queued; the request is being closed
         self._stopped = self._aborting = False
@@ -86,8 +90,12 @@ class StickyStream:
         self, chain: Chain, growing: StepBuilder, until: Callable[[Step], bool] | None, limit: int
     ) -> Step:
         """Read the next step of *chain*. A failure or a cancellation closes the request first."""
-        self.writing, self._limit, self._step = True, limit, REQUEST.get().step
-        self._growing, self._until, self._written = growing, until, None
+        self.writing = True
+        self._limit = limit
+        self._step = REQUEST.get().step
+        self._growing = growing
+        self._until = until
+        self._written = None
         self._over.clear()
         try:
             while self._queue and not self._over.is_set():
@@ -102,8 +110,12 @@ class StickyStream:
             await self.close()
             return step
         self._expected = chain.extend(step)
-        self._before, self._blocks = self._expected.text, self._expected.totals.blocks
-        self._ahead, self._searched, self._step_ahead, self._marked = "", 0, False, False
+        self._before = self._expected.text
+        self._blocks = self._expected.totals.blocks
+        self._ahead = ""
+        self._searched = 0
+        self._step_ahead = False
+        self._marked = False
         for item in self._queue:
             if isinstance(item, Token):
                 self._search(item)

@@ -64,7 +64,8 @@ class AsyncCache(Generic[K, V]):
     """Caches the values that *make* returned for the *size* keys used last."""
 
     def __init__(self, make: Callable[[K], Awaitable[V]], size: int) -> None:
-        self._make, self._size = make, size
+        self._make = make
+        self._size = size
         self._made: OrderedDict[K, V] = OrderedDict()
 
     async def __call__(self, key: K) -> V:
@@ -85,7 +86,8 @@ class TextEncoder:
     """
 
     def __init__(self, connection: Connection, model: str) -> None:
-        self.connection, self._model = connection, model
+        self.connection = connection
+        self._model = model
         self._call = connection.call("tokenize")
         self.literally = AsyncCache(self._encode, TEXTS)
         self._between = AsyncCache(self._encode_between, TEXTS)
@@ -220,7 +222,8 @@ class TextEncoder:
             for text in texts[::2]
             for number in await self._mark_ids(await self.literally(text))
         ]
-        ids, marks = await self._joint(texts), set[str]()
+        ids = await self._joint(texts)
+        marks = set[str]()
         for _ in range(ROUNDS):
             if await self._mark_ids(ids) == own:
                 return ids

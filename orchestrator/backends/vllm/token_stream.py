@@ -99,9 +99,13 @@ class StepBuilder:
     ) -> None:
         self._author: Role = author
         self._vocabulary = vocabulary
-        self._closing, self._marked = closing, False
-        self._held, self._waiting = "", list[Token]()
-        self._ends, self._before, self._blocks = ends, chain.text, chain.totals.blocks
+        self._closing = closing
+        self._marked = False
+        self._held = ""
+        self._waiting = list[Token]()
+        self._ends = ends
+        self._before = chain.text
+        self._blocks = chain.totals.blocks
         self._top = top
         self._tokens = list(opening[:limit])
         self._text = "".join(token.text for token in self._tokens)
@@ -165,7 +169,8 @@ class StepBuilder:
             tokens = [replace(token, text=token.text.removeprefix(self._held), id=-1)]
         else:
             tokens = [*self._waiting, token]
-        self._held, self._waiting = "", []
+        self._held = ""
+        self._waiting = []
         return self.add_each(tokens)
 
     def _closed(self, text: str, token: Token) -> int:
@@ -239,7 +244,9 @@ class StepBuilder:
 
     def _close(self) -> None:
         """Spell the end as chains do: its last token has all of that text, the others none."""
-        start, at, straddled = len(self._text) - len(self._closing.text), 0, False
+        start = len(self._text) - len(self._closing.text)
+        at = 0
+        straddled = False
         for place, token in enumerate(self._tokens):
             end = at + len(token.text)
             if end > start:
@@ -320,7 +327,8 @@ class RequestMeter:
         ):
             self.prompt = self.cached = 0  # the server has read nothing
         counts = self.prompt, self.cached, self.written
-        purpose, step = self.request.purpose, self.request.step
+        purpose = self.request.purpose
+        step = self.request.step
         self.observe(
             Called(
                 *(self.role, self.verb, fate, self.started, seconds, self.first, *counts, self.url),
@@ -359,8 +367,13 @@ class TokenStream:
         spellings: dict[int, str],
         spell: Spell,
     ) -> None:
-        self._call, self._events, self._tally, self._logprobs = call, events, tally, logprobs
-        self._closing, self._spellings, self._spell = closing, spellings, spell
+        self._call = call
+        self._events = events
+        self._tally = tally
+        self._logprobs = logprobs
+        self._closing = closing
+        self._spellings = spellings
+        self._spell = spell
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
         self._halved = False  # the last token has no id, as it may be the first half of a character
@@ -406,7 +419,9 @@ class TokenStream:
         unknown = [token.id for token in tokens if self._halved or token.id not in self._spellings]
         fetched = await self._spell(unknown) if unknown else dict[int, str]()
         pieces = [fetched.get(token.id, self._spellings.get(token.id, "")) for token in tokens]
-        text, halved, self._halved = tokens[-1].text, self._halved, False
+        text = tokens[-1].text
+        halved = self._halved
+        self._halved = False
         if "".join(pieces) != text:
             places = range(1, len(tokens) if pieces[-1] else 0)
             known_from = next((at for at in places if text.endswith("".join(pieces[at:]))), 0)

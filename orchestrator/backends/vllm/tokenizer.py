@@ -30,7 +30,9 @@ from .tool_protocol import message_fields, tool_fields
 
 log = logging.getLogger(__name__)
 
-CONVERSATIONS_KEPT, CHOICES_KEPT = 256, 64  # entries of the caches
+# entries of the caches
+CONVERSATIONS_KEPT = 256
+CHOICES_KEPT = 64
 LAST_WORDS = 96  # tokens; the end of a prompt that says whether a block is open
 FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
 
@@ -114,7 +116,8 @@ class ModelTokenizer(TextEncoder):
         Mistral's and DeepSeek's own templates refuse some replies at the end of a conversation:
         another question follows then. Mistral's older ones refuse all reasoning.
         """
-        last, template = CONVERSATIONS[-1][0], self._settings.template
+        last = CONVERSATIONS[-1][0]
+        template = self._settings.template
         for shown, prompted in ((messages, generate), ((*messages, last[-1]), True)):
             try:
                 return await self.render(shown, generate=prompted, template=template)
@@ -206,7 +209,8 @@ class ModelTokenizer(TextEncoder):
     async def chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain; tokens that were written in this vocabulary keep their ids."""
         ids = (await self.prefix(chain.messages, chain.tools, thinks=chain.thinks)).ids
-        marked, markers = await self.marked(chain), await self.markers(chain)
+        marked = await self.marked(chain)
+        markers = await self.markers(chain)
         last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
         for place, step in enumerate(chain.steps):
             closes = markers if place == last else None
@@ -238,10 +242,8 @@ class ModelTokenizer(TextEncoder):
             return await self._step(step)
         if not marked:
             return await self._step(step.cut(len(step.text) - len(THINK_END)))
-        ids, handover = (
-            await self._step(step, closing=closes.closing),
-            ("" if calls else closes.handover),
-        )
+        ids = await self._step(step, closing=closes.closing)
+        handover = "" if calls else closes.handover
         return [*ids, *await self.literally(handover)] if handover else ids
 
     async def empty_block(self) -> tuple[int, ...]:
@@ -282,7 +284,8 @@ class ModelTokenizer(TextEncoder):
         tokens = Tokens.of(step.tokens)
         if self._turns.isdisjoint(tokens.ids):
             return tokens
-        left, checked = len(step.reasoning), list[Token]()
+        left = len(step.reasoning)
+        checked = list[Token]()
         for token in tokens:
             left -= len(token.text)
             checked.append(
@@ -389,7 +392,8 @@ class ModelTokenizer(TextEncoder):
         block.
         """
         written = await self._first_words()
-        found, mark = shown.after(written), mark_after(written)
+        found = shown.after(written)
+        mark = mark_after(written)
         if mark and not found.thinks and not shown.head.strip().startswith(mark):
             log.warning(
                 "the %s model at %s begins its answer with %s: if that opens its thinking, set"
@@ -502,7 +506,8 @@ def _shared(one: Sequence[Step], other: Sequence[Step]) -> int:
     """
     How many steps *one* and *other* begin with alike; steps that are the same object compare fast.
     """
-    least, most = 0, min(len(one), len(other))
+    least = 0
+    most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most
     while least < most:

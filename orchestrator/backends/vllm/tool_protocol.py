@@ -23,7 +23,8 @@ from ...json_values import json_text, read_json, readable_json
 from .bodies import Body
 from .http_errors import Call, Reply, reading
 
-RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
+RENDER = "/v1/chat/completions/render"
+DERENDER = "/v1/chat/completions/derender"
 
 
 FLAGS = "--enable-scale-out --enable-auto-tool-choice --tool-call-parser NAME"

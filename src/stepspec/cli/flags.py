@@ -186,10 +186,8 @@ class Flag:
     @property
     def parameter(self) -> inspect.Parameter:
         """The parameter that declares the flag for typer; None is its default."""
-        kind, option = (
-            self.kind,
-            typer.Option(*self.names, help=self.help, show_default=False, **self.more),
-        )
+        kind = self.kind
+        option = typer.Option(*self.names, help=self.help, show_default=False, **self.more)
         return inspect.Parameter(
             self.variable,
             inspect.Parameter.KEYWORD_ONLY,
@@ -350,8 +348,10 @@ def json_or_text(text: str) -> Any:
 
 def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:
     """Derive the flag of the run option *name* from its declaration."""
-    option, schema = run_options()[name], TypeAdapter(option_types()[name]).json_schema()
-    names, help = option.flags or (f"--{name.replace('_', '-')}",), helps.get(name, option.help)
+    option = run_options()[name]
+    schema = TypeAdapter(option_types()[name]).json_schema()
+    names = option.flags or (f"--{name.replace('_', '-')}",)
+    help = helps.get(name, option.help)
     kinds = {kind.get("type"): kind for kind in schema.get("anyOf", [schema])}
     if "object" in kinds:
         return Flag((name,), names, list[str], help, {"metavar": "NAME=VALUE"}, parse_options)

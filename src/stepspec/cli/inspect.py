@@ -102,7 +102,8 @@ def doctor(json: Json = False) -> None:
     which judges it.
     """
     solver = Solver()
-    grade, settings = load("specreason.grade"), solver.settings
+    grade = load("specreason.grade")
+    settings = solver.settings
     pairs = neighbours(settings.small or solver.small.settings, solver.large.settings)
     with stderr.status("examining the servers"), replacing(settings.prompts):
         report = wait(examine(pairs, settings.critic, question=grade.text, opening=grade.opening))

@@ -44,7 +44,9 @@ class SolutionFile:
     """
 
     def __init__(self, path: Path | None, digest: str, *, fresh: bool = False) -> None:
-        self.path, self._digest, self._fresh = path, digest, fresh
+        self.path = path
+        self._digest = digest
+        self._fresh = fresh
         self.solved: frozenset[tuple[str | int, str]] = frozenset()
 
     def __enter__(self) -> Self:
@@ -95,11 +97,9 @@ class SolutionFile:
                 return
             try:
                 fields = cast("dict[str, Any]", orjson.loads(line))
-                key, made_with, failed = (
-                    (fields["id"], fields["problem"]),
-                    fields["settings"],
-                    "error" in fields,
-                )
+                key = (fields["id"], fields["problem"])
+                made_with = fields["settings"]
+                failed = "error" in fields
             except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
                 raise ConfigurationError(
                     f"{path}, line {number}, is no solution: choose another --output"

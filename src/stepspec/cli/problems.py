@@ -181,10 +181,8 @@ def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
         return None, line
     try:
         fields = orjson.loads(line)
-        text, id = (
-            fields["problem"] if "problem" in fields else fields["question"],
-            fields.get("id"),
-        )
+        text = fields["problem"] if "problem" in fields else fields["question"]
+        id = fields.get("id")
     except (orjson.JSONDecodeError, KeyError) as exc:
         raise ConfigurationError(
             f"{path}, line {number}: a line that begins with a brace has to be a JSON object with"

@@ -21,7 +21,9 @@ class RunPrinter:
     """An observer that prints the fate of every step; times count from when it is created."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._began, self._writer = console, time.perf_counter(), "method"
+        self._console = console
+        self._began = time.perf_counter()
+        self._writer = "method"
 
     def __call__(self, event: Event) -> None:
         for step in solved_steps(Moment(time.perf_counter() - self._began, event)):

@@ -21,7 +21,8 @@ from stepspec.evals.sample import Arm, Sample
 
 from .made import large, make_section, mixed
 
-METHOD, OTHER = Arm.of("method", "specreason"), Arm.of("other", "bild")
+METHOD = Arm.of("method", "specreason")
+OTHER = Arm.of("other", "bild")
 CONTROL = Arm.of("random like method", "random", like="method")
 Measured = dict[tuple[int, str], Sample]
 
@@ -118,7 +119,8 @@ def test_the_control_says_what_the_judge_is_worth(right: int, words: str) -> Non
     assert control.like == "method"
     assert control.judge == difference(100, max(0, 40 - right), max(0, right - 40))
     assert control.judge is not None
-    low, high = 100 * control.judge.low, 100 * control.judge.high
+    low = 100 * control.judge.low
+    high = 100 * control.judge.high
     assert control.sentence.endswith(
         f"the judge of method adds {40 - right:+.1f} points [{low:+.1f}, {high:+.1f}]: {words}"
     )

@@ -26,7 +26,8 @@ class Stand:
     """Scripted servers in the place of vLLM's."""
 
     def __init__(self) -> None:
-        self.ready, self.served = asyncio.Event(), dict[str, Served]()
+        self.ready = asyncio.Event()
+        self.served = dict[str, Served]()
 
     @asynccontextmanager
     async def running(
@@ -98,7 +99,8 @@ async def test_cancelled_from_outside_it_stops_the_servers_and_stays_cancelled(
 
 
 def test_the_progress_line_names_missing_servers() -> None:
-    large, small = Progress("large", 11.6, "starting"), Progress("small", 3.2, "starting")
+    large = Progress("large", 11.6, "starting")
+    small = Progress("small", 3.2, "starting")
     assert progress_line([large, small]) == "starting large and small: 12 s"
     assert progress_line([large, Progress("small", 9.0, "ready")]) == "starting large: 12 s"
     assert progress_line([]) == ""

@@ -67,7 +67,8 @@ def understood(text: str) -> list[float]:
 def true(paragraph: str) -> bool:
     """Calculate the equation of a paragraph anew."""
     ((a, sign, b, result),) = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)\.\n\n", paragraph)
-    left, by = int(a), int(b)
+    left = int(a)
+    by = int(b)
     return {"+": left + by, "-": left - by, "*": left * by, "/": left / by}[sign] == int(result)
 
 

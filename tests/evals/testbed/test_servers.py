@@ -230,7 +230,9 @@ class Became(Exception):
     def __init__(
         self, program: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
-        self.program, self.command, self.environment = program, tuple(command), environment
+        self.program = program
+        self.command = tuple(command)
+        self.environment = environment
 
 
 def become(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> Became:

@@ -37,11 +37,10 @@ def environment(name: str, *, folder: Path = FOLDER, built: Path = BUILT) -> Pat
 
     Raise `RuntimeError` if that fails.
     """
-    pins, place = folder / name / "requirements.txt", built / name
-    stamp, wanted = (
-        place / ".installed",
-        blake2b(pins.read_bytes() + sys.version.encode()).hexdigest(),
-    )
+    pins = folder / name / "requirements.txt"
+    place = built / name
+    stamp = place / ".installed"
+    wanted = blake2b(pins.read_bytes() + sys.version.encode()).hexdigest()
     built.mkdir(parents=True, exist_ok=True)
     with (built / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be installing it

@@ -18,7 +18,8 @@ def test_litellm_gets_answer_reasoning_and_usage_and_raises_typed_errors(
         for provider in ("openai", "hosted_vllm")
         for way in ("stream", "second turn")
     ):
-        result, problem = report[way], FOLLOWING if way.endswith("turn") else PROBLEM
+        result = report[way]
+        problem = FOLLOWING if way.endswith("turn") else PROBLEM
         assert solved(result["content"], problem), way
         assert f" = {problem.answer}" in result["reasoning_content"]
         assert result["finish_reason"] == "stop"

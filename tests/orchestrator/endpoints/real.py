@@ -51,7 +51,8 @@ class RealVllm(FakeVllm):
     def tokens(self, body: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
         assert self.tokenizer is not None
         prompt: list[int] = body["prompt"]
-        stream, context = DecodeStream(ids=prompt, skip_special_tokens=False), list[int]()
+        stream = DecodeStream(ids=prompt, skip_special_tokens=False)
+        context = list[int]()
         for number in (*self._going_on(prompt), self.end):
             try:
                 new = stream.step(self.tokenizer, number) or ""

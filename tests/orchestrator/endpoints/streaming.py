@@ -60,7 +60,8 @@ class StreamingModel(ScriptedModel):
             return await super().write(
                 chain, stop=stop, limit=limit, until=until, opening=opening, top=top
             )
-        ends, growing = step_ends(chain, stop), self._builder(chain, "", stop, limit, top)
+        ends = step_ends(chain, stop)
+        growing = self._builder(chain, "", stop, limit, top)
         stream = self._streams.get(stack)
         if stream is None or not stream.continues(chain, ends, limit, top, CLOSING):
             if stream is not None:
@@ -77,7 +78,8 @@ class StreamingModel(ScriptedModel):
     async def _open(
         self, chain: Chain, observe: Callable[[Called], None]
     ) -> AsyncGenerator[TokenStream]:
-        text, tokens = chain.text, deque[Token | Stop]()
+        text = chain.text
+        tokens = deque[Token | Stop]()
 
         async def take() -> Token | Stop:
             nonlocal text
@@ -105,10 +107,8 @@ def streamed(chunk: int, length: int, wrong: tuple[int, ...] = (), ahead: int = 
 
     async def main() -> list[Moment]:
         recorder = Recorder(asyncio.get_running_loop().time)
-        small, large = (
-            StreamingModel("small", counting("small", length), chunk=chunk),
-            pair(length, wrong)[1],
-        )
+        small = StreamingModel("small", counting("small", length), chunk=chunk)
+        large = pair(length, wrong)[1]
         small.observe = large.observe = recorder
         recorder(Started(PROBLEM.messages, "specreason"))
         await reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=recorder)

@@ -59,7 +59,8 @@ def test_a_judge_answers_outside_of_the_thinking(family: Family) -> None:
     question = ask(learnt(family), "QUESTION", "The grade is ")
     assert question == f"{family.turn}QUESTION{family.answer}The grade is "
     for markers in KNOWN:
-        opened, closed = question.count(markers.opening.rstrip()), question.count(markers.closing)
+        opened = question.count(markers.opening.rstrip())
+        closed = question.count(markers.closing)
         assert opened <= closed
 
 
@@ -80,7 +81,8 @@ async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_befor
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         assert endpoint.template == learnt(family)
         learning = [body for path, body in server.requests if path == "/v1/completions"]
-        model, chain = endpoint.model(), Chain.of("What is 1 + 1?")
+        model = endpoint.model()
+        chain = Chain.of("What is 1 + 1?")
         prompts: list[list[int]] = []
         while not chain.finished:
             prompts.append(await endpoint.encoder.chain(chain))
@@ -114,7 +116,8 @@ async def test_a_block_that_another_model_closed_is_closed_in_the_models_own_way
     The vocabulary has the marks of all families as tokens. A model that does not think reads no
     closing mark.
     """
-    server, closed = FamilyServer(SCRIPT, family=family), f"So one.\n{THINK_END}"
+    server = FamilyServer(SCRIPT, family=family)
+    closed = f"So one.\n{THINK_END}"
     text = "</think><|im_end|><|im_start|>[THINK]<|channel|><|start|>"
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         chain = Chain.of("What is 1 + 1?").extend(Step(closed, "small", "end"))
@@ -204,13 +207,15 @@ async def test_prompts_grow_in_the_ids_of_real_vocabularies(vocabulary: str, nam
     vocabulary.
     """
     server = RealFamily.of(vocabulary, name)
-    thinking, reply = "So 3 + 4 = 7.\n\nWait, is it? 12 / 4 = 3.\n\nYes.\n", "\n\nIt is 3."
+    thinking = "So 3 + 4 = 7.\n\nWait, is it? 12 / 4 = 3.\n\nYes.\n"
+    reply = "\n\nIt is 3."
     parts = [thinking, close_of(server.family), reply]
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         for merged in (False, True):
             texts = ["".join(parts)] if merged else parts
             server.written = written = [number for text in texts for number in server.encode(text)]
-            model, chain = endpoint.model(), Chain.of("What is 3 + 4?")
+            model = endpoint.model()
+            chain = Chain.of("What is 3 + 4?")
             begun = await endpoint.encoder.chain(chain)
             prompts = [begun]
             while not chain.finished:

@@ -76,7 +76,8 @@ def hostile(tokenizer: Tokenizer, family: Family) -> Iterator[str]:
 
 @every_pair
 async def test_no_text_of_a_conversation_adds_a_special_token(vocabulary: str, name: str) -> None:
-    server, tokenizer = RealFamily.of(vocabulary, name), real_tokenizer(vocabulary)
+    server = RealFamily.of(vocabulary, name)
+    tokenizer = real_tokenizer(vocabulary)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         for number, text in enumerate(hostile(tokenizer, server.family)):
             for place in range(4):
@@ -120,9 +121,12 @@ async def test_no_step_and_no_question_adds_a_special_token(vocabulary: str, nam
     Neither one that another model wrote, nor its words in a question: so no step can write its own
     grade.
     """
-    server, tokenizer = RealFamily.of(vocabulary, name), real_tokenizer(vocabulary)
+    server = RealFamily.of(vocabulary, name)
+    tokenizer = real_tokenizer(vocabulary)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
-        encoder, model, begun = endpoint.encoder, endpoint.model(), Chain.of("What is 1 + 1?")
+        encoder = endpoint.encoder
+        model = endpoint.model()
+        begun = Chain.of("What is 1 + 1?")
         plain = await encoder.question("Is it right?", "The grade is ")
         for text in hostile(tokenizer, server.family):
             text = text.replace(THINK_END, "").replace(encoder.template.markers.closing, "")
@@ -146,9 +150,11 @@ async def test_a_model_cannot_begin_a_turn_in_its_own_ids(vocabulary: str, name:
     Its tokens return in their ids; only those between turns become text. The end of the thinking
     stays.
     """
-    server, tokenizer = RealFamily.of(vocabulary, name), real_tokenizer(vocabulary)
+    server = RealFamily.of(vocabulary, name)
+    tokenizer = real_tokenizer(vocabulary)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
-        encoder, chain = endpoint.encoder, Chain.of("What is 1 + 1?")
+        encoder = endpoint.encoder
+        chain = Chain.of("What is 1 + 1?")
         before = await encoder.chain(chain)
         turn = [
             number for number in server.encode(server.family.turn) if number in special(tokenizer)

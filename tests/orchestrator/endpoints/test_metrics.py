@@ -252,6 +252,7 @@ async def test_a_server_with_likeliest_tokens_only_also_gets_the_chain(meet: Mee
         assert met.endpoint.by_id is False
     question, chain = server.requests[-1][1]["prompt"]
     assert question[: len(chain)] == chain
-    first, last = met.calls[0], met.calls[-1]
+    first = met.calls[0]
+    last = met.calls[-1]
     assert (first.cached, last.prompt, last.written) == (0, len(question) + len(chain), 2)
     assert 2 * len(chain) - 8 <= last.cached <= 2 * len(chain)

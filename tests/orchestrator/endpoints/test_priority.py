@@ -64,13 +64,15 @@ async def test_a_run_with_a_lower_number_precedes_others_for_all_purposes() -> N
 async def test_a_run_precedes_those_that_began_later_for_whatever_it_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop, places = asyncio.get_running_loop(), list[int]()
+    loop = asyncio.get_running_loop()
+    places = list[int]()
     for at in (1000.0, 1010.5, 1100.2):
         monkeypatch.setattr(loop, "time", lambda at=at: at)
         with carrying({}):
             places.append(RUN.get())
             assert RUN.get() == run_place() == run_place(0)
-    awaited, bets = ORDER[:4], ORDER[4:]
+    awaited = ORDER[:4]
+    bets = ORDER[4:]
     for older, younger in combinations(places, 2):
         assert max(priority(each, older) or 0 for each in awaited) < min(
             priority(each, younger) or 0 for each in awaited

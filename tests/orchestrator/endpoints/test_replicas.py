@@ -41,7 +41,9 @@ from ...stand_in import Break, FakeVllm
 from ..arms import ARMS, BOUNDED, PROBLEM, arm, build
 from .mortal import CAPABLE, Mortal, MortalEndpoint, replicated
 
-A, B, C = "http://a", "http://b", "http://c"
+A = "http://a"
+B = "http://b"
+C = "http://c"
 
 
 def server(url: str, role: Role = "large", **fields: Any) -> Mortal:
@@ -171,7 +173,8 @@ def test_the_chain_is_the_same_whenever_a_replica_dies(
 
 @jumping
 async def test_an_interrupted_write_is_repeated_in_full_and_its_tokens_are_waste() -> None:
-    first, second = server(A, dies=1.35), server(B)
+    first = server(A, dies=1.35)
+    second = server(B)
     for one in (first, second):
         one.scripted.pace = 0.1
     events: list[Event] = []
@@ -207,7 +210,8 @@ async def test_verbs_that_fail_together_move_the_run_once() -> None:
 async def test_one_that_failed_is_probed_after_growing_pauses_and_used_again_once_a_probe_passes() -> (
     None
 ):
-    first, second = server(A, dies=10, revives=100), server(B)
+    first = server(A, dies=10, revives=100)
+    second = server(B)
     async with replicated(first, second) as endpoint:
 
         async def where(at: float) -> str:
@@ -257,7 +261,8 @@ async def test_when_all_have_failed_the_error_names_every_url_with_its_cause() -
 
 @jumping
 async def test_one_replica_that_is_up_is_enough_to_begin_and_the_other_joins_later() -> None:
-    late, early = server(A, dies=0, revives=20), server(B)
+    late = server(A, dies=0, revives=20)
+    early = server(B)
     async with replicated(late, early) as endpoint:
         assert endpoint.down == {A: f"{A} is dead"}
         assert (endpoint.name, endpoint.vocabulary, endpoint.template) == (
@@ -304,12 +309,14 @@ async def test_a_replica_that_serves_something_else_is_refused(
 
 @jumping
 async def test_a_replica_that_returns_with_another_model_is_never_used_again() -> None:
-    changed, steady = server(A, dies=5, revives=6), server(B)
+    changed = server(A, dies=5, revives=6)
+    steady = server(B)
     async with replicated(changed, steady) as endpoint:
         model = endpoint.model()
         await asyncio.sleep(4.5)
         await model.write(PROBLEM)
-        changed.name, calls = "else", changed.calls
+        changed.name = "else"
+        calls = changed.calls
         for _ in range(3):
             await asyncio.sleep(50)
             await endpoint.model().write(PROBLEM)
@@ -364,7 +371,8 @@ async def test_replicas_have_what_all_have_and_the_sums_of_what_they_show() -> N
 async def test_replicas_that_cannot_be_reached_have_no_say_in_the_features() -> None:
     unreachable = EndpointUnreachable("nothing listens", role="large", url=A)
     refused = EndpointRejected("a wrong key", role="large", url=A)
-    first, second = server(A), server(B, can=replace(CAPABLE, token_ids=False))
+    first = server(A)
+    second = server(B, can=replace(CAPABLE, token_ids=False))
     async with replicated(first, second) as endpoint:
         first.broken = unreachable
         assert await endpoint.capabilities() == second.can
@@ -378,7 +386,8 @@ async def test_replicas_that_cannot_be_reached_have_no_say_in_the_features() -> 
 
 @jumping
 async def test_a_call_that_fails_moves_on_even_if_its_replica_passes_the_probe() -> None:
-    first, second = server(A), server(B)
+    first = server(A)
+    second = server(B)
     poison = EndpointUnavailable("poison", role="large", url=A)
     first.scripted.fails = lambda verb, chain: poison if chain == PROBLEM else None
     events: list[Event] = []
@@ -396,7 +405,8 @@ async def test_a_call_that_fails_moves_on_even_if_its_replica_passes_the_probe()
 
 @jumping
 async def test_a_run_leaves_a_replica_whose_circuit_another_run_opened() -> None:
-    first, second = server(A, dies=5), server(B)
+    first = server(A, dies=5)
+    second = server(B)
     async with replicated(first, second) as endpoint:
         one, between, other = (endpoint.model() for _ in range(3))
         for model in (one, between, other):
@@ -426,7 +436,8 @@ async def test_the_first_probe_is_sent_at_once_however_long_the_last_pause_was()
 
 @jumping
 async def test_a_probe_sends_each_request_once_and_writes_one_token() -> None:
-    only, retries = server(A), list[int]()
+    only = server(A)
+    retries = list[int]()
     settings = replicated(only).settings
     only.scripted.pace = 1.0
     fail_once(only)
@@ -516,7 +527,8 @@ async def test_a_token_of_a_probe_has_five_seconds_and_as_long_as_any_other_at_a
 
 @jumping
 async def test_a_server_that_hangs_at_the_start_holds_up_the_other_for_five_seconds_only() -> None:
-    first, hanging = server(A), server(B, far=120.0)
+    first = server(A)
+    hanging = server(B, far=120.0)
     async with replicated(first, hanging) as endpoint:
         assert asyncio.get_running_loop().time() == 5
         assert endpoint.down == {B: "no connection 5 s after another server"}
@@ -567,7 +579,8 @@ async def test_a_call_after_the_end_fails_at_once_and_a_solver_may_begin_again(
 async def test_to_connect_anew_to_a_busy_server_may_take_long_and_may_fail_in_any_way(
     fault: Exception | None,
 ) -> None:
-    only, made = server(A, queue=QueueGauges(8, 3)), list[Endpoint]()
+    only = server(A, queue=QueueGauges(8, 3))
+    made = list[Endpoint]()
 
     class Anew(MortalEndpoint):
         async def __aenter__(self) -> Self:
@@ -597,7 +610,8 @@ async def test_to_connect_anew_to_a_busy_server_may_take_long_and_may_fail_in_an
 async def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up(
     kind: type[EndpointError], patience: float, tries: int
 ) -> None:
-    only, tried = server(A), list[str]()
+    only = server(A)
+    tried = list[str]()
 
     def fails(verb: str, chain: Chain) -> Exception | None:
         if chain != PROBLEM:  # a probe's

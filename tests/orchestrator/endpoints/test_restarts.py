@@ -33,7 +33,8 @@ from .test_judging import SPECULATES
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")
-A, B = "http://a", "http://b"
+A = "http://a"
+B = "http://b"
 LACKING = {
     "lacks": frozenset({"logprob_token_ids"}),
     "metrics": b"process_start_time_seconds 1.8e9\n",
@@ -53,7 +54,8 @@ async def started(
     Yield an endpoint at *first*, and an event; once it is set and cleared again, *second* runs at
     the same port.
     """
-    again, running = asyncio.Event(), asyncio.Event()
+    again = asyncio.Event()
+    running = asyncio.Event()
     url = ""
 
     async def serve() -> None:
@@ -96,7 +98,8 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
     # They share their ids, except for the spelling.
     second = replace(first, faults=deque(), requests=[], **other)
     async with started(first, second) as (endpoint, again):
-        before, able = endpoint.vocabulary, await endpoint.capabilities()
+        before = endpoint.vocabulary
+        able = await endpoint.capabilities()
         model = endpoint.model()
         chain = PROBLEM.extend(await model.write(PROBLEM))
         (server,) = endpoint.up
@@ -127,9 +130,11 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
 
 
 async def test_a_context_that_became_smaller_is_learnt_from_the_first_refusal() -> None:
-    first, second = FakeVllm(SCRIPT), FakeVllm(SCRIPT, room=40)
+    first = FakeVllm(SCRIPT)
+    second = FakeVllm(SCRIPT, room=40)
     async with started(first, second) as (endpoint, again):
-        model, long = endpoint.model(), Chain.of("1").extend(Step("one " * 60, "large"))
+        model = endpoint.model()
+        long = Chain.of("1").extend(Step("one " * 60, "large"))
         await model.write(long)
         await restart(again)
         second.faults.append(Refuse(400, "This model's maximum context length is 40 tokens."))
@@ -162,7 +167,8 @@ async def test_another_vocabulary_is_learnt_before_a_run_or_from_its_first_refus
 
 async def test_a_context_that_became_larger_is_used() -> None:
     async with started(FakeVllm(SCRIPT, room=40), FakeVllm(SCRIPT)) as (endpoint, again):
-        model, long = endpoint.model(), Chain.of("one " * 60)
+        model = endpoint.model()
+        long = Chain.of("one " * 60)
         with pytest.raises(ContextTooLong):
             await model.write(long)
         await restart(again)
@@ -214,7 +220,8 @@ def rejected(status: int, kind: type[EndpointRejected] = EndpointRejected) -> En
 async def test_a_replica_that_rejects_every_request_or_answers_with_garbage_is_left(
     error: EndpointError,
 ) -> None:
-    first, second = server(A), server(B)
+    first = server(A)
+    second = server(B)
     first.scripted.fails = lambda verb, chain: error
     async with replicated(first, second) as endpoint:
         model = endpoint.model()
@@ -239,7 +246,9 @@ async def test_a_replica_that_rejects_every_request_or_answers_with_garbage_is_l
 async def test_a_request_that_is_rejected_for_itself_moves_no_run(
     kind: type[EndpointRejected], status: int
 ) -> None:
-    first, second, rejection = server(A), server(B), rejected(status, kind)
+    first = server(A)
+    second = server(B)
+    rejection = rejected(status, kind)
     first.scripted.fails = lambda verb, chain: rejection
     async with replicated(first, second) as endpoint:
         with pytest.raises(EndpointRejected):

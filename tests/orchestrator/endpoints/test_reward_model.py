@@ -204,7 +204,8 @@ async def test_a_rating_is_an_event_and_an_account_of_its_own() -> None:
 
 
 async def test_failures_are_named_and_counted() -> None:
-    server, events = FakePooling(), list[Event]()
+    server = FakePooling()
+    events = list[Event]()
     async with server.critic(retries=0) as endpoint, RewardModelEndpoint(endpoint) as critic:
         server.refusals.append((400, "the maximum context length is 8"))
         with pytest.raises(ContextTooLong, match="the critic model at http"):
@@ -279,7 +280,8 @@ async def test_a_server_that_was_started_again_is_learnt_anew(
     able: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "SILENCE", 0.0)
-    first, second = FakePooling(), FakePooling(head=lambda text: [-1.0], able=able, spelling=7)
+    first = FakePooling()
+    second = FakePooling(head=lambda text: [-1.0], able=able, spelling=7)
     async with AsyncExitStack() as until_restart:
         settings = await until_restart.enter_async_context(first.critic())
         async with RewardModelEndpoint(settings) as endpoint:

@@ -19,7 +19,8 @@ PIECES = st.lists(
 
 PROBLEM = Chain.of("How many?")
 MARK = 99  # the id of the token that closes the thinking
-TEXT, TOKEN = Closing(THINK_END), Closing(THINK_END, MARK)
+TEXT = Closing(THINK_END)
+TOKEN = Closing(THINK_END, MARK)
 
 
 def number(piece: str, place: int) -> int:
@@ -43,7 +44,8 @@ def first_end(pieces: list[str], closing: Closing) -> int:
     The end of the mark in *pieces*, or of the first blank line that they do not begin with; -1 if
     there is none.
     """
-    text, ends = "".join(pieces), list[int]()
+    text = "".join(pieces)
+    ends = list[int]()
     if closing.id >= 0:
         ends = [
             len("".join(pieces[: place + 1]))
@@ -65,7 +67,8 @@ def test_it_ends_where_the_first_blank_line_or_mark_is_complete(
     pieces: list[str], closing: Closing
 ) -> None:
     """A mark counts as text or as a token, and not at all outside of the thinking."""
-    text, end = "".join(pieces), first_end(pieces, closing)
+    text = "".join(pieces)
+    end = first_end(pieces, closing)
     step, stop, growing = grown(pieces, closing=closing)
     assert step.text == (text if end < 0 else text[:end])
     assert stop == (None if end < 0 else "delimiter" if step.text.endswith("\n\n") else "end")

@@ -137,7 +137,8 @@ async def test_events_of_several_tokens_are_divided_by_the_spellings_of_those_th
     async with meet(server, role="large") as met:
         async with kept_open():
             alone = await steps(met.model, PROBLEM)
-        server.chunk, before = chunk, requests(server)
+        server.chunk = chunk
+        before = requests(server)
         async with kept_open():
             assert await steps(met.model, PROBLEM) == alone
     assert requests(server) == before + 1
@@ -160,7 +161,8 @@ async def test_a_mark_whose_text_came_with_a_later_token_is_read_ahead_whole(mee
 async def test_characters_that_two_events_share_are_sent_back_whole(
     meet: Meet, begins: tuple[str, ...]
 ) -> None:
-    halves, chunk = (b"\xf0\x9f", b"\x99\x82"), len(begins) + 1
+    halves = (b"\xf0\x9f", b"\x99\x82")
+    chunk = len(begins) + 1
     server = FakeVllm((*begins, *halves, *halves, " on", ".", "\n\n", "B", THINK_END), chunk=chunk)
     first = f"{''.join(begins)}\U0001f642\U0001f642 on.\n\n"
     async with meet(server, role="large") as met, kept_open():

@@ -54,7 +54,8 @@ class Mistral(FakeVllm):
         return super().render(shown, generate, tools)
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        messages, special = (await request.json()).get("messages"), self.special
+        messages = (await request.json()).get("messages")
+        special = self.special
         if messages and self.refuses(messages):
             return web.json_response(
                 {"error": {"message": "Expected last role User or Tool", "code": 400}}, status=400

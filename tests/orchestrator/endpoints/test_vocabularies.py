@@ -101,7 +101,8 @@ async def cut_twice(
     on with.
     """
     cut = step.cut(keep)
-    prompt, begun = await encoded(encoder, cut), [token.id for token in await encoder.begun(cut)]
+    prompt = await encoded(encoder, cut)
+    begun = [token.id for token in await encoder.begun(cut)]
     return text_of(tokenizer, prompt), text_of(tokenizer, begun)
 
 
@@ -112,7 +113,8 @@ async def cut_twice(
 def test_a_judges_choices_are_single_tokens_behind_its_opening(
     family: str, prompt: str, choices: Sequence[str]
 ) -> None:
-    tokenizer, opening = real_tokenizer(family), load(prompt).opening
+    tokenizer = real_tokenizer(family)
+    opening = load(prompt).opening
     for choice in choices:
         assert len(ids_of(tokenizer, choice)) == 1
         assert ids_of(tokenizer, opening + choice) == ids_of(tokenizer, opening) + ids_of(
@@ -122,7 +124,8 @@ def test_a_judges_choices_are_single_tokens_behind_its_opening(
 
 @every_family
 def test_random_tokens_are_written_as_their_text(family: str) -> None:
-    tokenizer, parts = real_tokenizer(family), ordinary(family)[1]
+    tokenizer = real_tokenizer(family)
+    parts = ordinary(family)[1]
     server = RealVllm(tokenizer=tokenizer, end=tokenizer.get_vocab_size())
     for number, ids in enumerate(sequences(family, 300, seed=1)):
         server.chunk = (1, 2, 5)[number % 3]
@@ -148,7 +151,9 @@ async def test_prompts_grow_by_the_ids_that_were_written(family: str, meet: Meet
     async with meet(server) as met:
         for ids in sequences(family, 20, length=24, seed=7):
             server.requests.clear()
-            server.written, chain, step = ids, PROBLEM, Step("", "small")
+            server.written = ids
+            chain = PROBLEM
+            step = Step("", "small")
             # parts of characters alone lead nowhere
             while not chain.finished and (chain is PROBLEM or step.text):
                 step = await met.model.write(chain, stop=(), limit=6)
@@ -203,7 +208,8 @@ async def test_the_text_after_a_replacement_character_does_not_repeat_the_prompt
 async def test_a_turn_that_ends_in_half_a_character_is_text_of_its_tokens(
     family: str, meet: Meet
 ) -> None:
-    tokenizer, part = real_tokenizer(family), ordinary(family)[1][0]
+    tokenizer = real_tokenizer(family)
+    part = ordinary(family)[1][0]
     server = RealVllm(tokenizer=tokenizer, written=[part, *ids_of(tokenizer, " so it is"), part])
     async with meet(server) as met:
         for server.chunk in (1, 2, 8):

@@ -196,7 +196,8 @@ async def test_all_sampling_fields_are_sent_and_seeds_depend_on_the_place(meet: 
 
 
 async def test_foreign_steps_are_encoded_as_text_and_own_ones_are_not(meet: Meet) -> None:
-    small, large = FakeVllm(SCRIPT), FakeVllm(SCRIPT, spelling=1000)
+    small = FakeVllm(SCRIPT)
+    large = FakeVllm(SCRIPT, spelling=1000)
     async with meet(small) as ours, meet(large, role="large") as theirs:
         assert ours.endpoint.vocabulary != theirs.endpoint.vocabulary
         step = await theirs.model.write(PROBLEM)

@@ -122,7 +122,8 @@ def family(
     """
     Nest one pair for each of the policies *inner*, the cheapest first, under the policy *outer*.
     """
-    budget, events = budget or Budget(), list[Event]() if events is None else events
+    budget = budget or Budget()
+    events = list[Event]() if events is None else events
     observers: list[Observer] = [events.append]
     for _ in inner:
         observers.append(observe_within("small", observers[-1]))

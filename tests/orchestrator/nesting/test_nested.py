@@ -103,7 +103,8 @@ def test_a_step_of_the_pair_counts_as_small_and_records_its_authors() -> None:
     )
     ledger = Ledger.of(made.events)
     assert ledger.sifted == (("small", 3, 2),)
-    tiny, small = ledger.nested[1], ledger.nested[0]
+    tiny = ledger.nested[1]
+    small = ledger.nested[0]
     assert (tiny.path, small.path) == ("small.small", "small.large")
     assert (tiny.kept, tiny.discarded, tiny.judging) == (14, 6, 0)
     assert (small.kept, small.discarded) == (6, 0)
@@ -284,7 +285,9 @@ def step(*words: str, author: Role = "small", stop: Stop = "delimiter") -> Step:
     return Step("".join(words), author, stop, tuple(Token(word) for word in words), "words")
 
 
-ONE, TWO, LAST = step("One", DELIMITER), step("Two", DELIMITER), step("Three", ".", stop="end")
+ONE = step("One", DELIMITER)
+TWO = step("Two", DELIMITER)
+LAST = step("Three", ".", stop="end")
 OTHER = step("Other", DELIMITER, author="large")
 
 
@@ -319,10 +322,8 @@ class Ruled:
         return run(self.pair(left).write(PROBLEM, **options))[0]
 
     def pair(self, left: Callable[[Chain], int] = lambda chain: 99) -> Nested:
-        small, large = (
-            ScriptedModel("small", lambda previous: ""),
-            ScriptedModel("large", lambda previous: ""),
-        )
+        small = ScriptedModel("small", lambda previous: "")
+        large = ScriptedModel("large", lambda previous: "")
 
         def policy(small: Model, large: Model) -> Ruled:
             return self

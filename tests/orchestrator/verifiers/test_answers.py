@@ -219,7 +219,8 @@ def test_the_threshold_decides_about_a_score_between() -> None:
     ("more", "text"), [(0, "So it is \\boxed{42}."), (2, "It is")], ids=["none", "two"]
 )
 def test_a_rewritten_answer_has_only_the_tokens_that_are_left(more: int, text: str) -> None:
-    thought, answer = Checked(boxed("42")).run()[0].chain.tokens, len(tokenise(Rewriter.answer))
+    thought = Checked(boxed("42")).run()[0].chain.tokens
+    answer = len(tokenise(Rewriter.answer))
     case = Checked(boxed("43"), Budget(tokens=thought + answer + more, answer=answer))
     outcome, _ = case.run()
     assert (outcome.text, outcome.verified, outcome.reason) == (text, False, "length")

@@ -109,7 +109,9 @@ async def test_what_a_function_raises_is_a_failure_that_names_it() -> None:
 async def test_a_function_that_blocks_leaves_the_loop_free_and_keeps_its_place_when_it_is_late() -> (
     None
 ):
-    free, entered, calls = threading.Event(), asyncio.Event(), list[str]()
+    free = threading.Event()
+    entered = asyncio.Event()
+    calls = list[str]()
     loop = asyncio.get_running_loop()
 
     def blocks(candidate: Candidate) -> bool:

@@ -121,12 +121,10 @@ def test_what_was_not_reported_or_timed_is_unknown() -> None:
     assert "HTTP 500: no" in notes(diagnosis)[1]
 
 
-COSTS, FAILS = (
-    ("costs", "It works: 1 costs speed or accuracy."),
-    (
-        "cannot work",
-        "It cannot work like this: 1 thing",
-    ),
+COSTS = ("costs", "It works: 1 costs speed or accuracy.")
+FAILS = (
+    "cannot work",
+    "It cannot work like this: 1 thing",
 )
 
 

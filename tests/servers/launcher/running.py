@@ -19,7 +19,9 @@ from stepspec.servers.launcher.pair import Pair
 
 SCRIPT = Path(__file__).with_name("scripted_server.py")
 PATIENCE = 10.0
-BIG, MIDDLE, TINY = "Qwen/Qwen3-32B", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"
+BIG = "Qwen/Qwen3-32B"
+MIDDLE = "Qwen/Qwen3-8B"
+TINY = "Qwen/Qwen3-0.6B"
 
 
 def three(

@@ -262,7 +262,8 @@ def test_printed_commands_have_free_ports_of_their_own(monkeypatch: pytest.Monke
 
 
 def test_the_small_model_has_the_first_port_whichever_starts_first() -> None:
-    one, other = [scripted(name="large")], [scripted(name="small"), scripted(name="small-other")]
+    one = [scripted(name="large")]
+    other = [scripted(name="small"), scripted(name="small-other")]
     large, _, small, last, then = shell_lines([one, other])
     first, second, third = ports(small, large, last)
     assert first < second < third

@@ -87,7 +87,8 @@ def machine(tmp_path: Path) -> Machine:
     """
     Make an environment with the command ``vllm`` and its distribution, whose path has a space.
     """
-    binaries, packages = tmp_path / "a venv" / "bin", tmp_path / "packages"
+    binaries = tmp_path / "a venv" / "bin"
+    packages = tmp_path / "packages"
     for folder in (binaries, packages / "vllm", packages / "vllm-9.9.dist-info"):
         folder.mkdir(parents=True)
     (packages / "vllm" / "__init__.py").touch()
@@ -131,7 +132,8 @@ def test_the_printed_commands_start_what_up_starts_until_a_server_is_killed(
     subprocess.run(
         ["/bin/sh"], input=lines, cwd=machine.folder, env=environment, text=True, check=True
     )
-    by_up, by_hand = machine.started("by up"), machine.started("by hand")
+    by_up = machine.started("by up")
+    by_hand = machine.started("by hand")
     assert set(by_up) == set(by_hand) == {"org_big", "org_mid", "org_tiny"}
     assert by_hand["org_big"]["environment"]["NASTY"] == NASTY
     assert by_hand["org_big"]["environment"]["CUDA_VISIBLE_DEVICES"] == "3"

@@ -270,7 +270,8 @@ async def test_what_cannot_be_started_is_refused_with_the_cure(
 def test_a_model_is_served_by_the_command_where_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python, command = tmp_path / "python", tmp_path / "vllm"
+    python = tmp_path / "python"
+    command = tmp_path / "vllm"
     module = (str(python), "-m", ENTRY)
     installed = ["vllm"]
 

@@ -12,7 +12,8 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.toml import document
 from stepspec.servers.launcher.pair import Pair, PairWithin, StartedServer, load
 
-BIG, TINY = {"model": "big"}, {"model": "tiny"}
+BIG = {"model": "big"}
+TINY = {"model": "tiny"}
 FOUR = """
 large = "http://large:1"
 

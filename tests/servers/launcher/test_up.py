@@ -54,7 +54,8 @@ async def test_waves_start_in_order_are_warmed_up_and_reported(
     async with running(
         PAIR, log_dir=tmp_path, on_progress=lambda one: ready.append((one.name, one.state))
     ) as standing:
-        large, small = standing["large"], standing["small"]
+        large = standing["large"]
+        small = standing["small"]
         assert (large.model, large.speculation, small.speculation) == ("toy-large", "ngram", "none")
         assert large.log == str(tmp_path / "large.log")
         pids = [one.pid or 0 for one in (large, small)]

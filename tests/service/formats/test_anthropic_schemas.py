@@ -141,7 +141,8 @@ NEUTRAL: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", NEUTRAL)
 def test_fields_with_a_neutral_value_change_nothing(fields: dict[str, Any]) -> None:
-    plain, other = ordered(), ordered(**fields)
+    plain = ordered()
+    other = ordered(**fields)
     seed = plain.run.sampling.seed
     assert (
         replace(
@@ -278,10 +279,8 @@ def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
     }
     tools = [TOOL, {**TOOL, **hints, **more, "name": "other", "description": None}]
     schema = '{"type":"object"}'
-    looked, other = (
-        Tool("look_up", "Look a word up.", schema),
-        Tool("other", None, schema, strict=True),
-    )
+    looked = Tool("look_up", "Look a word up.", schema)
+    other = Tool("other", None, schema, strict=True)
     expected = Toolset((looked, other), name, parallel)
     assert ordered(tools=tools, tool_choice=choice).tools == expected
 

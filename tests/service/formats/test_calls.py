@@ -84,7 +84,8 @@ def test_the_arguments_of_a_history_are_an_object(arguments: Any, read: dict[str
 
 @pytest.mark.parametrize("form", ["[%s1]", '{"a": [%s1]}'])
 def test_arguments_of_too_many_lists_are_kept_as_a_text(form: str) -> None:
-    many, few = form % ("[]," * MAX_VALUES), form % ("[]," * (MAX_VALUES - 2) + '"[[[",')
+    many = form % ("[]," * MAX_VALUES)
+    few = form % ("[]," * (MAX_VALUES - 2) + '"[[[",')
     assert orjson.loads(arguments_object(many)) == {"arguments": many}
     assert orjson.loads(arguments_object(few)) in (
         orjson.loads(few),
@@ -130,7 +131,8 @@ def test_a_call_without_arguments_is_written_with_an_empty_object(
         "{}" if sent == "{}" else "".join(pieces)
     )
     assert [*calls.close()] == []
-    blocks, items = ContentBlocks(), ResponseEvents("r")
+    blocks = ContentBlocks()
+    items = ResponseEvents("r")
     blocks.add(Delta({}, calls=tuple(made)))
     blocks.finish(cut=False)
     items.add(Delta({"content": "x"}, calls=tuple(made)))

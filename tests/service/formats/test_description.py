@@ -36,7 +36,8 @@ CHECKS = [
     unsupported_method,
     ignored_auth,
 ]
-POSITIVE, NEGATIVE = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
+POSITIVE = schemathesis.GenerationMode.POSITIVE
+NEGATIVE = schemathesis.GenerationMode.NEGATIVE
 SETTINGS = chosen(keys=("k",))
 
 

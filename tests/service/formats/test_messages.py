@@ -28,7 +28,8 @@ from ..served import ANSWER, SCRIPT, THINKING, Reply, Served, chosen, down, serv
 
 PROBLEM: Any = [{"role": "user", "content": "What is 1 + 1?"}]
 ASKED: Any = {"model": "auto", "max_tokens": 400, "messages": PROBLEM}
-PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+PATH = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
 
 
 @asynccontextmanager
@@ -112,7 +113,8 @@ async def test_a_stream_has_each_verified_step_as_one_delta() -> None:
     ] == ["small"] * 3
     indices = [event["index"] for event in found if "index" in event]
     assert indices == sorted(indices)
-    start, last = found[0]["message"], found[-2]
+    start = found[0]["message"]
+    last = found[-2]
     assert (start["content"], start["stop_reason"], start["usage"]["output_tokens"]) == (
         [],
         None,
@@ -500,7 +502,8 @@ def test_a_call_that_is_cut_off_leaves_one_block_for_each_index() -> None:
 
 
 def test_text_after_a_call_makes_no_other_call() -> None:
-    builder, content = DeltaBuilder("reasoning"), ContentBlocks()
+    builder = DeltaBuilder("reasoning")
+    content = ContentBlocks()
     for event in (Calling(0, "c", "now"), Answering("Wait.")):
         content.add(builder.add_event(event))
     content.add(builder.finish(replace(solution("7"), text="Wait.")))

@@ -54,7 +54,8 @@ def test_unsent_text_is_sent_at_the_end() -> None:
 
 
 def test_a_draft_that_is_rejected_and_then_lost_as_a_bet_is_one_step() -> None:
-    draft, rejected = step("a\n\n"), Rollback(reason="grade")
+    draft = step("a\n\n")
+    rejected = Rollback(reason="grade")
     events = Judged(1, draft, rejected), Lost(1, draft), Judged(1, step("a\n\n"), rejected)
     assert [each.fate for each in solved("2", events=events).steps] == ["lost", "rejected"]
 

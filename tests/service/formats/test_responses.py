@@ -119,7 +119,8 @@ def called(number: str) -> dict[str, Any]:
 
 def one_by_one(items: Sequence[dict[str, Any]]) -> list[Message]:
     """The messages of *items*, of which each of an answer is added to it at once."""
-    made, answer = list[Message](), Message("assistant", "")
+    made = list[Message]()
+    answer = Message("assistant", "")
     for item in items:
         match item:
             case {"type": "reasoning"}:
@@ -167,7 +168,8 @@ def test_the_items_of_an_answer_are_one_message(items: list[dict[str, Any]]) -> 
 
 
 def test_an_answer_of_many_items_is_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, init = list[Message](), Message.__init__
+    made = list[Message]()
+    init = Message.__init__
 
     def counting(self: Message, *args: Any, **fields: Any) -> None:
         made.append(self)

@@ -38,10 +38,8 @@ async def left(served: Served) -> None:
 
 def test_places_are_taken_in_the_order_of_arrival_and_held_until_the_end() -> None:
     async def main() -> list[str]:
-        gate, log = (
-            Admission(ServiceSettings(max_running=1, max_waiting=2, max_wait=100)),
-            list[str](),
-        )
+        gate = Admission(ServiceSettings(max_running=1, max_waiting=2, max_wait=100))
+        log = list[str]()
 
         async def visit(name: str) -> None:
             async with gate.enter() as waited:
@@ -57,10 +55,8 @@ def test_places_are_taken_in_the_order_of_arrival_and_held_until_the_end() -> No
 
 def test_a_full_queue_refuses_at_once_and_a_slow_one_in_time() -> None:
     async def main() -> list[str]:
-        gate, codes = (
-            Admission(ServiceSettings(max_running=1, max_waiting=1, max_wait=5)),
-            list[str](),
-        )
+        gate = Admission(ServiceSettings(max_running=1, max_waiting=1, max_wait=5))
+        codes = list[str]()
 
         async def visit() -> None:
             try:
@@ -148,11 +144,9 @@ async def test_a_signal_finishes_all_twenty_runs_and_refuses_new_ones() -> None:
         await occupied(served, 20)
         served.server.handle_exit(signal.SIGTERM, None)
         await until(lambda: served.service.context.admission.closed)
-        refused, ready, alive = (
-            await served.chat(),
-            await served.get("/health/readiness"),
-            await served.get("/health"),
-        )
+        refused = await served.chat()
+        ready = await served.get("/health/readiness")
+        alive = await served.get("/health")
         for _ in range(999):
             served.small.gate.release()
         replies = await asyncio.gather(*twenty)
@@ -263,11 +257,13 @@ async def test_a_cancelled_answer_of_a_served_model_is_an_error_as_a_stream_or_i
         fields = {"model": "huge", "prompt": "x"}
         asking = asyncio.create_task(served.post("/v1/completions", fields))
         await until(lambda: behind.got)
-        behind.kind, behind.pieces = STREAM, [b"data: 1\n\n"]
+        behind.kind = STREAM
+        behind.pieces = [b"data: 1\n\n"]
         async with served.http.post(f"{served.base}/v1/completions", json=fields) as stream:
             served.server.handle_exit(signal.SIGTERM, None)
             async with asyncio.timeout(20):
-                received, whole = await stream.content.read(), await asking
+                received = await stream.content.read()
+                whole = await asking
         await served.running
     assert (whole.status, whole.error["code"]) == (503, "shut_down")
     assert received.startswith(b"data: 1\n\ndata: {")

@@ -68,7 +68,8 @@ CALL = {"id": "c", "type": "function", "function": {"name": "lookup", "arguments
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
 
 
-JSON, SCHEMA = "response_format", {"name": "x", "schema": dict[str, Any]()}
+JSON = "response_format"
+SCHEMA = {"name": "x", "schema": dict[str, Any]()}
 OBJECT: dict[str, Any] = {"type": "json_schema", "json_schema": SCHEMA}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1"),
@@ -480,11 +481,9 @@ def test_a_client_that_does_not_read_is_disconnected_in_time_and_its_run_cancell
 
 def test_a_complete_response_is_no_disconnect_however_long_its_work_takes_to_end() -> None:
     async def main() -> tuple[int, bool]:
-        request, sent, ended = (
-            ServiceRequest("v", "POST", "/v1/chat/completions", {}),
-            asyncio.Event(),
-            False,
-        )
+        request = ServiceRequest("v", "POST", "/v1/chat/completions", {})
+        sent = asyncio.Event()
+        ended = False
 
         async def send(message: MutableMapping[str, Any]) -> None:
             sent.set()

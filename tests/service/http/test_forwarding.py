@@ -91,7 +91,8 @@ def pieces(content: bytes, size: int) -> list[bytes]:
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str, size: int) -> None:
     content = STREAMS[kind]
-    plain, hidden = ForwardedAnswer("/v1/completions"), None
+    plain = ForwardedAnswer("/v1/completions")
+    hidden = None
     passed = [plain.add(piece) for piece in pieces(content, size)]
     assert b"".join(passed) + plain.finish() == content
     hidden = ForwardedAnswer("/v1/completions", counted=True, hidden=True)
@@ -468,7 +469,9 @@ async def test_a_replica_that_stops_before_its_first_event_or_in_an_error_is_pas
     kind: str, status: int, begun: bytes
 ) -> None:
     ends = Ends()
-    ends.kind, ends.status, ends.pieces = kind, status, [begun] if begun else []
+    ends.kind = kind
+    ends.status = status
+    ends.pieces = [begun] if begun else []
     asked = status != 200 or kind == STREAM
     good = streaming(b"data: {}\n\n") if asked else Behind()
     async with two(ends, good, between=1.0) as served, asyncio.timeout(30):
@@ -538,7 +541,8 @@ async def test_the_pause_that_a_server_wants_reaches_the_client_as_seconds() -> 
 async def test_an_answer_about_the_request_itself_is_passed_on_from_the_first_one(
     status: int,
 ) -> None:
-    one, other = failing(status), failing(status)
+    one = failing(status)
+    other = failing(status)
     async with two(one, other) as served:
         reply = await ask(served, stream=True)
         assert down(served) == {}

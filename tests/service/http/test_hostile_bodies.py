@@ -20,13 +20,16 @@ from stepspec.service.formats.schemas import MAX_DEPTH, MAX_ITEMS, MAX_VALUES, p
 
 from ..served import TURN, Served, serving
 
-MANY, LONG = 100_000, "a" * 3_000_000
+MANY = 100_000
+LONG = "a" * 3_000_000
 FEW_ERRORS = MAX_ITEMS + 100  # one for each unknown field of one object
 SHORT = 4000  # bytes of an answer
 SOON = 10.0  # seconds, in which this process also sends the bodies
 SEVERAL = 3  # answers
 WRONG_PART: dict[str, Any] = {"type": "text"}
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 API: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [TURN]},
     RESPONSES: {"input": "x"},
@@ -90,7 +93,8 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of errors that validation has collected, by request."""
-    found, explain = list[int](), validation.explain
+    found = list[int]()
+    explain = validation.explain
 
     def counting(schema: type[BaseModel], content: object, exc: ValidationError) -> Any:
         found.append(exc.error_count())

@@ -309,10 +309,8 @@ def admitted(priorities: list[int], *, slots: int = 1) -> list[int]:
     """
 
     async def main() -> list[int]:
-        gate, order = (
-            Admission(ServiceSettings(max_running=slots, max_waiting=99, max_wait=1000)),
-            list[int](),
-        )
+        gate = Admission(ServiceSettings(max_running=slots, max_waiting=99, max_wait=1000))
+        order = list[int]()
 
         async def visit(index: int, priority: int) -> None:
             async with gate.enter(priority):

@@ -88,7 +88,8 @@ async def test_a_body_that_is_too_large_is_not_read(announced: bool) -> None:
 
 def test_the_timeout_is_for_the_complete_body() -> None:
     async def main() -> tuple[list[int], float]:
-        statuses, left = list[int](), iter(range(5, -1, -1))
+        statuses = list[int]()
+        left = iter(range(5, -1, -1))
 
         async def piece() -> dict[str, Any]:
             await asyncio.sleep(4)

@@ -132,10 +132,8 @@ async def test_a_collector_gets_the_spans_of_a_run_and_does_not_keep_the_service
     ):
         await running.chat()
         await until(lambda: any(span.kind == Span.SPAN_KIND_SERVER for span in collector.spans))
-        spans, heads = (
-            collector.spans,
-            [head["traceparent"] for each in running.servers for head in each.heads],
-        )
+        spans = collector.spans
+        heads = [head["traceparent"] for each in running.servers for head in each.heads]
         collector.silent = True
         collector.requested.clear()
         await running.chat()

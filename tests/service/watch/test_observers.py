@@ -164,7 +164,8 @@ async def traced_service(
     Serve with spans, which are there after the block. Observers *before* see every event before the
     tracing does.
     """
-    exporter, finished = InMemorySpanExporter(), list[ReadableSpan]()
+    exporter = InMemorySpanExporter()
+    finished = list[ReadableSpan]()
     tracer = tracing.Tracing(tracing.connect("0", exporter))
     async with serving(observers=[*before, tracer], **options) as served, tracer.flushed():
         yield served, finished

@@ -15,7 +15,8 @@ from stepspec import Accept, Chain, Method, Model, Rollback, Step, Threshold, Ve
 from stepspec.prompts import load
 
 CHECK = load("confident.check", "stepspec_confident")
-YES, NO = "Yes", "No"
+YES = "Yes"
+NO = "No"
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 

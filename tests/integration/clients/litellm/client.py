@@ -9,7 +9,8 @@ from typing import Any
 import litellm
 
 MODEL, PROBLEM, FOLLOWING = sys.argv[1:]
-URL, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+URL = os.environ["OPENAI_BASE_URL"]
+KEY = os.environ["OPENAI_API_KEY"]
 PROVIDERS = ("openai", "hosted_vllm")
 MESSAGES: Any = [{"role": "user", "content": PROBLEM}]
 litellm.suppress_debug_info = True

@@ -14,7 +14,8 @@ import lm_eval
 from lm_eval.tasks import TaskManager
 
 (MODEL,) = sys.argv[1:]
-OWN, GSM8K = Path(__file__).parent, Path(lm_eval.__file__).parent / "tasks" / "gsm8k"
+OWN = Path(__file__).parent
+GSM8K = Path(lm_eval.__file__).parent / "tasks" / "gsm8k"
 
 # The key is taken from OPENAI_API_KEY; the base URL is the whole path, and a reasoning model needs
 # more than the 256 tokens that the harness allows by itself.

@@ -43,14 +43,16 @@ async def run(model: Model, *, streamed: bool) -> dict[str, Any]:
         result = Runner.run_streamed(agent, PROBLEM)
         events = [event.type async for event in result.stream_events()]
     else:
-        result, events = await Runner.run(agent, PROBLEM), []
+        result = await Runner.run(agent, PROBLEM)
+        events = []
     calls = [item.raw_item.name for item in result.new_items if item.type == "tool_call_item"]
     return {"answer": result.final_output, "calls": calls, "events": len(events)}
 
 
 async def main() -> None:
     client = AsyncOpenAI()
-    responses, chat = OpenAIResponsesModel(MODEL, client), OpenAIChatCompletionsModel(MODEL, client)
+    responses = OpenAIResponsesModel(MODEL, client)
+    chat = OpenAIChatCompletionsModel(MODEL, client)
     report = {
         "responses": await run(responses, streamed=False),
         "responses, streamed": await run(responses, streamed=True),

@@ -161,7 +161,9 @@ def long_run(steps: int = 300) -> bytes:
     noticed.
     """
     random = Random(7)
-    right, wrong, value = list[str](), dict[int, str](), 3
+    right = list[str]()
+    wrong = dict[int, str]()
+    value = 3
     for place in range(steps):
         sums = f"Doubled it is {2 * value}, and with 7 it is {2 * value + 7}."
         text = (

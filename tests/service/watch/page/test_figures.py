@@ -99,12 +99,10 @@ def happened() -> bytes:
             last_step=index,
         )
 
-    first, repair, second, third = (
-        written("a b c"),
-        written("d e", "large"),
-        written("f g h i"),
-        written("j"),
-    )
+    first = written("a b c")
+    repair = written("d e", "large")
+    second = written("f g h i")
+    third = written("j")
     rollback = Rollback(keep=2, reason="doubt", score=1.0)
     moments: list[tuple[float, Event]] = [
         (0, Started((), "own")),

@@ -24,7 +24,8 @@ from .replay import Replay
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
-TRACE, PAIR = made(), nested()
+TRACE = made()
+PAIR = nested()
 LINES = TRACE.splitlines()
 DONE = "Finished in 1.38 s"
 ASKED = "What is 1 + 1?"  # of the real service
@@ -55,7 +56,8 @@ def until(kind: str, number: int = 1) -> int:
 
 
 async def test_a_run_is_shown_step_by_step_to_its_end(serve: Start, opened: Open) -> None:
-    gate, released = asyncio.Semaphore(0), 0
+    gate = asyncio.Semaphore(0)
+    released = 0
     service = await serve(gate=gate)
     page = await opened(service.url)
 
@@ -133,7 +135,8 @@ async def test_every_error_is_shown_with_what_to_do_and_keeps_nobody_out(
     page = await opened(service.url, console=False)
     await page.get_by_text("Options of the method").click()
     await keeps_nobody_out(page)
-    alert, status = page.get_by_role("alert"), page.locator("#status")
+    alert = page.get_by_role("alert")
+    status = page.locator("#status")
     for service.refusal, service.breaks, message, steps in ERRORS:
         await run(page)
         await expect(alert).to_contain_text(message)

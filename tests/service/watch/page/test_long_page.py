@@ -35,7 +35,8 @@ async def test_accepted_steps_are_folded_and_rejected_ones_filtered(
     opened: Open, saved: Callable[[str], str]
 ) -> None:
     page = await opened(saved(html(long_run())))
-    steps, folds = page.locator(".step"), page.locator(".fold")
+    steps = page.locator(".step")
+    folds = page.locator(".fold")
     before = await steps.count()
     assert before < 60
     fold = folds.first.get_by_role("button")
@@ -124,7 +125,8 @@ async def test_the_time_line_zooms_and_follows_the_keys(
     await page.locator(".row").nth(1).focus()
     await page.keyboard.press("ArrowDown")
     bar = page.locator(".span[data-selected]").first
-    shown, room = await bar.bounding_box(), await plot.bounding_box()
+    shown = await bar.bounding_box()
+    room = await plot.bounding_box()
     assert shown
     assert room
     assert room["x"] <= shown["x"] <= shown["x"] + shown["width"] <= room["x"] + room["width"]

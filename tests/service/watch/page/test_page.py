@@ -44,7 +44,10 @@ ODD = (
 )
 
 # Made here, for a loop of their own cannot run in a test that has one.
-TRACE, OTHER, LONG, PAIR = made(), drawn("bild", 3, 2), long_run(60), nested()
+TRACE = made()
+OTHER = drawn("bild", 3, 2)
+LONG = long_run(60)
+PAIR = nested()
 HOSTILE_TRACE = made(HOSTILE, ODD, HOSTILE + " again\n\n", HOSTILE)
 DEEP = drawn_nested("specreason", "bild", "keeping", seed=5, ahead=3)
 PARTLY = drawn_nested("keeping", "bild", seed=30, ahead=0)
@@ -120,7 +123,8 @@ async def test_the_time_line_is_read_with_keyboard_and_mouse(
     opened: Open, saved: Callable[[str], str]
 ) -> None:
     page = await opened(saved(html(TRACE)))
-    stops, selected = page.locator(".span[tabindex='0']"), page.locator(".span[data-selected]")
+    stops = page.locator(".span[tabindex='0']")
+    selected = page.locator(".span[data-selected]")
     await expect(stops).to_have_count(1)
     await stops.focus()
     details = page.locator("#details")
@@ -302,10 +306,8 @@ async def test_every_model_of_a_pair_has_its_lane_its_bars_and_its_account(
     )
     await page.keyboard.press("ArrowDown")
     await expect(page.locator("#details")).to_contain_text("small.large reads to judge")
-    whole, within = (
-        page.locator("#ledger-figures table").first,
-        page.locator("#ledger-figures table").nth(1),
-    )
+    whole = page.locator("#ledger-figures table").first
+    within = page.locator("#ledger-figures table").nth(1)
     await expect(whole.locator("thead th")).to_have_text(["S small", "L large"])
     await expect(within.locator("caption")).to_have_text("Of these, within the pair")
     await expect(within.locator("thead th")).to_have_text(["SS small.small", "SL small.large"])

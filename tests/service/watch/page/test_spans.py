@@ -139,11 +139,9 @@ def test_a_step_that_was_written_to_judge_is_the_repair_unless_that_has_a_reques
             "large", "write", "done", started, 1.0, written=1, purpose=purpose, step=0, last_step=0
         )
 
-    draft, repair, rollback = (
-        Step("a\n\n", "small"),
-        Step("b\n\n", "large"),
-        Rollback(reason="other"),
-    )
+    draft = Step("a\n\n", "small")
+    repair = Step("b\n\n", "large")
+    rollback = Rollback(reason="other")
     events: list[tuple[float, Event]] = [
         (0.0, Started((), "own")),
         (1.0, Drafted(0, draft)),
@@ -163,10 +161,8 @@ def test_a_step_that_was_written_to_judge_is_the_repair_unless_that_has_a_reques
 
 def test_every_model_has_a_lane_the_cheapest_first() -> None:
     body = "return given.map((text) => spans.lanesOf(seen(text)).map((lane) => lane.model))"
-    deep, begun = (
-        drawn_nested("specreason", *DEEP, seed=1, ahead=0),
-        nested().splitlines(keepends=True)[0],
-    )
+    deep = drawn_nested("specreason", *DEEP, seed=1, ahead=0)
+    begun = nested().splitlines(keepends=True)[0]
     unnamed = begun.replace(b'["small.small","tiny"],["small.large","middle"],', b"")
     assert script(body, [trace.decode() for trace in (made(), nested(), deep, begun, unnamed)]) == [
         ["small", "large"],
@@ -192,7 +188,8 @@ def test_a_request_of_a_pair_belongs_to_the_step_that_it_names_and_shares_its_fa
 
 # Small cases, each written by hand.
 
-TINY, SMALL = "small.small", "small.large"
+TINY = "small.small"
+SMALL = "small.large"
 
 
 def written(
@@ -212,7 +209,8 @@ def trace(*happened: tuple[float, Event]) -> bytes:
 
 
 def test_a_rival_that_stands_within_a_pair_is_a_piece_and_its_draft_fell() -> None:
-    draft, rival = written("one"), written("two")
+    draft = written("one")
+    rival = written("two")
     verdict = Rollback(
         0, "grade", 2.0, rivals=(Rival(written("three"), 1.0, "grade"), Rival(rival, 8.0))
     )

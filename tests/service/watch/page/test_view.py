@@ -250,7 +250,8 @@ def test_a_rejected_draft_has_what_a_verifier_said_about_it() -> None:
 
 
 def test_a_line_says_who_goes_on_and_steps_written_alone_are_no_accepted_drafts() -> None:
-    step, draft = Step("So.\n\n", "large"), Step("Then.\n\n", "small")
+    step = Step("So.\n\n", "large")
+    draft = Step("Then.\n\n", "small")
     happened: list[Event] = [
         Started((), "specreason"),
         Decided(0, "method", 2, reason="nothing is known"),
