@@ -22,7 +22,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeInt,
-    PositiveInt,
     ValidationError,
 )
 from pydantic_core import ErrorDetails
@@ -116,7 +115,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     settings file holds it.
 
     With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone.
-    That holds for all attempts with the same trials together.
     """
 
     policy: str
@@ -129,8 +127,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     """The guarantee: at most this share of the problems is lost to the large model alone."""
     confidence: float = Field(gt=0, lt=1)
     """The confidence of the guarantee."""
-    attempt: PositiveInt = 1
-    """Which attempt with the same trials it was."""
     benchmark: str = ""
     """Where the problems are from."""
     problems: NonNegativeInt = 0
