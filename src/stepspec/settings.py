@@ -38,7 +38,6 @@ from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.orchestrator.verifiers import (
     DecisionsVerifier,
     FunctionVerifier,
-    HttpVerifier,
     VerifierFunction,
 )
 
@@ -69,13 +68,13 @@ __all__ = [
 
 REWARD_MODEL = "reward-model"
 # pydantic puts them into the locations of errors
-CRITICS = frozenset({REWARD_MODEL, "http", "decisions", "function"})
+CRITICS = frozenset({REWARD_MODEL, "decisions", "function"})
 HASH = 16  # characters of a prompt's hash in a policy file
 _ABSENT = object()
 
 log = logging.getLogger("stepspec")
 
-Critic: TypeAlias = CriticEndpoint | HttpVerifier | DecisionsVerifier | FunctionVerifier
+Critic: TypeAlias = CriticEndpoint | DecisionsVerifier | FunctionVerifier
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 
