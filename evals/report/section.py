@@ -131,12 +131,12 @@ class Section:
 
     def _sharing(self, concurrency: int) -> list[str]:
         """Sentences about hardware that arms, or the two models, share."""
-        apart, remarks = self.run.about.get("apart", False), list[str]()
-        if concurrency > 1 and not apart:
+        remarks: list[str] = []
+        if concurrency > 1:
             remarks.append(
                 "Runs of different arms were in flight at the same time and shared the servers: an"
-                " arm is slower beside a demanding one. `stepspec eval --apart` runs the arms one"
-                " after the other."
+                " arm is slower beside a demanding one. To avoid that, measure each arm in a run of"
+                " its own, or with --concurrency 1."
             )
         places = [
             (server["role"], urlsplit(str(server["url"])).hostname)
