@@ -18,7 +18,7 @@ from stepspec.orchestrator.service.watch.page import html
 
 from ..command_line import stderr, stdout, writable
 from ..evaluation import TRACES
-from .run_folder import merge_folders, read_folder
+from .run_folder import read_folder
 from .section import Section, build_section
 from .verdict import MAX_LOSS
 
@@ -69,8 +69,7 @@ def command(
     Write report.md, report.json and report.html about runs: accuracy, time, tokens, and their
     causes.
 
-    The verdict on each method comes first, and is printed too. Runs with the same problems, models,
-    sampling and budget share a section.
+    The verdict on each method comes first, and is printed too. Each run has a section of its own.
     """
     if find_spec("matplotlib") is None:
         raise ConfigurationError(f"`stepspec report` needs matplotlib: {install_command('evals')}")
@@ -78,10 +77,7 @@ def command(
         raise ConfigurationError(
             f"--max-loss {max_loss}: a share above 0 and below 1; 0.02 is 2 points of accuracy"
         )
-    sections = [
-        build_section(run, max_loss, baseline)
-        for run in merge_folders([read_folder(run) for run in runs])
-    ]
+    sections = [build_section(read_folder(run), max_loss, baseline) for run in runs]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
     writable("--output", folder / "report.md")
     write(folder, sections)
@@ -137,7 +133,7 @@ def _write_traces(folder: Path, section: Section, prefix: str) -> Links:
     """
     links: dict[tuple[int, str], str] = {}
     for case in {case for cases in section.cases.values() for case in cases}:
-        trace = section.run.trace(case.number, section.run.done[case.number, case.arm])
+        trace = section.run.trace(case.number, case.arm)
         if trace is not None:
             target = Path(TRACES) / f"{prefix}{trace.stem}.html"
             (folder / TRACES).mkdir(exist_ok=True)

@@ -13,7 +13,7 @@ import pytest
 from playwright.async_api import expect
 
 from stepspec.evals.report.formats import to_html
-from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import Section, build_section
 
 from ...orchestrator.service.watch.page.conftest import Open, keeps_nobody_out
@@ -45,7 +45,7 @@ elements => elements.map((element) => {
 
 @pytest.fixture(scope="module")
 def section() -> Section:
-    (run,) = merge_folders([read_folder(RECORDED)])
+    run = read_folder(RECORDED)
     return build_section(run)
 
 

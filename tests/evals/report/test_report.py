@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from stepspec.evals.report.formats import to_html
-from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import build_section
 from stepspec.orchestrator.service.watch.page import html
 
@@ -138,7 +138,7 @@ def test_a_folder_without_a_report_is_an_error_of_one_line(
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> str:
-    (run,) = merge_folders([read_folder(RECORDED)])
+    run = read_folder(RECORDED)
     recorded = build_section(run)
     case = recorded.cases["slowest"][0]
     links = {(case.number, case.arm): "traces/one.html"}

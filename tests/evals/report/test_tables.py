@@ -14,7 +14,6 @@ from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import tables
 from stepspec.evals.report.formats import to_markdown
 from stepspec.evals.report.layout import blocks
-from stepspec.evals.report.run_folder import Run
 from stepspec.evals.report.section import Section, provenance
 from stepspec.evals.report.tables import Row, Table
 
@@ -67,9 +66,9 @@ def test_of_several_samples_a_problem_there_is_no_exact_test(tmp_path: Path) -> 
 def test_a_session_that_was_interrupted_is_called_that(tmp_path: Path) -> None:
     section = make_section(tmp_path)
     assert dict(provenance(section))["measured"].endswith("to 2026-11-21T20:05:00+00:00")
-    home = section.run.folders[0]
+    home = section.run
     open_ = {key: value for key, value in section.run.sessions[0].items() if key != "ended"}
-    again = Run((replace(home, record={**home.record, "sessions": [open_]}),))
+    again = replace(home, record={**home.record, "sessions": [open_]})
     assert (
         dict(provenance(replace(section, run=again)))["measured"]
         == "2026-11-21T20:00:00+00:00 to interrupted"
@@ -78,11 +77,9 @@ def test_a_session_that_was_interrupted_is_called_that(tmp_path: Path) -> None:
 
 def test_prompts_are_quoted_by_hash_also_those_of_a_plugin_and_of_a_file(tmp_path: Path) -> None:
     section = make_section(tmp_path, prompt="f" * 64, prompts={"plugin.check": "a" * 64})
-    home = section.run.folders[0]
+    home = section.run
     benchmark = {**home.record["benchmark"], "prompt": "mine.txt"}
-    told = replace(
-        section, run=Run((replace(home, record={**home.record, "benchmark": benchmark}),))
-    )
+    told = replace(section, run=replace(home, record={**home.record, "benchmark": benchmark}))
     assert (
         dict(provenance(told))["prompts"]
         == f"mine.txt {'f' * 12}, plugin.check {'a' * 12} (replaced)"
