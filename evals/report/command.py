@@ -66,8 +66,7 @@ def command(
     ] = MAX_LOSS,
 ) -> None:
     """
-    Write report.md, report.json and report.html about runs: accuracy, time, tokens, and their
-    causes.
+    Write report.html and report.json about runs: accuracy, time, tokens, and their causes.
 
     The verdict on each method comes first, and is printed too. Each run has a section of its own.
     """
@@ -79,11 +78,11 @@ def command(
         )
     sections = [build_section(read_folder(run), max_loss, baseline) for run in runs]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
-    writable("--output", folder / "report.md")
+    writable("--output", folder / "report.html")
     write(folder, sections)
     for section in sections:
         _show(section)
-    for name in ("report.md", "report.json", "report.html"):
+    for name in ("report.json", "report.html"):
         stderr.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
 
 
@@ -92,7 +91,7 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
     Write the report in all formats into *folder*, and a page for each trace to which the report
     links.
     """
-    from .formats import to_html, to_json, to_markdown  # which import matplotlib
+    from .formats import to_html, to_json  # which import matplotlib
 
     origin = _origin()
     prefixes = (
@@ -102,7 +101,6 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
         (part, _write_traces(folder, part, prefix))
         for part, prefix in zip(sections, prefixes, strict=True)
     ]
-    (folder / "report.md").write_text(to_markdown(linked, origin), encoding="utf-8")
     (folder / "report.html").write_text(to_html(linked, origin), encoding="utf-8")
     (folder / "report.json").write_bytes(to_json(sections, origin))
 

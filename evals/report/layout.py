@@ -1,4 +1,4 @@
-"""The layout of a section in every format: blocks of plots and tables, in their order."""
+"""The layout of a section: blocks of plots and tables, in their order."""
 
 from __future__ import annotations
 
