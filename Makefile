@@ -83,8 +83,7 @@ coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit te
 	$(RUN)/pytest -m "not servers" $(UNITS) --cov --cov-report=
 	$(RUN)/coverage report --include="$(CORE)" --show-missing --skip-covered --precision=1 --fail-under=95
 
-bench: $(STAMP) ## the tables of worlds, judges and loads (75 minutes), then those of the short problems (three hours)
-	$(RUN)/python -m lab.matrix
+bench: $(STAMP) ## every method on the short problems (three hours), and with token-level speculation (ten minutes)
 	$(RUN)/python -m lab.bench
 	$(RUN)/python -m lab.bench --stacked --problems 50
 
