@@ -18,8 +18,6 @@ from typing import Any, Literal, TypeAlias, cast
 from stepspec.evals.testbed.problems import PEOPLE, Split, split_of
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .short import of_split
-
 Kind: TypeAlias = Literal["buy", "price", "stated"]
 Message: TypeAlias = dict[str, Any]
 """A message of OpenAI's chat API."""
@@ -151,7 +149,10 @@ class Problem:
 def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
     """Yield problems of one split, without end; the sequence depends on *seed* only."""
     rng = random.Random(f"tools {seed} {split}")
-    return of_split(split, lambda: draw(rng, difficulty))
+    while True:
+        problem = draw(rng, difficulty)
+        if problem.split == split:
+            yield problem
 
 
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:

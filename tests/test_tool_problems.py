@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.worlds import tool_problems as world
-from lab.worlds.tool_problems import (
+from tests import tool_problems as world
+from tests.tool_problems import (
     LARGEST,
     NO_CALLS,
     THREE_CALLS,
