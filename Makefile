@@ -27,7 +27,8 @@ SLOW := integration docs docker examples fidelity lab \
   $(addprefix orchestrator/endpoints/test_,families.py markup.py retries.py sse.py vocabularies.py) \
   $(addprefix orchestrator/launcher/test_,dry_run.py launch.py up.py) \
   $(addprefix orchestrator/service/,formats/test_description.py formats/test_tools.py http watch test_ray.py) \
-  $(addprefix test_,ci.py cli.py docs_site.py flags.py odd_text.py packaging.py regular_expressions.py solve_many.py)
+  $(addprefix test_,ci.py cli.py docs_site.py flags.py fuzz.py mutate.py odd_text.py packaging.py random_models.py) \
+  $(addprefix test_,random_pair.py regular_expressions.py solve_many.py tool_problems.py vocabulary_packages.py)
 # The theme prints an advertisement against MkDocs 2 without the variable.
 SITE := NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
 # Without its bytecode, every program that a test starts would compile the package again.
@@ -101,13 +102,13 @@ real: $(STAMP) ## a real pair from registry packages (8 GB) on GSM8K, beside the
 	$(RUN)/python -m lab.real
 
 fuzz: $(STAMP) ## inputs that reach new code of the parsers, ten minutes for each of seven: a finding fails
-	$(RUN)/python -m lab.fuzz
+	$(RUN)/python -m tests.fuzz
 
 versions: $(STAMP) ## the contract and the judging methods on the CPU builds of vLLM 0.26, 0.29 and 0.32: an hour, 15 GB
 	$(RUN)/python -m lab.versions
 
 mutate: $(STAMP) ## change the code in one place at a time, and list what no test notices: hours
-	$(RUN)/python -m lab.mutate
+	$(RUN)/python -m tests.mutate
 
 docs: $(STAMP) ## build the site of the documents into build/site
 	$(SITE) build --strict

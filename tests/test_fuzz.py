@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from lab.fuzz import CORPORA, TARGETS
 from stepspec.evals.benchmarks import loading
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.endpoints import metrics, tool_protocol, vllm_protocol
@@ -31,6 +30,7 @@ from stepspec.orchestrator.service.formats.responses import ResponsesRequest
 from stepspec.orchestrator.service.formats.validation import explain
 from stepspec.settings import load
 from tests.fakes import replay
+from tests.fuzz import CORPORA, TARGETS
 
 CALL = Call("small", "http://host", "write")
 fuzz = settings(

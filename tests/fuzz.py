@@ -1,6 +1,6 @@
 """
 Fuzz the parsers of what comes from outside, guided by the code that each input reaches: ``python -m
-lab.fuzz``.
+tests.fuzz``.
 
 Atheris is installed below ``build/fuzz``. Each target runs in a process of its own for
 ``--seconds``, from the inputs in ``tests/corpora/NAME`` and those that earlier runs left in

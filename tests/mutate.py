@@ -182,7 +182,7 @@ def mutate(name: str, every: int = 1) -> tuple[int, int, list[str]]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command = (sys.executable, "-m", "lab.forked", str(session), SESSIONS[name][1], str(every))
+    command = (sys.executable, "-m", "tests.forked", str(session), SESSIONS[name][1], str(every))
     subprocess.run(command, cwd=TREE, env=environment, check=True)
     with sqlite3.connect(session) as results:
         tried = results.execute(

@@ -2,7 +2,7 @@
 Run the tests of one module's mutants, each in a fork of a process that has imported everything but
 stepspec.
 
-Most of a mutant's time is imports otherwise. Started by ``lab.mutate`` in the copy that is mutated.
+Most of a mutant's time is imports otherwise. Started by ``tests.mutate`` in the copy that is mutated.
 A semicolon divides the tests: the slow ones after it run only for the mutants that pass the others.
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import mutate
+from tests import mutate
 
 MODULE, TESTS = "policies/one.py", "tests/test_one.py"
 
