@@ -125,20 +125,12 @@ def _block(name: str, block: Block, stamp: str) -> Markup:
 
 
 def _figure(plot: Plot, stamp: str, heading: str = "h4") -> Markup:
-    keys = element("ul", *map(_key, plot.keys), class_="legend") if plot.keys else Markup()
     note = element("p", _with_code(plot.note), class_="note")
     caption = element("figcaption", note, element("p", stamp, class_="stamp"))
     drawing = element(
         "div", plot.draw(), class_="drawing", tabindex="0", role="region", aria_label=plot.title
     )
-    return element("figure", element(heading, plot.title), drawing, keys, caption, class_="card")
-
-
-def _key(key: tuple[str, str, bool]) -> Markup:
-    name, author, wasted = key
-    return element(
-        "li", element("span", class_="swatch", data_author=author, data_wasted=wasted), name
-    )
+    return element("figure", element(heading, plot.title), drawing, caption, class_="card")
 
 
 def _table(table: Table, stamp: str) -> Markup:
