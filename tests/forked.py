@@ -2,8 +2,9 @@
 Run the tests of one module's mutants, each in a fork of a process that has imported everything but
 stepspec.
 
-Most of a mutant's time is imports otherwise. Started by ``tests.mutate`` in the copy that is mutated.
-A semicolon divides the tests: the slow ones after it run only for the mutants that pass the others.
+Most of a mutant's time is imports otherwise. Started by ``tests.mutate`` in the copy that is
+mutated. A semicolon divides the tests: the slow ones after it run only for the mutants that pass
+the others.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run_forked(tests: str, seconds: float, limit: float) -> tuple[Any, str]:
         code = 1
         try:
             code = int(pytest.main([*OPTIONS, *tests.split()]))
-        finally:  # After an error of pytest's own, this process must not continue the parent's loop.
+        finally:  # After an error of pytest, this process must not continue the parent's loop.
             os._exit(code)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

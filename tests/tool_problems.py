@@ -23,9 +23,9 @@ Message: TypeAlias = dict[str, Any]
 """A message of OpenAI's chat API."""
 
 ITEMS = (
-    "cup", "pen", "book", "lamp", "chair", "clock", "plate", "spoon", "fork", "bag", "hat", "shirt", "sock",
-    "ball", "kite", "drum", "bell", "rope", "brick", "candle", "basket", "bucket", "mirror", "pillow", "towel",
-    "ladder",
+    "cup", "pen", "book", "lamp", "chair", "clock", "plate", "spoon", "fork", "bag", "hat",
+    "shirt", "sock", "ball", "kite", "drum", "bell", "rope", "brick", "candle", "basket",
+    "bucket", "mirror", "pillow", "towel", "ladder",
 )  # fmt: skip
 KINDS: Mapping[Kind, float] = {"buy": 0.65, "price": 0.1, "stated": 0.25}
 RESULT = "result: "
