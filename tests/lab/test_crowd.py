@@ -143,11 +143,12 @@ def test_a_failed_problem_is_counted_and_says_why() -> None:
 
     block, _ = block_of(PacedSolver(fails=fails), 2, TASKS[:3])
     assert [timing.correct for timing in block] == [True, False, True]
-    assert block[1].failure == "the small model at http://a: gone"
+    assert block[1].failure.startswith("the small model at ")
+    assert block[1].failure.endswith("gone")
     assert block[1].latency == 0.5
 
 
-def test_all_arms_solve_a_problem_with_the_same_seed() -> None:
+def test_a_problem_has_the_same_seed_under_every_load() -> None:
     first, second = PacedSolver(), PacedSolver()
     block_of(first, 2)
     block_of(second, 3)
