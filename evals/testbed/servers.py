@@ -36,7 +36,6 @@ PROFILES = Path(__file__).with_name("profiles.toml")
 # a folder with the metadata of a distribution, for the servers' PYTHONPATH
 PLUGIN = Path(__file__).parent / "plugin"
 ARCHITECTURE = "PacedQwen3ForCausalLM"
-JUDGE = "large"  # the weights of the large model, which judges, where no other ones are named
 PAIR = ("large", "small")
 TINY = "tiny"  # drafts for the small model in a nested pair
 SERVED = "testbed-"  # the prefix of the names under which the models are served
@@ -98,21 +97,19 @@ SPECULATIONS: Mapping[str, Mapping[str, TokenSpeculation]] = {
 @dataclass(frozen=True, slots=True)
 class World:
     """
-    One kind of problems, with the *folders* of its models; *trainer* is the command that makes the
-    models.
-
-    *context* is the longest in tokens, *cache* the size in MiB of a server's key-value cache for
-    it, and *sequences* how many requests a server takes at once. *judge* names the weights of the
-    large model, which is the judge.
+    One kind of problems, and the miniature models that were trained for it.
     """
 
     name: str
+    """Its name."""
     folders: tuple[Path, ...]
+    """Where its models are: the first folder that has a model counts."""
     context: int
+    """The longest context, in tokens."""
     cache: int
-    judge: str = JUDGE
+    """The size of a server's key-value cache for that context, in MiB."""
     sequences: int = SEQUENCES
-    trainer: str = "`python -m lab.training train` in the repository"
+    """How many requests a server takes at once."""
 
     def model(self, name: str) -> Path:
         """
@@ -122,7 +119,8 @@ class World:
             if (folder / name / "config.json").is_file():
                 return folder / name
         raise ConfigurationError(
-            f"no miniature model at {self.folders[0] / name}; {self.trainer} makes it"
+            f"no miniature model at {self.folders[0] / name}: install stepspec again, which brings"
+            " the models along"
         )
 
     @property
@@ -251,15 +249,14 @@ def miniature_servers(
     ``testbed-<role>``.
 
     A role that is there twice gets two servers; the second is called ``<role>-2``. *speculation* is
-    by role. *drafter* is the model of ``draft_model``; None: the small model. The large role has
-    the weights of the world's judge, and serves ``testbed-<judge>``. Raise ConfigurationError for
-    an unknown profile and for a missing model.
+    by role. *drafter* is the model of ``draft_model``; None: the small model. Raise
+    ConfigurationError for an unknown profile and for a missing model.
     """
     drafting = {
         role: kind.configuration(str(drafter or world.model(DRAFTER)))
         for role, kind in speculation.items()
     }
-    trained = [(role, world.model(world.judge if role == "large" else role)) for role in roles]
+    trained = [(role, world.model(role)) for role in roles]
     servers = [
         _server(profile, role, model, world.flags, drafting.get(role)) for role, model in trained
     ]

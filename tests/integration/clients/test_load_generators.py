@@ -40,11 +40,8 @@ def test_guidellm_measures_a_method(service: Service, tmp_path: Path) -> None:
         assert solved(request["output"], problem)
         assert 0 < request["output_metrics"]["text_tokens"] < ROOM  # ignore_eos makes no run longer
         timings = request["info"]["timings"]
+        # In this API GuideLLM sees the answer alone, which may be one piece.
         assert timings["first_token_iteration"] <= timings["last_token_iteration"]
-        # In the other API it sees the answer alone, which may be one piece.
-        if api == "/v1/chat/completions":
-            assert timings["first_token_iteration"] < timings["last_token_iteration"]
-            assert len(request["reasoning_output"].split("\n\n")) > 2
     assert not Counter(request["output_metrics"]["text_tokens"] for request in requests) - kept
 
 
