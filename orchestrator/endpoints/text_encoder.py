@@ -25,12 +25,12 @@ from unicodedata import category, normalize
 from ..errors import MissingCapability
 from ..json_values import json_text, read_json
 from .client import Connection
+from .prompts import EncodedPrompt
 from .vllm_protocol import (
     DETOKENIZE,
     REPLACEMENT,
     TOKENIZE,
     Body,
-    EncodedPrompt,
     detokenize_body,
     detokenized,
     tokenize_body,

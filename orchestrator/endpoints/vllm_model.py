@@ -16,6 +16,7 @@ from ..events import Called, Observer, Verb
 from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST
 from ..step_ends import StepEnds
 from . import vllm_protocol
+from .prompts import EncodedPrompt
 from .settings import Sampling
 from .sticky_stream import StickyStream
 from .token_stream import (
@@ -29,7 +30,7 @@ from .token_stream import (
     step_ends,
 )
 from .tokenizer import ChainIds
-from .vllm_protocol import COMPLETIONS, GENERATE, Body, Call, EncodedPrompt, Prompts, Reply
+from .vllm_protocol import COMPLETIONS, GENERATE, Body, Call, Prompts, Reply
 
 if TYPE_CHECKING:
     from .vllm import VllmEndpoint
@@ -251,7 +252,7 @@ class VllmModel:
         pieces = None if rows is None else await encoder.pieces(set(read))
         if rows is None:
             prompt = before.plus(read)
-            body = vllm_protocol.scoring_body(self._endpoint.name, prompt.fragment, top)
+            body = vllm_protocol.scoring_body(self._endpoint.name, prompt, top)
             reply = await self._post("score", [prompt], body, rows=len(read))
             rows = vllm_protocol.prompt_rows(self._call("score"), reply, len(read))
         return vllm_protocol.scored_spans(self._call("score"), rows, encoded, top, pieces)
@@ -264,7 +265,7 @@ class VllmModel:
         so.
         """
         prompt = before.plus(ids)
-        body = vllm_protocol.suffix_scoring_body(self._endpoint.name, prompt.fragment, top)
+        body = vllm_protocol.suffix_scoring_body(self._endpoint.name, prompt, top)
         try:
             # The row before these says that the first of them is not that of the first token.
             rows = len(ids) + 1
@@ -358,9 +359,7 @@ class VllmModel:
         Send a question, which may have the chain as a second prompt: for the state that is saved at
         its end.
         """
-        sent: Prompts = (
-            prompts[0].fragment if len(prompts) == 1 else [prompt.fragment for prompt in prompts]
-        )
+        sent: Prompts = prompts[0] if len(prompts) == 1 else list(prompts)
         body = vllm_protocol.choice_body(
             self._endpoint.name, sent, list(numbers.values()), by_id=by_id
         )
@@ -391,7 +390,7 @@ class VllmModel:
             or self._endpoint.speculates
         )
         body = vllm_protocol.stream_body(
-            *(self._endpoint.name, prompt.fragment, sampling, self._format),
+            *(self._endpoint.name, prompt, sampling, self._format),
             limit=limit,
             stop=(*closing.stops, *stop),
             stop_token=closing.id if closing.open else -1,

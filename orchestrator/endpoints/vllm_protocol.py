@@ -30,11 +30,12 @@ from ..errors import (
     ModelGone,
 )
 from ..tokens import LARGEST_ID
+from .prompts import EncodedPrompt
 from .settings import Sampling
 
 Body: TypeAlias = dict[str, Any]
 Reply: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = Sequence[int] | orjson.Fragment  # token ids, or their JSON
+Prompt: TypeAlias = Sequence[int] | EncodedPrompt
 Prompts: TypeAlias = Prompt | Sequence[Prompt]  # one prompt, or several in one request
 # one position of the prompt: log-probability and rank by token id
 Row: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -345,54 +346,6 @@ def reading(call: Call, wanted: str, reply: object) -> Generator[None]:
         raise call.error(MalformedReply, message) from exc
 
 
-# Prompts
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """
-    The JSON of a prompt's token ids, without its brackets, and their *count*.
-
-    A long prompt that grows is put together from the JSON of its parts: to write that of all its
-    ids for every request would take more time than the rest of the request.
-    """
-
-    count: int = 0
-    json: bytes = b""
-
-    @classmethod
-    def of(cls, ids: Sequence[int]) -> EncodedPrompt:
-        return cls(len(ids), orjson.dumps(ids)[1:-1])
-
-    @classmethod
-    def joined(cls, parts: Sequence[EncodedPrompt]) -> EncodedPrompt:
-        return cls(
-            sum([part.count for part in parts]),
-            b",".join([part.json for part in parts if part.count]),
-        )
-
-    def plus(self, ids: Sequence[int]) -> EncodedPrompt:
-        return EncodedPrompt.joined((self, EncodedPrompt.of(ids))) if ids else self
-
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def ids(self) -> list[int]:
-        """The token ids."""
-        ids: list[int] = orjson.loads(b"[%b]" % self.json)
-        return ids
-
-    def last(self, count: int) -> list[int]:
-        """The last *count* token ids, or all."""
-        return EncodedPrompt(json=b",".join(self.json.rsplit(b",", count)[-count:])).ids
-
-    @property
-    def fragment(self) -> orjson.Fragment:
-        """The prompt in the body of a request."""
-        return orjson.Fragment(b"[%b]" % self.json)
-
-
 # The server and its tokenizer
 
 
@@ -477,7 +430,7 @@ def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
         room = int(reply["max_model_len"])
     if count > room:
         raise call.error(ContextTooLong, no_room(count, room))
-    return EncodedPrompt(count, ids)
+    return EncodedPrompt(count, (ids,))
 
 
 def checked(call: Call, reply: Reply) -> Reply:

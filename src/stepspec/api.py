@@ -23,8 +23,9 @@ from stepspec.orchestrator.endpoints import (
     RewardModelEndpoint,
     Sampling,
 )
-from stepspec.orchestrator.endpoints.client import LEAST_CONCURRENCY, carrying
+from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import poll_queue
+from stepspec.orchestrator.endpoints.slots import LEAST_CONCURRENCY
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
@@ -203,6 +204,18 @@ class Solver:
     def down(self) -> Mapping[str, str]:
         """The URL and the cause of every server that failed and has passed no probe since."""
         return {url: why for model in self._single_models for url, why in model.down.items()}
+
+    @property
+    def waiting(self) -> Mapping[Party, int]:
+        """The number of requests to models that wait for a slot of their endpoint, by role."""
+        waiting: dict[Party, int] = {"small": 0, "large": 0}
+        for pair in (self.small, self.large):
+            for model in leaves(pair):
+                if isinstance(model, ReplicatedEndpoint):
+                    waiting[pair.role] += model.waiting
+        if isinstance(self.critic, RewardModelEndpoint):
+            waiting["critic"] = self.critic.connection.slots.waiting
+        return waiting
 
     @property
     def _single_models(self) -> list[ReplicatedEndpoint]:

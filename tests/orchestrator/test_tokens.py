@@ -10,7 +10,7 @@ import pytest
 
 from stepspec.orchestrator.chain import Step, Token
 from stepspec.orchestrator.endpoints import vllm_protocol
-from stepspec.orchestrator.endpoints.vllm_protocol import EncodedPrompt
+from stepspec.orchestrator.endpoints.prompts import EncodedPrompt
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
 from stepspec.orchestrator.events import Committed, Drafted
 from stepspec.orchestrator.tokens import Tokens

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from ...budget import Budget
-from ...chain import CHOICES, Message, Role, Toolset
+from ...chain import CHOICES, Message, Party, Role, Toolset
 from ...endpoints import ModelEndpoint, Sampling
 from ...endpoints.vllm_protocol import Format
 from ...errors import ConfigurationError, near
@@ -56,6 +56,11 @@ class Engine(Protocol):
 
     @property
     def large(self) -> ModelEndpoint: ...
+
+    @property
+    def waiting(self) -> Mapping[Party, int]:
+        """The number of requests to models that wait for a slot, by role."""
+        ...
 
     async def solve(
         self,

@@ -18,6 +18,7 @@ import aiohttp
 
 from ...concurrency import background
 from ...endpoints.client import CARRIED
+from ...endpoints.slots import waiting_at_most
 from ...errors import EndpointError
 from ...events import Answering, Calling, Committed, Event, Finished
 from ...json_values import write_json
@@ -84,8 +85,10 @@ class ServiceContext:
         Wait for admission, and yield the seconds that *request* may still take. Raise `ApiError`.
         """
         async with self.admission.enter(priority) as waited:
-            request.queued, request.admitted = waited, request.seconds
-            yield max(self.settings.max_seconds - waited, LEAST_SECONDS)
+            request.queued = waited
+            request.admitted = request.seconds
+            with waiting_at_most(self.settings.max_wait, waited):
+                yield max(self.settings.max_seconds - waited, LEAST_SECONDS)
 
     def respond(self, request: ServiceRequest, work: Work) -> StreamedResponse:
         return StreamedResponse(request, work, self.settings.send_seconds, self.admission.aborted)
