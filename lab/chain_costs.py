@@ -164,24 +164,25 @@ async def peak_bytes(url: str, tokens: int) -> int:
 
 
 def token_bytes(tokens: int) -> float:
-    """Return the bytes that a token of the large model takes in a step, without log-probabilities."""
-    known = grown(tokens, "words").steps
+    """Return the bytes of a token in the large model's steps, without log-probabilities."""
+    known = [
+        [Token(token.text, id=token.id) for token in step.tokens]
+        for step in grown(tokens, "").steps
+    ]
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        steps = [
-            Step(
-                step.text.encode().decode(),
-                "large",
-                "delimiter",
-                Tokens.of([Token(token.text, id=token.id) for token in step.tokens]),
-            )
-            for step in known
-        ]
+        steps = [written_step(written) for written in known]
         held = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     return held / sum(len(step.tokens) for step in steps)
+
+
+def written_step(tokens: Sequence[Token]) -> Step:
+    """Return a step of *tokens*, made as a stream makes it."""
+    text = "".join([token.text for token in tokens])
+    return Step(text, "large", "delimiter", Tokens.of(tokens, text))
 
 
 async def token_us(url: str, chains: int) -> float:

@@ -77,4 +77,4 @@ async def test_the_longest_callback_is_found_and_the_loop_is_as_before() -> None
 
 
 def test_a_live_token_takes_at_most_its_goal() -> None:
-    assert 20 < token_bytes(2_000) <= 60
+    assert 15 < token_bytes(2_000) <= 60

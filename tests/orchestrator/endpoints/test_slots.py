@@ -38,7 +38,7 @@ async def test_a_wait_beyond_the_limit_is_a_shortage_that_names_the_settings() -
         late = asyncio.create_task(hold(one, 1.0))
         await asyncio.sleep(29.0)
         assert one.waiting == 1
-        with pytest.raises(LocalShortage, match="large model .* within 30 s .*max_concurrency"):
+        with pytest.raises(LocalShortage, match=r"large model .* within 30 s .*max_concurrency"):
             await late
     assert one.waiting == 0
     assert await holding == 0.0
