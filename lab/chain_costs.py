@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import time
 import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -216,10 +217,9 @@ def callbacks_timed() -> Generator[Callable[[], float]]:
 
 
 def long_run(solver: Solver, chain: Chain, events: Sequence[Event]) -> Run:
-    """Return a run with *chain* behind it, whose steps are its own; each had these *events*."""
-    steps = tuple([replace(step, tokens=replace(Tokens.of(step.tokens))) for step in chain.steps])
-    run = Run(solver, replace(chain, steps=steps))
-    for step in steps:
+    """Return a run with *chain* behind it; each of its steps had these *events*."""
+    run = Run(solver, chain)
+    for step in chain.steps:
         for event in events:
             changed: Any = {
                 name: step
@@ -230,10 +230,11 @@ def long_run(solver: Solver, chain: Chain, events: Sequence[Event]) -> Run:
     return run
 
 
-async def callback_ms(url: str, chains: int, tokens: int) -> tuple[float, float]:
+async def crowd(url: str, chains: int, tokens: int) -> list[Figure]:
     """
-    Return the milliseconds of the longest callback while *chains* of *tokens* tokens each go on,
-    and those of a full garbage collection, which may befall any callback.
+    Measure *chains* of *tokens* tokens each that go on.
+
+    A full garbage collection may befall any callback.
     """
     async with solver_at(url) as solver:
         first = Run(solver, Chain.of(PROBLEM))
@@ -241,13 +242,20 @@ async def callback_ms(url: str, chains: int, tokens: int) -> tuple[float, float]
         before = len(first.recorder.events)
         await first.think(1)
         events = first.recorder.events[before:]
-        chain = grown(tokens, solver.small.vocabulary)
-        runs = [long_run(solver, chain, events) for _ in range(chains)]
+        vocabulary = solver.small.vocabulary
+        runs = [long_run(solver, grown(tokens, vocabulary), events) for _ in range(chains)]
         await asyncio.gather(*(run.think(1) for run in runs))
         with callbacks_timed() as longest:
             await asyncio.gather(*(run.think(2) for run in runs))
-            collections = [collection_ms() for _ in range(ROUNDS)]
-        return longest(), min(collections)
+            callback = longest()
+        collection = min(collection_ms() for _ in range(ROUNDS))
+    where = f"{chains} chains of {tokens:,} tokens"
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    return [
+        Figure(f"the longest callback, {where}", callback, "ms", GOAL_CALLBACK_MS),
+        Figure(f"a full garbage collection, {where}", collection, "ms", GOAL_CALLBACK_MS),
+        Figure(f"most resident memory, {where}", resident, "MiB"),
+    ]
 
 
 def collection_ms() -> float:
@@ -281,14 +289,9 @@ def crowds() -> list[Figure]:
     """Measure many chains at once."""
     with stand_in_process(*SERVER, "--token-ms", CROWD_TOKEN_MS) as url:
         kept = asyncio.run(token_us(url, CROWD))
+    figures = [Figure(f"a kept token of {CROWD} chains", kept, "us", GOAL_TOKEN_US)]
     with stand_in_process(*SERVER) as url:
-        longest, collection = asyncio.run(callback_ms(url, CROWD, CROWD_LENGTH))
-    where = f"{CROWD} chains of {CROWD_LENGTH:,} tokens"
-    return [
-        Figure(f"a kept token of {CROWD} chains", kept, "us", GOAL_TOKEN_US),
-        Figure(f"the longest callback, {where}", longest, "ms", GOAL_CALLBACK_MS),
-        Figure(f"a full garbage collection, {where}", collection, "ms", GOAL_CALLBACK_MS),
-    ]
+        return [*figures, *asyncio.run(crowd(url, CROWD, CROWD_LENGTH))]
 
 
 def table_of(figures: Sequence[Figure]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import marshal
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +14,7 @@ import orjson
 from pydantic import ConfigDict, TypeAdapter
 
 from .errors import ConfigurationError
-from .events import Called, Event
+from .events import Event
 
 # Infinities are written as strings, because JSON has no such numbers. Each event is wrapped in a
 # tuple, because pydantic accepts no config for a dataclass.
@@ -94,7 +93,6 @@ class EventLog(Sequence[Event]):
     read.
 
     A log of a long run is then few objects for a garbage collection, which stops the event loop.
-    The fields of `Called`, the most frequent event, are numbers and names, and kept as bytes.
     """
 
     def __init__(self) -> None:
@@ -104,10 +102,9 @@ class EventLog(Sequence[Event]):
 
     def append(self, event: Event) -> None:
         kind = type(event)
-        values = [getattr(event, name) for name in _NAMES[kind]]
         self._kinds.append(kind)
         self._starts.append(len(self._fields))
-        self._fields += [marshal.dumps(values)] if kind is Called else values
+        self._fields += [getattr(event, name) for name in _NAMES[kind]]
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -125,8 +122,6 @@ class EventLog(Sequence[Event]):
     def _event(self, place: int) -> Event:
         kind = self._kinds[place]
         start = self._starts[place]
-        if kind is Called:
-            return Called(*marshal.loads(self._fields[start]))
         made: Event = kind(*self._fields[start : start + len(_NAMES[kind])])
         return made
 

@@ -161,6 +161,15 @@ def test_gpus_are_requested_and_distributed(rendered: Mapping[str, list[Tree]]) 
     assert small["resources"]["limits"] == {"nvidia.com/gpu": 1}
 
 
+def test_the_memory_limit_holds_the_chains_that_its_comment_names(
+    rendered: Mapping[str, list[Tree]],
+) -> None:
+    tokens = 128 * 16_384
+    needed = 150 * 2**20 + tokens * 688
+    limit = service(rendered["pair"])["resources"]["limits"]["memory"]
+    assert needed <= int(limit.removesuffix("Gi")) * 2**30
+
+
 @pytest.mark.parametrize(
     ("addresses", "host"), [("fe80 02 40 20 80 eth0\n", "::"), ("", "0.0.0.0"), (None, "0.0.0.0")]
 )
