@@ -15,8 +15,8 @@ from ...fakes import jumping
 MOST_SECONDS = 30.0
 
 
-def slots(most: int = 1, **settings: float) -> Slots:
-    return Slots(Endpoint(role="large", url="http://x:1", max_concurrency=most, **settings))
+def slots(most: int = 1) -> Slots:
+    return Slots(Endpoint(role="large", url="http://x:1", max_concurrency=most))
 
 
 async def hold(slots: Slots, seconds: float) -> float:
@@ -90,7 +90,7 @@ async def test_requests_that_give_up_leave_their_slots_to_others() -> None:
     await asyncio.wait(waiting)
     assert waiting[5].result() == 5.0
     assert two.waiting == 0
-    assert await asyncio.gather(hold(two, 1.0), hold(two, 1.0)) == [0.0, 0.0]
+    assert await asyncio.gather(*(hold(two, 1.0) for _ in range(2))) == [0.0, 0.0]
 
 
 @jumping
