@@ -1,4 +1,4 @@
-"""The figures of long chains and crowds: what is measured, and how it is compared with the goals."""
+"""The figures of long chains and crowds: what is measured, and compared with the goals."""
 
 from __future__ import annotations
 
