@@ -165,7 +165,7 @@ def test_the_memory_limit_holds_the_chains_that_its_comment_names(
     rendered: Mapping[str, list[Tree]],
 ) -> None:
     tokens = 128 * 16_384
-    needed = 150 * 2**20 + tokens * 688
+    needed = 150 * 2**20 + tokens * 705
     limit = service(rendered["pair"])["resources"]["limits"]["memory"]
     assert needed <= int(limit.removesuffix("Gi")) * 2**30
 
