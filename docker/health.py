@@ -3,7 +3,8 @@ Exit with 0 if every server named is up: ``health.py [--wait SECONDS] URL[,URL..
 without curl.
 
 Up is what answers with a status below 500, as for the service itself. Of URLs with commas between
-them one is enough.
+them one is enough. A server on another machine is asked through the proxy that the service takes;
+that needs `proxies`, which the image has in the same folder.
 """
 
 from __future__ import annotations
@@ -14,16 +15,28 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from urllib.parse import urlsplit
 
 WITHIN = 3.0  # seconds for one look
 EVERY = 2.0  # seconds between two
-# The services are local; a proxy is not needed.
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+OWN = ("127.0.0.1", "::1", "localhost")  # hosts that no proxy reaches
+
+
+def proxies_for(url: str) -> dict[str, str]:
+    """Return the proxy for *url* by its scheme; {} if the environment names none."""
+    parts = urlsplit(url)
+    if parts.hostname in OWN:
+        return {}
+    from proxies import proxy_of  # not in the images of other servers
+
+    proxy = proxy_of(url)
+    return {parts.scheme: proxy} if proxy else {}
 
 
 def up(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies_for(url)))
     try:
-        with DIRECT.open(url, timeout=WITHIN):
+        with opener.open(url, timeout=WITHIN):
             return True
     except urllib.error.HTTPError as exc:
         return exc.code < 500

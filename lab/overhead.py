@@ -3,7 +3,8 @@ Measure what stepspec adds to the HTTP requests that it sends: CPU time, wall ti
 
 A stand-in server (`tests.stand_in`) in a process of its own writes tokens at a set pace. The steps
 of a SpecReason run and the same requests without stepspec, by bare aiohttp and by the openai SDK,
-are timed in turns in one process.
+are timed in turns in one process. How the cost grows with lengths and crowds is measured by
+`lab.chain_costs`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import gc
 import platform
 import sys
 import time
-import tracemalloc
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -33,18 +33,22 @@ from openai.types import Completion
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.api import Solver
+from lab.chain_costs import (
+    MANY_STEPS,
+    ROOM,
+    STEP_TOKENS,
+    Run,
+    crowds,
+    grown,
+    lengths,
+    solver_at,
+    table_of,
+)
 from stepspec.cli.program import script
 from stepspec.evals.progress import progress_bars
-from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Chain, Step, Token
-from stepspec.orchestrator.endpoints import Endpoint, Sampling
-from stepspec.orchestrator.reason import reason
-from stepspec.orchestrator.trace import Recorder, Stopwatch
-from tests.stand_in import PIECES, StandIn, logprob, stand_in_process
+from stepspec.orchestrator.chain import Chain
+from tests.stand_in import StandIn, stand_in_process
 
-PROBLEM = "What is 6 x 7?"
-STEP_TOKENS, MANY_STEPS, ROOM = 20, 100_000, 40_000
 TOKEN_MS = 20.0
 OF_AIOHTTP, LONGER = 1.5, 1.3
 """
@@ -52,7 +56,6 @@ The bars: CPU time over that of bare aiohttp; CPU time of a step of a long chain
 short one.
 """
 OURS, BARE, SDK = CONTENDERS = ("stepspec", "aiohttp", "openai")
-MEMORY_CHAINS, MEMORY_TOKENS = 8, 2000
 
 Sent = tuple[str, dict[str, Any]]
 
@@ -116,58 +119,6 @@ class RecordingStandIn(StandIn):
     async def complete(self, request: web.Request) -> web.StreamResponse:
         self.received.append((request.path, orjson.loads(await request.read())))
         return await super().complete(request)
-
-
-@asynccontextmanager
-async def solver_at(url: str) -> AsyncGenerator[Solver]:
-    """Yield a solver whose models are both served at *url*."""
-    small, large = (
-        Endpoint(role=role, url=url, max_concurrency=4096) for role in ("small", "large")
-    )
-    async with Solver(small, large, sampling=Sampling(seed=1)) as solver:
-        yield solver
-
-
-def grown(tokens: int, vocabulary: str) -> Chain:
-    """Return a chain of at least *tokens* tokens, as a stand-in writes it."""
-    server, chain = StandIn(steps=MANY_STEPS, step_tokens=STEP_TOKENS), Chain.of(PROBLEM)
-    steps: list[Step] = []
-    for first in range(0, tokens, STEP_TOKENS):
-        ids = [server.token(place) for place in range(first, first + STEP_TOKENS)]
-        written = tuple(
-            [Token(PIECES[number].decode(), logprob(number), id=number) for number in ids]
-        )
-        text = "".join(token.text for token in written)
-        steps.append(Step(text, "small", "delimiter", written, vocabulary))
-    return Chain(chain.messages, tuple(steps), chain.ends)
-
-
-@dataclass
-class Run:
-    """
-    One run of SpecReason by *solver* that goes on from *chain*, one step after the other, with a
-    recorder.
-    """
-
-    solver: Solver
-    chain: Chain
-
-    def __post_init__(self) -> None:
-        self.recorder = Recorder(Stopwatch())
-        self.policy = self.solver.policy(
-            "specreason", budget=Budget(tokens=ROOM), observe=self.recorder
-        )
-
-    async def think(self, steps: int) -> Chain:
-        """Extend the chain by a number of *steps*."""
-        last = len(self.chain.steps) + steps
-        self.chain, _ = await reason(
-            self.policy,
-            self.chain,
-            spent=lambda chain: len(chain.steps) >= last,
-            observe=self.recorder,
-        )
-        return self.chain
 
 
 async def recorded(chain: Chain, steps: int) -> list[Sent]:
@@ -321,26 +272,6 @@ def in_turn(number: int) -> tuple[str, ...]:
     return names[first:] + names[:first]
 
 
-async def memory(base: str) -> float:
-    """
-    Bytes of memory per chain when `MEMORY_CHAINS` runs at once have written `MEMORY_TOKENS` tokens
-    each.
-    """
-    steps = MEMORY_TOKENS // STEP_TOKENS
-    async with solver_at(base) as solver:
-        await Run(solver, Chain.of(PROBLEM)).think(4)
-        gc.collect()
-        tracemalloc.start()
-        try:
-            runs = [Run(solver, Chain.of(PROBLEM)) for _ in range(MEMORY_CHAINS)]
-            await asyncio.gather(*(run.think(steps) for run in runs))
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    assert all(len(run.chain.steps) == steps for run in runs)
-    return peak / MEMORY_CHAINS
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """The figures of one cell: times in milliseconds per step, and ratios of the same rounds."""
@@ -431,9 +362,11 @@ def verdicts(measured: Sequence[Round]) -> list[tuple[str, float, float]]:
 EXAMPLES = """
 Examples:
 
-  python -m lab.overhead               # about four minutes; Ctrl-C: what is measured so far
+  python -m lab.overhead               # about six minutes; Ctrl-C: what is measured so far
 
   python -m lab.overhead --rounds 3
+
+  python -m lab.overhead --growth      # lengths and crowds alone, two minutes
 """
 
 
@@ -444,34 +377,36 @@ def main(
     token_ms: Annotated[
         float, typer.Option(min=0, help="Milliseconds per token of the server.")
     ] = TOKEN_MS,
+    only_growth: Annotated[
+        bool, typer.Option("--growth", help="Measure nothing but lengths and crowds.")
+    ] = False,
 ) -> None:
     """
     Measure CPU time, wall time and memory that stepspec adds to its HTTP requests, and compare with
-    the bars.
+    the bars; then how they grow with the length and with the number of chains.
     """
-    console, errors = Console(width=140), Console(stderr=True)
-    shape = (
-        "--steps",
-        str(MANY_STEPS),
-        "--step-tokens",
-        str(STEP_TOKENS),
-        "--room",
-        str(ROOM),
-        "--block",
-        "0",
-    )
-    with stand_in_process(*shape, "--token-ms", str(token_ms)) as base:
-        measured = asyncio.run(measure(base, CELLS, rounds, errors))
-        if not measured:
-            sys.exit(130)
-    with stand_in_process(*shape) as base:
-        per_chain = asyncio.run(memory(base))
-    _print(console, measured, per_chain, token_ms)
+    console = Console(width=140)
+    measured: list[Round] = [] if only_growth else _measured(rounds, token_ms)
+    if measured:
+        _print(console, measured, token_ms)
+    console.print(table_of([*lengths(), *crowds()]))
+    command = "python -m lab.overhead --growth" if only_growth else "python -m lab.overhead"
+    console.print(f"{datetime.date.today()}, {platform.machine()}: {command}", style="dim")
     if any(value > bar for _, value, bar in verdicts(measured)):
         sys.exit(1)
 
 
-def _print(console: Console, measured: Sequence[Round], per_chain: float, token_ms: float) -> None:
+def _measured(rounds: int, token_ms: float) -> list[Round]:
+    """Measure all cells against a server of its own. Exit if no round is complete."""
+    shape = ("--steps", str(MANY_STEPS), "--step-tokens", str(STEP_TOKENS), "--room", str(ROOM))
+    with stand_in_process(*shape, "--block", "0", "--token-ms", str(token_ms)) as base:
+        measured = asyncio.run(measure(base, CELLS, rounds, Console(stderr=True)))
+    if not measured:
+        sys.exit(130)
+    return measured
+
+
+def _print(console: Console, measured: Sequence[Round], token_ms: float) -> None:
     summaries = rows(measured)
     count = len({each.number for each in measured})
     table = Table(
@@ -502,12 +437,8 @@ def _print(console: Console, measured: Sequence[Round], per_chain: float, token_
     console.print(table)
     grown_by = ", ".join(f"{name} {growth(measured, name)}" for name in (OURS, BARE, SDK))
     console.print(f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}: {grown_by}")
-    console.print(f"memory per chain of {MEMORY_TOKENS:,} tokens: {per_chain / 1024:.0f} KiB")
     for name, value, bar in verdicts(measured):
         console.print(f"{'met' if value <= bar else 'missed'}: {name}: {value:.2f}, bar {bar}")
-    console.print(
-        f"{datetime.date.today()}, {platform.machine()}: python -m lab.overhead", style="dim"
-    )
 
 
 if __name__ == "__main__":

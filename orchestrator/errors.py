@@ -13,7 +13,7 @@ written to.
     |   |   `-- ContextTooLong              the chain no longer fits into the model's context
     |   `-- MalformedReply                  the response does not match the request
     |       `-- FormatIgnored               the model wrote something else than the format it was asked for
-    |-- LocalShortage                       this machine lacks files, ports or memory; no server is at fault
+    |-- LocalShortage                       this process lacks files, ports, memory or a slot; no server is at fault
     |-- MissingCapability                   the method needs something that this endpoint cannot do
     |-- WorkersLost                         a distributed evaluation has no worker left, or one trial loses too many
     `-- ServerError                         a server that stepspec itself started
@@ -139,7 +139,11 @@ class MissingCapability(StepspecError):
 
 
 class LocalShortage(StepspecError):
-    """This machine has no file descriptor, port or memory left. No server is at fault."""
+    """
+    This process has no file descriptor, port or memory left, or no slot of an endpoint became free.
+
+    No server is at fault.
+    """
 
 
 class WorkersLost(StepspecError):

@@ -75,7 +75,9 @@ class LookaheadControl:
 
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""
-        return draft.author == "small" and 0 < confidence(draft) <= self.hedging
+        if draft.author != "small" or self.hedging <= 0:
+            return False
+        return 0 < confidence(draft) <= self.hedging
 
 
 def confidence(step: Step) -> float:

@@ -163,7 +163,7 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     max_waiting: NonNegativeInt = 256
     """Requests that wait beyond those; further ones are refused."""
     max_wait: PositiveFloat = 30.0
-    """The longest wait of a request, in seconds."""
+    """The longest wait of a request in seconds, for the service and for a slot of a model."""
     max_seconds: PositiveFloat = 600.0
     """
     Deadline of a request in seconds, its wait included; it is answered from the thinking so far.

@@ -87,6 +87,11 @@ class ModelEndpoint(Protocol):
 class Server(ModelEndpoint, Protocol):
     """One server of a model. A back end implements this, and the `Model` of its runs."""
 
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait for a slot of this server."""
+        ...
+
     async def check_health(self) -> None:
         """Raise `EndpointUnavailable` if the server says that it cannot work."""
         ...

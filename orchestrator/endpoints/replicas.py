@@ -307,6 +307,11 @@ class ReplicatedEndpoint:
         return {replica.url: len(replica.runs) for replica in self.health.replicas}
 
     @property
+    def waiting(self) -> int:
+        """The number of requests that wait for a slot of a server."""
+        return sum(endpoint.waiting for endpoint in self.health.entered)
+
+    @property
     def _first(self) -> Server:
         return next(iter(self.health.up or self.health.entered))
 

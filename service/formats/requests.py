@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import CHOICES, Message, Role, Toolset
+from stepspec.orchestrator.chain import CHOICES, Message, Party, Role, Toolset
 from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.errors import ConfigurationError, near
@@ -57,6 +57,11 @@ class Engine(Protocol):
 
     @property
     def large(self) -> ModelEndpoint: ...
+
+    @property
+    def waiting(self) -> Mapping[Party, int]:
+        """The number of requests to models that wait for a slot, by role."""
+        ...
 
     async def solve(
         self,

@@ -209,7 +209,9 @@ class Service:
         all_observers: list[ServiceObserver] = [*observers]
         observe = notify(all_observers)
         self.context = context = ServiceContext(offer, settings, observe)
-        self.metrics = metrics = Metrics(context.admission, offer.version)
+        self.metrics = metrics = Metrics(
+            context.admission, offer.version, lambda: offer.engine.waiting
+        )
         all_observers.append(metrics)
 
         @asynccontextmanager

@@ -52,7 +52,10 @@ DESCRIPTIONS: Mapping[int, str] = {
         "Too many requests at once, or a client is over its limit; Retry-After says when to retry."
     ),
     500: "The service failed, or a server sent a malformed reply.",
-    503: "The service is shutting down, or a served model is down; Retry-After says when to retry.",
+    503: (
+        "The service is shutting down, or a served model is down or has no free slot; Retry-After"
+        " says when to retry."
+    ),
     504: "No answer before the deadline.",
     529: "Too many requests at once, in Anthropic's API; Retry-After says when to retry.",
 }

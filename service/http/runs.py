@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from stepspec.orchestrator.backends.vllm.slots import waiting_at_most
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints.request_context import CARRIED
 from stepspec.orchestrator.errors import EndpointError
@@ -85,8 +86,10 @@ class ServiceContext:
         Wait for admission, and yield the seconds that *request* may still take. Raise `ApiError`.
         """
         async with self.admission.enter(priority) as waited:
-            request.queued, request.admitted = waited, request.seconds
-            yield max(self.settings.max_seconds - waited, LEAST_SECONDS)
+            request.queued = waited
+            request.admitted = request.seconds
+            with waiting_at_most(self.settings.max_wait, waited):
+                yield max(self.settings.max_seconds - waited, LEAST_SECONDS)
 
     def respond(self, request: ServiceRequest, work: Work) -> StreamedResponse:
         return StreamedResponse(request, work, self.settings.send_seconds, self.admission.aborted)

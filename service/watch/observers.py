@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
@@ -26,7 +27,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from structlog.tracebacks import ExceptionDictTransformer
 
-from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.chain import Party, Role
 from stepspec.orchestrator.errors import GuardedStream
 from stepspec.orchestrator.events import (
     AnswerJudged,
@@ -183,9 +184,17 @@ NO_MODEL = "none"  # the label of requests that name no model, or that were refu
 
 
 class Metrics:
-    """An observer that counts."""
+    """
+    An observer that counts; *waiting* returns the requests to models that wait for a slot, by role.
+    """
 
-    def __init__(self, admission: Admission, version: str) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        version: str,
+        waiting: Callable[[], Mapping[Party, int]] = dict[Party, int],
+    ) -> None:
+        self._waiting = waiting
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a sixth of all series
         self.registry = registry = CollectorRegistry()
         labels = ("endpoint", "model")
@@ -263,6 +272,9 @@ class Metrics:
         gauge("requests_waiting", "Requests that wait for admission.").set_function(
             lambda: admission.waiting
         )
+        self._upstream_waiting = gauge(
+            "upstream_waiting", "Requests to a model that wait for a slot of its endpoint.", "role"
+        )
         self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
         Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
 
@@ -270,6 +282,8 @@ class Metrics:
         """Return the metrics as text, and its content type."""
         with suppress(RuntimeError):  # outside of an event loop
             self._tasks.set(len(asyncio.all_tasks()))
+        for role, number in self._waiting().items():
+            self._upstream_waiting.labels(role).set(number)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def __call__(self, event: ServiceEvent) -> None:

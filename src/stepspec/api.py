@@ -15,7 +15,7 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.auto import Auto
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
-from stepspec.orchestrator.backends.vllm.client import LEAST_CONCURRENCY
+from stepspec.orchestrator.backends.vllm.slots import LEAST_CONCURRENCY
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
@@ -200,6 +200,18 @@ class Solver:
     def down(self) -> Mapping[str, str]:
         """The URL and the cause of every server that failed and has passed no probe since."""
         return {url: why for model in self._single_models for url, why in model.down.items()}
+
+    @property
+    def waiting(self) -> Mapping[Party, int]:
+        """The number of requests to models that wait for a slot of their endpoint, by role."""
+        waiting: dict[Party, int] = {"small": 0, "large": 0}
+        for pair in (self.small, self.large):
+            for model in leaves(pair):
+                if isinstance(model, ReplicatedEndpoint):
+                    waiting[pair.role] += model.waiting
+        if isinstance(self.critic, RewardModelEndpoint):
+            waiting["critic"] = self.critic.connection.slots.waiting
+        return waiting
 
     @property
     def _single_models(self) -> list[ReplicatedEndpoint]:

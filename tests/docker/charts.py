@@ -34,6 +34,14 @@ GOOD: dict[str, Tree] = {
         "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
         "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca", "readOnly": True}],
     },
+    "proxy": {
+        **KEYS,
+        "large": {"url": "http://large.example.com:8000/v1"},
+        "env": [
+            {"name": "HTTP_PROXY", "value": "http://proxy:3128"},
+            {"name": "NO_PROXY", "value": ".svc,10.0.0.0/8"},
+        ],
+    },
     "half": {
         **KEYS,
         "small": {"url": "http://a:8000/v1"},

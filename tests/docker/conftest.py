@@ -72,7 +72,7 @@ def parsed(rendered: Mapping[str, list[Tree]]) -> Mapping[str, str]:
         for each in objects:
             if each["kind"] == "StatefulSet":
                 (container,) = each["spec"]["template"]["spec"]["containers"]
-                assert container["command"] == ["vllm", "serve"]
+                assert 'exec vllm serve "$@"' in container["command"][2]
                 lines[f"chart {name} {each['metadata']['name']}"] = container["args"]
     for recipe in sorted((ROOT / "recipes").glob("*.toml")):
         for server in servers(load(recipe)):

@@ -53,7 +53,7 @@ def settings(objects: list[Tree], folder: Path, bare: pytest.MonkeyPatch) -> Set
     for variable in container["env"]:
         value = variable.get("value", "of a secret").replace(mount["mountPath"], str(folder))
         bare.setenv(variable["name"], value)
-    bare.setenv("STEPSPEC_SERVICE__HOST", "0.0.0.0")  # as the image does
+    bare.setenv("STEPSPEC_SERVICE__HOST", "::")  # as the image does
     overrides: dict[str, Any] = (
         {"service": {"insecure": True}} if "--insecure" in container["args"] else {}
     )
@@ -160,6 +160,54 @@ def test_gpus_are_requested_and_distributed(rendered: Mapping[str, list[Tree]]) 
         "containers"
     ]
     assert small["resources"]["limits"] == {"nvidia.com/gpu": 1}
+
+
+def test_the_memory_limit_holds_the_chains_that_its_comment_names(
+    rendered: Mapping[str, list[Tree]],
+) -> None:
+    tokens = 128 * 16_384
+    needed = 150 * 2**20 + tokens * 705
+    limit = service(rendered["pair"])["resources"]["limits"]["memory"]
+    assert needed <= int(limit.removesuffix("Gi")) * 2**30
+
+
+@pytest.mark.parametrize(
+    ("addresses", "host"), [("fe80 02 40 20 80 eth0\n", "::"), ("", "0.0.0.0"), (None, "0.0.0.0")]
+)
+def test_a_deployed_server_listens_by_ipv6_too_where_that_exists(
+    addresses: str | None, host: str, rendered: Mapping[str, list[Tree]], tmp_path: Path
+) -> None:
+    """Run the command of the pod, with another file of addresses and another vLLM."""
+    (container,) = only(rendered["pair"], "StatefulSet", "-large")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    shell, flag, script, *names = container["command"]
+    listed = tmp_path / "if_inet6"
+    if addresses is not None:
+        listed.write_text(addresses)
+    assert "/proc/net/if_inet6" in script
+    vllm = tmp_path / "vllm"
+    vllm.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    vllm.chmod(0o755)
+    done = run(
+        shell,
+        flag,
+        script.replace("/proc/net/if_inet6", str(listed)),
+        *names,
+        *container["args"],
+        "a b",
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )
+    assert done.stdout.splitlines() == ["serve", *container["args"], "a b", f"--host={host}"]
+
+
+def test_the_waiting_container_has_the_proxies_of_the_service(
+    rendered: Mapping[str, list[Tree]],
+) -> None:
+    pod = only(rendered["proxy"], "Deployment")["spec"]["template"]["spec"]
+    (wait,) = pod["initContainers"]
+    assert [variable["name"] for variable in wait["env"]] == ["HTTP_PROXY", "NO_PROXY"]
+    assert all(variable in pod["containers"][0]["env"] for variable in wait["env"])
 
 
 @pytest.mark.parametrize("name", GOOD)

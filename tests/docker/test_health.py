@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+
+from tests.docker.files import ROOT
 
 from ..service.served import serving
 from .files import DOCKER, Tree, outside
@@ -18,11 +23,19 @@ from .test_image import stage
 
 
 async def health(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Run the probe; return its exit status and its output."""
-    command = (sys.executable, str(DOCKER / "health.py"), *arguments)
+    """Run the probe as the image has it; return its exit status and its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        sources, _ = stage("runtime")["COPY"].rsplit(maxsplit=1)
+        for source in sources.split():
+            shutil.copy(ROOT / source, folder)
+        return await probe(Path(folder) / "health.py", *arguments, **environment)
+
+
+async def probe(program: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    """Run *program*; return its exit status and its output."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *command, stderr=pipe, env={**outside(), **environment}
+        sys.executable, str(program), *arguments, stderr=pipe, env={**outside(), **environment}
     )
     _, output = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode is not None
@@ -76,9 +89,44 @@ async def test_it_waits_for_the_configured_time() -> None:
         assert (await health("--wait", "0", nowhere()))[0] == 1
 
 
-async def test_a_proxy_is_not_used() -> None:
+PROXIED = "http://large.models.svc:8000/health"
+
+
+async def test_no_proxy_is_used_for_the_own_machine() -> None:
     async with answering(200) as url:
         assert await health(url, http_proxy="http://127.0.0.1:9") == (0, "")
+        # the images of other servers have this file alone
+        assert await probe(DOCKER / "health.py", url, http_proxy="http://127.0.0.1:9") == (0, "")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"http_proxy": "{proxy}"},
+        {"HTTP_PROXY": "{proxy}", "NO_PROXY": "models.example.com,10.0.0.0/8"},
+        {"ALL_PROXY": "{proxy}", "NO_PROXY": "large.models.svc:9000"},
+    ],
+)
+async def test_a_server_elsewhere_is_asked_through_the_proxy(variables: dict[str, str]) -> None:
+    async with answering(200) as url:
+        proxy = url.removesuffix("/health")
+        named = {name: text.replace("{proxy}", proxy) for name, text in variables.items()}
+        assert await health(PROXIED, **named) == (0, "")
+
+
+@pytest.mark.parametrize("excepted", ["*", "svc", ".svc", "*.svc", "large.models.svc:8000"])
+async def test_what_needs_no_proxy_is_asked_directly(excepted: str) -> None:
+    async with answering(200) as url:
+        proxy = url.removesuffix("/health")
+        found = await health(PROXIED, http_proxy=proxy, no_proxy=excepted)
+    assert found == (1, f"not up: {PROXIED}\n")
+
+
+async def test_a_server_behind_a_proxy_that_has_an_error_is_not_up() -> None:
+    async with answering(502) as url:
+        proxy = url.removesuffix("/health")
+        assert (await health(PROXIED, http_proxy=proxy))[0] == 1
+    assert (await health(PROXIED, http_proxy=nowhere()))[0] == 1
 
 
 @pytest.fixture

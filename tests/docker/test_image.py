@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -19,6 +20,7 @@ from typer.main import get_group
 
 from stepspec.cli import app
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.service.http.app import listen
 from stepspec.settings import load
 
 from ..distributions import build
@@ -160,6 +162,15 @@ def test_the_image_does_not_start_without_a_key(bare: pytest.MonkeyPatch) -> Non
     assert load().service.log_format == "json"
 
 
+def test_the_image_listens_by_both_families(bare: pytest.MonkeyPatch) -> None:
+    assert "STEPSPEC_SERVICE__HOST=::" in stage("service")["ENV"].split()
+    with listen("::", 0) as listening:
+        port = listening.getsockname()[1]
+        hosts = ["127.0.0.1", "::1"] if listening.family == socket.AF_INET6 else ["127.0.0.1"]
+        for host in hosts:
+            socket.create_connection((host, port), timeout=5).close()
+
+
 def test_an_image_of_a_clone_has_a_development_version() -> None:
     default = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"][
         "fallback-version"
@@ -185,7 +196,8 @@ def test_package_and_label_have_the_version_that_the_build_is_given(tmp_path: Pa
         if word == "COPY" and not rest.startswith("--from"):
             *sources, target = rest.split()
             for source in sources:
-                place = tmp_path / target / (Path(source).name if (ROOT / source).is_file() else "")
+                folder = tmp_path / target.lstrip("/")
+                place = folder / Path(source).name if (ROOT / source).is_file() else folder
                 copied = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
                 place.parent.mkdir(parents=True, exist_ok=True)
                 copied(ROOT / source, place)

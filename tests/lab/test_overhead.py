@@ -7,18 +7,16 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from lab.chain_costs import MANY_STEPS, STEP_TOKENS, grown
 from lab.overhead import (
     AT_64,
     BARE,
     CONTENDERS,
     LONG,
-    MANY_STEPS,
     OURS,
     SHORT,
-    STEP_TOKENS,
     Cell,
     Round,
-    grown,
     growth,
     in_turn,
     measure,

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from stepspec.orchestrator.backends.vllm import replies
-from stepspec.orchestrator.backends.vllm.bodies import EncodedPrompt
+from stepspec.orchestrator.backends.vllm.prompts import EncodedPrompt
 from stepspec.orchestrator.chain import Step, Token
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
 from stepspec.orchestrator.events import Committed, Drafted

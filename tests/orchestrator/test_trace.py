@@ -46,6 +46,20 @@ def test_every_event_is_read_as_it_was_written(kind: type[Event]) -> None:
     check()
 
 
+@pytest.mark.parametrize("kind", get_args(Event))
+def test_every_event_is_recorded_as_it_was(kind: type[Event]) -> None:
+    @given(events=st.lists(st.from_type(kind), max_size=3))
+    @BOUNDED
+    def check(events: list[Event]) -> None:
+        recorder = Recorder(lambda: 0.5)
+        for event in events:
+            recorder(event)
+        assert recorder.events == events
+        assert recorder.moments == [Moment(0.5, event) for event in events]
+
+    check()
+
+
 @pytest.mark.parametrize("name", ARMS)
 def test_the_trace_of_a_run_replays_to_its_chain(name: str, tmp_path: Path) -> None:
     async def main() -> tuple[Chain, list[Moment]]:

@@ -204,11 +204,12 @@ async def serving(
     metrics: bytes = b"",
     observers: Sequence[ServiceObserver] = (),
     replicas: Sequence[Noting] = (),
+    max_concurrency: int | None = None,
     **solving: Any,
 ) -> AsyncGenerator[Served]:
     """
     Run a service over two fake servers; the large model's wants *key*, shows *metrics*, and may
-    have *replicas*.
+    have *replicas*. Each takes *max_concurrency* requests at a time.
     """
     settings = settings or chosen()
     small = Noting(script, digits={"9": -0.1}, names=names[:1])
@@ -220,7 +221,7 @@ async def serving(
         each._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # one model, one vocabulary
     recorded, messages = RecordingObserver(), list[str]()
     solving = {"sampling": GREEDY, "ending": "small", "answer": "large", "auto": False, **solving}
-    endpoints = {"retries": 0}
+    endpoints = {"retries": 0, "max_concurrency": max_concurrency}
     async with (
         AsyncExitStack() as stack,
         small.serve("small", **endpoints) as one,

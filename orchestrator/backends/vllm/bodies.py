@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
-
-import orjson
 
 from ...endpoints.interfaces import Format, ServerFormat
 from ...endpoints.settings import GREEDY, Sampling
+from .prompts import EncodedPrompt
 
 Body: TypeAlias = dict[str, Any]
 
 
-Prompt: TypeAlias = Sequence[int] | orjson.Fragment  # token ids, or their JSON
+Prompt: TypeAlias = Sequence[int] | EncodedPrompt
 
 
 Prompts: TypeAlias = Prompt | Sequence[Prompt]  # one prompt, or several in one request
@@ -49,51 +47,6 @@ MAX_STOPS = 4
 
 
 MAX_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPrompt:
-    """
-    The JSON of a prompt's token ids, without its brackets, and their *count*.
-
-    A long prompt that grows is put together from the JSON of its parts: to write that of all its
-    ids for every request would take more time than the rest of the request.
-    """
-
-    count: int = 0
-    json: bytes = b""
-
-    @classmethod
-    def of(cls, ids: Sequence[int]) -> EncodedPrompt:
-        return cls(len(ids), orjson.dumps(ids)[1:-1])
-
-    @classmethod
-    def joined(cls, parts: Sequence[EncodedPrompt]) -> EncodedPrompt:
-        return cls(
-            sum([part.count for part in parts]),
-            b",".join([part.json for part in parts if part.count]),
-        )
-
-    def plus(self, ids: Sequence[int]) -> EncodedPrompt:
-        return EncodedPrompt.joined((self, EncodedPrompt.of(ids))) if ids else self
-
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def ids(self) -> list[int]:
-        """The token ids."""
-        ids: list[int] = orjson.loads(b"[%b]" % self.json)
-        return ids
-
-    def last(self, count: int) -> list[int]:
-        """The last *count* token ids, or all."""
-        return EncodedPrompt(json=b",".join(self.json.rsplit(b",", count)[-count:])).ids
-
-    @property
-    def fragment(self) -> orjson.Fragment:
-        """The prompt in the body of a request."""
-        return orjson.Fragment(b"[%b]" % self.json)
 
 
 def tokenize_body(model: str, text: str, *, special_tokens: bool = False) -> Body:

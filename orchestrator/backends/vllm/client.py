@@ -17,14 +17,13 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
-from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -50,7 +49,6 @@ from ...errors import (
     ModelGone,
 )
 from ...interfaces import REQUEST
-from ...json_values import write_json
 from .bodies import COMPLETIONS, HEALTH, METRICS, MODELS, PRIORITISED, WITHOUT_ENGINE, Body
 from .failures import no_connection, shortage
 from .http_errors import (
@@ -64,8 +62,10 @@ from .http_errors import (
     reply_error,
     retry_after,
 )
+from .prompts import write_body
 from .proxies import proxy_of
 from .replies import model_names, with_last_rows
+from .slots import Slots
 from .sse import BROKEN, Events
 
 # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is
@@ -80,11 +80,6 @@ REPORT_EVERY = 5.0  # seconds between two reports
 
 
 SILENCE = 4.0  # seconds without an answer, in which a server may have been started again
-
-
-LEAST_CONCURRENCY = 64  # requests at a time, where the settings name no number
-
-
 LONGEST_PAUSE = 10.0  # seconds between two tries, unless the server wants more
 
 
@@ -117,8 +112,7 @@ class Connection:
         self._session: aiohttp.ClientSession | None = None
         self.proxy = _proxy(endpoint.url)
         self._try = 1  # of the request that was sent last
-        self._slots = asyncio.Semaphore(endpoint.max_concurrency or LEAST_CONCURRENCY)
-        self._starts = _throttle(endpoint.requests_per_second)
+        self.slots = Slots(endpoint)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -216,7 +210,7 @@ class Connection:
         request.
         """
         deadlines = self.endpoint.deadlines
-        async with self._slots, self._starts:
+        async with self.slots.held():
             ends = asyncio.get_running_loop().time() + deadlines.total
             beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
             events = await _within(
@@ -250,11 +244,21 @@ class Connection:
                 await _release(response)
 
         longest = self.endpoint.deadlines.unstreamed
-        slots = nullcontext() if path in WITHOUT_ENGINE else self._slots
-        async with slots, nullcontext() if path in (HEALTH, METRICS) else self._starts:
+        async with self._admitted(path):
             return await _within(
                 call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries)
             )
+
+    @asynccontextmanager
+    async def _admitted(self, path: str) -> AsyncGenerator[None]:
+        """Wait until a request for *path* may start; hold a slot if an engine works on it."""
+        if path not in WITHOUT_ENGINE:
+            async with self.slots.held():
+                yield
+            return
+        if path not in (HEALTH, METRICS):
+            await self.slots.start()
+        yield
 
     async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
         """
@@ -310,8 +314,8 @@ class Connection:
         async def send_again() -> T:
             if failed:
                 raise failed.pop()
-            async with self._starts:
-                return await send()
+            await self.slots.start()
+            return await send()
 
         tries = 1 + (self.endpoint.retries if retries is None else retries)
         retrying = AsyncRetrying(
@@ -422,7 +426,7 @@ async def _release(response: aiohttp.ClientResponse) -> None:
 
 def _json(call: Call, body: Body) -> bytes:
     try:
-        return write_json(body, "refuse")
+        return write_body(body)
     except TypeError as exc:  # half of a surrogate pair, as of an argument in another encoding
         raise call.error(
             EndpointRejected, f"a text that is no Unicode cannot be sent ({exc}): is it UTF-8?"
@@ -473,17 +477,6 @@ def _wait(state: RetryCallState) -> float:
     if isinstance(failure, LocalShortage):
         return float(_backoff(state))
     return max(_backoff(state), failure.retry_after)
-
-
-def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
-    """
-    Limit the requests per second to *rate*, in whole requests, because the throttler never releases
-    half of one.
-    """
-    if rate is None:
-        return nullcontext()
-    burst = max(1, int(rate))
-    return Throttler(burst, burst / rate)
 
 
 async def _within(call: Call, seconds: float, message: str, work: Coroutine[Any, Any, T]) -> T:

@@ -106,6 +106,10 @@ class VllmEndpoint(VllmServer):
         return True
 
     @property
+    def waiting(self) -> int:
+        return self.connection.slots.waiting
+
+    @property
     def room(self) -> int:
         return self.encoder.room
 

@@ -17,8 +17,9 @@ from ...events import Called, Observer, Verb
 from ...interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST
 from ...step_ends import StepEnds
 from . import bodies, http_errors, replies
-from .bodies import COMPLETIONS, GENERATE, Body, EncodedPrompt, Prompts
+from .bodies import COMPLETIONS, GENERATE, Body, Prompts
 from .http_errors import Call, Reply
+from .prompts import EncodedPrompt
 from .server import VllmServer
 from .sticky_stream import StickyStream
 from .token_stream import (
@@ -248,7 +249,7 @@ class VllmModel:
         pieces = None if rows is None else await encoder.pieces(set(read))
         if rows is None:
             prompt = before.plus(read)
-            body = bodies.scoring_body(self._endpoint.name, prompt.fragment, top)
+            body = bodies.scoring_body(self._endpoint.name, prompt, top)
             reply = await self._post("score", [prompt], body, rows=len(read))
             rows = replies.prompt_rows(self._call("score"), reply, len(read))
         return replies.scored_spans(self._call("score"), rows, encoded, top, pieces)
@@ -261,7 +262,7 @@ class VllmModel:
         so.
         """
         prompt = before.plus(ids)
-        body = bodies.suffix_scoring_body(self._endpoint.name, prompt.fragment, top)
+        body = bodies.suffix_scoring_body(self._endpoint.name, prompt, top)
         try:
             # The row before these says that the first of them is not that of the first token.
             rows = len(ids) + 1
@@ -356,9 +357,7 @@ class VllmModel:
         Send a question, which may have the chain as a second prompt: for the state that is saved at
         its end.
         """
-        sent: Prompts = (
-            prompts[0].fragment if len(prompts) == 1 else [prompt.fragment for prompt in prompts]
-        )
+        sent: Prompts = prompts[0] if len(prompts) == 1 else list(prompts)
         body = bodies.choice_body(self._endpoint.name, sent, list(numbers.values()), by_id=by_id)
         return await self._post("ask", prompts, body, retries=retries)
 
@@ -387,7 +386,7 @@ class VllmModel:
             or self._endpoint.speculates
         )
         body = bodies.stream_body(
-            *(self._endpoint.name, prompt.fragment, sampling, self._format),
+            *(self._endpoint.name, prompt, sampling, self._format),
             limit=limit,
             stop=(*closing.stops, *stop),
             stop_token=closing.id if closing.open else -1,

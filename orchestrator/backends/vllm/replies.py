@@ -13,8 +13,8 @@ import orjson
 from ...chain import Stop, Token
 from ...errors import ContextTooLong, EndpointUnavailable, MalformedReply
 from ...tokens import LARGEST_ID
-from .bodies import EncodedPrompt
 from .http_errors import Call, Reply, _object, checked, no_room, parse_object, reading, reply_error
+from .prompts import EncodedPrompt
 
 # one position of the prompt: log-probability and rank by token id
 Row: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -117,7 +117,7 @@ def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
         room = int(reply["max_model_len"])
     if count > room:
         raise call.error(ContextTooLong, no_room(count, room))
-    return EncodedPrompt(count, ids)
+    return EncodedPrompt(count, (ids,))
 
 
 def _ids(value: Any) -> list[int]:

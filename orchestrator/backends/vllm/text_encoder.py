@@ -28,12 +28,12 @@ from .bodies import (
     DETOKENIZE,
     TOKENIZE,
     Body,
-    EncodedPrompt,
     detokenize_body,
     tokenize_body,
     tokenize_messages_body,
 )
 from .client import Connection
+from .prompts import EncodedPrompt
 from .replies import REPLACEMENT, detokenized, tokenized, tokenized_prompt
 
 K = TypeVar("K")
@@ -326,14 +326,12 @@ def divided(text: str, marks: Iterable[str]) -> str:
     """
     Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
     """
-    cuts = {
-        found.start() + 1
-        for mark in marks
-        if mark in text
-        for found in re.finditer(f"(?={re.escape(mark)})", text)
-    }
-    if not cuts:
+    spelt = [mark for mark in marks if mark in text]
+    if not spelt:
         return text
+    cuts = {
+        found.start() + 1 for mark in spelt for found in re.finditer(f"(?={re.escape(mark)})", text)
+    }
     places = [0, *sorted(cuts), len(text)]
     return SENTINEL.join(text[start:end] for start, end in pairwise(places))
 
@@ -349,6 +347,8 @@ def divided_within(text: str, marks: Collection[str]) -> str:
     first = max((mark for mark in marks if inner.startswith(mark)), key=len, default="")
     left = inner.removeprefix(first)
     last = max((mark for mark in marks if left.endswith(mark)), key=len, default="")
+    if not first and not last:
+        return divided(text, marks)
     rest = divided(left.removesuffix(last), marks)
     edges = {first, last} - {""}
     if divided(first, edges) + rest + divided(last, edges) != divided(inner, marks):

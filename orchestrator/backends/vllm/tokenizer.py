@@ -17,13 +17,13 @@ from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, Miss
 from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from .bodies import (
     COMPLETIONS,
-    EncodedPrompt,
     completion_body,
     tokenize_body,
     tokenize_messages_body,
 )
 from .client import Connection
 from .http_errors import reading
+from .prompts import EncodedPrompt
 from .replies import spell
 from .text_encoder import TEXTS, AsyncCache, TextEncoder
 from .tool_protocol import message_fields, tool_fields
@@ -435,19 +435,20 @@ class _Encoded:
     def begun(cls, chain: Chain, prefix: EncodedPrompt) -> Self:
         """Begin *chain* with the ids of its conversation."""
         beginning = replace(chain, steps=())
-        return cls(beginning, prefix, array("q", [prefix.count]), array("q", [len(prefix.json)]))
+        return cls(beginning, prefix, array("q", [prefix.count]), array("q", [prefix.size]))
 
     def extended(self, chain: Chain, shared: int, steps: Iterable[EncodedPrompt]) -> Self:
         """Keep the first *shared* steps, and add the *steps* that *chain* has after them."""
         counts = self.counts[: shared + 1]
         sizes = self.sizes[: shared + 1]
-        parts = [EncodedPrompt(counts[-1], self.prompt.json[: sizes[-1]])]
+        prompt = self.prompt.beginning(counts[-1], sizes[-1])
+        size = sizes[-1]
         for step in steps:
-            comma = 1 if counts[-1] and step.count else 0
-            sizes.append(sizes[-1] + comma + len(step.json))
-            counts.append(counts[-1] + step.count)
-            parts.append(step)
-        return type(self)(chain, EncodedPrompt.joined(parts), counts, sizes)
+            prompt = prompt.followed(step)
+            size += step.size + (1 if counts[-1] and step.count else 0)
+            sizes.append(size)
+            counts.append(prompt.count)
+        return type(self)(chain, prompt, counts, sizes)
 
 
 def with_leading_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:

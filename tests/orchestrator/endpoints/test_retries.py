@@ -16,7 +16,7 @@ import pytest
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 from tenacity import AsyncRetrying, RetryCallState
 
-from stepspec.orchestrator.backends.vllm import VllmEndpoint
+from stepspec.orchestrator.backends.vllm import VllmEndpoint, slots
 from stepspec.orchestrator.backends.vllm import client as module
 from stepspec.orchestrator.backends.vllm.client import Connection
 from stepspec.orchestrator.backends.vllm.sse import Events
@@ -337,7 +337,7 @@ def test_each_retry_is_logged_with_its_cause_and_a_server_that_fails_at_once_is_
     ("rate", "count", "seconds"), [(0.5, 1, 2.0), (1.0, 1, 1.0), (2.5, 2, 0.8), (10.0, 10, 1.0)]
 )
 def test_a_rate_allows_whole_requests(rate: float, count: int, seconds: float) -> None:
-    throttle = module._throttle(rate)  # pyright: ignore[reportPrivateUsage]
+    throttle = slots._throttle(rate)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(throttle, Throttler)
     assert (throttle.rate_limit, throttle.period) == (count, pytest.approx(seconds))
 
@@ -356,7 +356,8 @@ async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() ->
         )
 
     connection, began = Connection(SETTINGS), asyncio.get_running_loop().time()
-    vars(connection).update(_starts=Rate(), _session=SimpleNamespace(request=request))
+    vars(connection.slots).update(_starts=Rate())
+    vars(connection).update(_session=SimpleNamespace(request=request))
     for path, waited in (("/health", 0), ("/metrics", 0), ("/v1/models", 120)):
         with pytest.raises(EndpointRejected, match="answered"):
             await connection.get(connection.call("connect"), path)

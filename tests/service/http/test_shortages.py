@@ -19,10 +19,12 @@ from stepspec.orchestrator.backends.vllm.failures import shortage
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, LocalShortage
+from stepspec.orchestrator.nesting import NestedPair
 from stepspec.service.errors import api_error
 from stepspec.service.http.descriptors import OncePerSecond, connections_left
 from stepspec.service.settings import ServiceSettings
 from stepspec.service_factory import check_concurrency
+from tests.service.served import down, until
 
 from ...stand_in import FakeVllm
 from ..served import chosen, serving
@@ -90,6 +92,39 @@ def test_a_model_takes_as_many_requests_as_the_service_runs(
     else:
         with pytest.raises(ConfigurationError, match="allows 64 requests at a time"):
             check_concurrency(solver, service)
+
+
+def test_a_model_of_a_nested_pair_takes_as_many_requests_as_the_service_runs() -> None:
+    tiny = Endpoint(role="small", url="http://x:3", max_concurrency=5)
+    inner = Endpoint(role="large", url="http://x:4")
+    pair = NestedPair(role="small", policy="specreason", small=tiny, large=inner)
+    solver = Solver(pair, Endpoint(role="large", url="http://x:1"))
+    with pytest.raises(ConfigurationError, match=r"max_concurrency of the small\.small model"):
+        check_concurrency(solver, ServiceSettings(max_running=6))
+    check_concurrency(solver, ServiceSettings(max_running=5))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_gets_no_slot_of_a_model_is_answered_and_seen(stream: bool) -> None:
+    async with serving(chosen(max_wait=0.5), max_concurrency=1) as served:
+        served.large.gate = asyncio.Semaphore(0)
+        first = asyncio.create_task(served.chat(method="large"))
+        await until(lambda: served.large.heads)
+        second = asyncio.create_task(served.chat(method="large", stream=stream))
+        engine = served.service.context.offer.engine
+        await until(lambda: engine.waiting["large"])
+        metrics = (await served.get("/metrics")).body.decode()
+        refused = await second
+        assert not first.done()
+        assert not down(served), "a shortage of our own is no failure of the server"
+        served.large.permit(1000)
+        assert (await first).status == 200
+        assert (await served.chat(method="large", stream=stream)).status == 200
+    assert 'stepspec_upstream_waiting{role="large"} 1.0' in metrics
+    assert 'stepspec_upstream_waiting{role="small"} 0.0' in metrics
+    assert (refused.status, refused.error["code"]) == (503, "overloaded")
+    assert refused.headers["Retry-After"]
+    assert "max_concurrency in [large]" in refused.error["message"]
 
 
 def test_a_warning_is_logged_once_a_second() -> None:

@@ -1,0 +1,119 @@
+"""
+Prompts as JSON of token ids, and request bodies that contain them. Pure.
+
+A chain of 64,000 tokens has 400 KB of JSON, and is sent twice for each of its steps. To write it
+anew, or to copy it several times, takes longer than the rest of a request.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from ...json_values import write_json
+
+MOST_PARTS = 64
+PLACE = f"stepspec-prompt-{secrets.token_hex(12)}"
+"""A text that no body can hold, as each process draws its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """
+    The token ids of a prompt, as JSON without its brackets.
+
+    A prompt that grows shares its parts with the shorter one.
+    """
+
+    count: int = 0
+    """The number of tokens."""
+    parts: tuple[bytes, ...] = ()
+    """The JSON in parts that join to it: each but the first begins with a comma."""
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> EncodedPrompt:
+        return cls(len(ids), (orjson.dumps(ids)[1:-1],)) if ids else cls()
+
+    def plus(self, ids: Sequence[int]) -> EncodedPrompt:
+        """Return the prompt that goes on with *ids*."""
+        return self.followed(EncodedPrompt.of(ids))
+
+    def followed(self, other: EncodedPrompt) -> EncodedPrompt:
+        """Return the prompt that goes on with the tokens of *other*."""
+        if not other.count:
+            return self
+        if not self.count:
+            return other
+        first, *rest = other.parts
+        parts = (*self.parts, b"," + first, *rest)
+        if len(parts) > MOST_PARTS:
+            parts = (b"".join(parts),)
+        return EncodedPrompt(self.count + other.count, parts)
+
+    def beginning(self, count: int, size: int) -> EncodedPrompt:
+        """Return the first *count* tokens, which have *size* bytes of JSON."""
+        parts = list(self.parts)
+        beyond = self.size - size
+        while beyond > 0:
+            last = parts.pop()
+            if beyond < len(last):
+                parts.append(last[:-beyond])
+            beyond -= len(last)
+        return EncodedPrompt(count, tuple(parts))
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of the JSON."""
+        return sum(map(len, self.parts))
+
+    @property
+    def json(self) -> bytes:
+        """The JSON of the ids, without brackets."""
+        return b"".join(self.parts)
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+        ids: list[int] = orjson.loads(b"[%b]" % self.json)
+        return ids
+
+    def last(self, count: int) -> list[int]:
+        """The last *count* token ids, or all."""
+        ids: list[int] = orjson.loads(b"[%b]" % b",".join(self.json.rsplit(b",", count)[-count:]))
+        return ids
+
+
+def write_body(body: Mapping[str, Any]) -> bytes:
+    """
+    Write the *body* of a request as JSON. A field may be a prompt, or a list of prompts.
+
+    Raise `TypeError` for what is no JSON, and for a half of a surrogate pair.
+    """
+    prompts: list[EncodedPrompt] = []
+    written = write_json({name: _placed(body[name], prompts) for name in body}, "refuse")
+    if not prompts:
+        return written
+    pieces = written.split(b'"%b"' % PLACE.encode())
+    parts = [pieces[0]]
+    for prompt, after in zip(prompts, pieces[1:], strict=True):
+        parts += [b"[", *prompt.parts, b"]", after]
+    return b"".join(parts)
+
+
+def _placed(value: object, prompts: list[EncodedPrompt]) -> object:
+    """Return *value* with `PLACE` for each prompt, and append the prompt to *prompts*."""
+    if isinstance(value, EncodedPrompt):
+        prompts.append(value)
+        return PLACE
+    if isinstance(value, list):
+        members = cast("list[object]", value)
+        if members and isinstance(members[0], EncodedPrompt):
+            return [_placed(member, prompts) for member in members]
+    return value

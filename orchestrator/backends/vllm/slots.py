@@ -1,0 +1,127 @@
+"""
+The requests that an endpoint takes at a time; further ones wait for a slot.
+
+A service limits the wait of its requests (`waiting_at_most`). A program of the user waits as long
+as it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+)
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from asyncio_throttle import Throttler  # type: ignore[attr-defined]
+
+from ...endpoints.settings import Address
+from ...errors import LocalShortage
+from ...interfaces import holding
+
+LEAST_CONCURRENCY = 64  # requests at a time, where the settings name no number
+
+
+@dataclass(slots=True)
+class WaitLimit:
+    """How long a client's request may wait for a slot. The request has waited for the service."""
+
+    seconds: float
+    """The longest wait, in seconds."""
+    left: float
+    """Seconds of the next wait: less than *seconds* until the first slot, and then all of them."""
+
+
+WAIT_LIMIT: ContextVar[WaitLimit | None] = ContextVar("WAIT_LIMIT", default=None)
+"""The limit for the requests of this task; None: none."""
+
+
+def waiting_at_most(seconds: float, waited: float) -> AbstractContextManager[None]:
+    """
+    Let requests of the block wait for slots for at most so many *seconds*.
+
+    Of the first wait, *waited* seconds are over: they are the wait for the service.
+    """
+    limit = WaitLimit(seconds=seconds, left=max(0.0, seconds - waited))
+    return holding(WAIT_LIMIT, limit)
+
+
+class Slots:
+    """
+    The slots of one *endpoint*, and the limit of its requests per second.
+
+    `waiting` counts the requests that wait for either.
+    """
+
+    def __init__(self, endpoint: Address) -> None:
+        self._endpoint = endpoint
+        self._starts = _throttle(endpoint.requests_per_second)
+        self._free = asyncio.Semaphore(endpoint.max_concurrency or LEAST_CONCURRENCY)
+        self.waiting = 0
+
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[None]:
+        """
+        Hold a slot while the block lasts.
+
+        Raise `LocalShortage` if none becomes free within the limit of the client's request.
+        """
+        await self._wait(slot=True)
+        try:
+            yield
+        finally:
+            self._free.release()
+
+    async def start(self) -> None:
+        """Wait until a request may start that needs no slot. Raise `LocalShortage` as `held`."""
+        await self._wait(slot=False)
+
+    async def _wait(self, *, slot: bool) -> None:
+        limit = WAIT_LIMIT.get()
+        timeout = asyncio.timeout(None if limit is None else limit.left)
+        self.waiting += 1
+        try:
+            async with timeout:
+                await self._take(slot=slot)
+        except TimeoutError:
+            if limit is None or not timeout.expired():
+                raise
+            raise self._shortage(limit) from None
+        finally:
+            self.waiting -= 1
+        if limit is not None:
+            limit.left = limit.seconds
+
+    async def _take(self, *, slot: bool) -> None:
+        if slot:
+            await self._free.acquire()
+        try:
+            async with self._starts:
+                return
+        except BaseException:
+            if slot:
+                self._free.release()
+            raise
+
+    def _shortage(self, limit: WaitLimit) -> LocalShortage:
+        role = self._endpoint.role
+        return LocalShortage(
+            f"no slot of the {role} model became free within {limit.seconds:g} s (max_wait):"
+            f" raise max_concurrency in [{role}], or lower max_running of the service"
+        )
+
+
+def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
+    """
+    Limit the requests per second to *rate*, in whole requests, because the throttler never releases
+    half of one.
+    """
+    if rate is None:
+        return nullcontext()
+    burst = max(1, int(rate))
+    return Throttler(burst, burst / rate)
