@@ -19,7 +19,7 @@ from ..records import RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
 from .deltas import Delta, DeltaBuilder, written_arguments
-from .reply_format import PROGRESS, RequestRuns, RunItem
+from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
 from .schemas import (
     SPEAKERS,
     AnyJson,
@@ -212,7 +212,7 @@ class ChatReply:
     """
 
     keep_alive = deltas.KEEP_ALIVE
-    starts_at = PROGRESS
+    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, chat: ChatRequest, thinking: Thinking
@@ -311,7 +311,7 @@ class LiveReply:
     """
 
     keep_alive = deltas.KEEP_ALIVE
-    starts_at = (Drafted, *PROGRESS)
+    starts_at = (Drafted, *PROGRESS_EVENTS)
 
     async def opening(self) -> bytes:
         return b""

@@ -15,7 +15,12 @@ from .requests import RunRequest
 RunItem: TypeAlias = RunEvent | RunResult
 
 
-PROGRESS = (Committed, Answering, Calling, Finished)  # the events that show that a run goes well
+PROGRESS_EVENTS = (
+    Committed,
+    Answering,
+    Calling,
+    Finished,
+)  # the events that show that a run goes well
 
 
 class RequestRuns(Protocol):

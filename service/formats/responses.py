@@ -25,9 +25,9 @@ from ..records import ServiceRequest
 from ..settings import Thinking
 from . import deltas
 from .deltas import Delta, DeltaBuilder
-from .reply_format import PROGRESS, RequestRuns, RunItem
+from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
 from .schemas import (
-    FUNCTIONS,
+    FUNCTION_TOOLS_CURE,
     MAX_TOOLS,
     SPEAKERS,
     AnyJson,
@@ -179,7 +179,7 @@ def _with_type(item: object) -> object:
     }
     kind = str(fields.get("type"))
     if kind.endswith(("_call", "_call_output")) and kind not in OWN_CALLS:
-        raise ValueError(f"an item of the type {kind!r}: {FUNCTIONS}")
+        raise ValueError(f"an item of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
     if kind == "item_reference" or fields.keys() == {"id"}:
         raise ValueError(
             "an item_reference: nothing is stored; send the item itself, as clients do after store:"
@@ -283,7 +283,7 @@ def _client_tool(tool: object) -> object:
     """Refuse the tools that a service would have to run itself."""
     kind = kind_of(tool)
     if kind not in ("function", "custom", "namespace", None):
-        raise ValueError(f"a tool of the type {kind!r}: {FUNCTIONS}")
+        raise ValueError(f"a tool of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
     return tool
 
 
@@ -577,7 +577,7 @@ class ResponsesReply:
     """Writes the one run of *runs* as a response. A `ReplyFormat`."""
 
     keep_alive = deltas.KEEP_ALIVE
-    starts_at = PROGRESS
+    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking

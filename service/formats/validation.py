@@ -18,14 +18,16 @@ from stepspec.orchestrator.errors import near
 
 from ..errors import ApiError, bad_request, format_path
 from .defaults import has_no_effect
-from .schemas import FUNCTIONS, SERVED, StepspecOptions, check_bounds
+from .schemas import FUNCTION_TOOLS_CURE, SERVED_MODEL_CURE, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
 
 EFFORT = "send low, medium or high: a method always thinks"
 
 CURES: Mapping[str, str] = {
-    **dict.fromkeys(("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTIONS),
+    **dict.fromkeys(
+        ("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTION_TOOLS_CURE
+    ),
     **dict.fromkeys(
         ("functions", "function_call", "messages.function_call"),
         "send tools, which have replaced it",
@@ -33,11 +35,11 @@ CURES: Mapping[str, str] = {
     "tools.function.strict": "send true or false",
     **dict.fromkeys(
         ("logprobs", "top_logprobs", "prompt_logprobs"),
-        f"the steps come from two models, and their probabilities do not compare; {SERVED}",
+        f"the steps come from two models, and their probabilities do not compare; {SERVED_MODEL_CURE}",
     ),
     **dict.fromkeys(
         ("logit_bias", "stop_token_ids", "allowed_token_ids", "return_token_ids"),
-        f"the token ids of two models do not agree; {SERVED}",
+        f"the token ids of two models do not agree; {SERVED_MODEL_CURE}",
     ),
     **dict.fromkeys(
         (
@@ -53,11 +55,11 @@ CURES: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        f"send response_format with a JSON schema, or {SERVED}",
+        f"send response_format with a JSON schema, or {SERVED_MODEL_CURE}",
     ),
     **dict.fromkeys(
         ("chat_template_kwargs", "enable_thinking"),
-        f"a method always thinks; send reasoning_effort, or {SERVED}",
+        f"a method always thinks; send reasoning_effort, or {SERVED_MODEL_CURE}",
     ),
     **dict.fromkeys(("reasoning_effort", "reasoning.effort", "output_config.effort"), EFFORT),
     "thinking_token_budget": "send max_completion_tokens or reasoning_effort",
@@ -86,7 +88,7 @@ SAME: Sequence[tuple[str, ...]] = (
 Path: TypeAlias = tuple[int | str, ...]
 
 EXPECTED = "Input should be "
-LISTED = f"/openapi.json lists all parameters of a method; or {SERVED}"
+LISTED = f"/openapi.json lists all parameters of a method; or {SERVED_MODEL_CURE}"
 # pydantic names its class, which clients do not know
 OBJECTS = ("model_type", "model_attributes_type", "dict_type")
 
