@@ -34,7 +34,7 @@ from ..formats.requests import ModelCatalog, Offer, RunRequest
 from ..records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
 from ..settings import ServiceSettings
 from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
-from .upstream import CHECK_SECONDS, IDLE, HealthMonitor
+from .upstream import CHECK_SECONDS, IDLE_SECONDS, HealthMonitor
 
 LEAST_SECONDS = 0.001  # for a run whose deadline was over before it began
 
@@ -70,7 +70,7 @@ class ServiceContext:
         lasts.
         """
         small, large = self.offer.engine.small, self.offer.engine.large
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         async with aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar()
         ) as http:
