@@ -96,7 +96,7 @@ Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in *body*. Raise `ApiError` if there is none, or if it is too large."""
+    """Return the JSON object in *body*. Raise `ApiError` if it has none or is too large."""
     containers = _count_containers(body)
     if containers > MAX_VALUES:
         raise bad_request(

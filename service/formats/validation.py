@@ -140,12 +140,9 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
 
 def _synonym(name: str, schema: type[BaseModel]) -> str | None:
     """Return the parameter of *schema* that other APIs call *name*; None if there is none."""
-    for names in SYNONYMS:
-        if name in names:
-            for synonym in names:
-                if synonym in schema.model_fields:
-                    return synonym
-    return None
+    synonyms = [synonym for names in SYNONYMS if name in names for synonym in names]
+    known = [synonym for synonym in synonyms if synonym in schema.model_fields]
+    return known[0] if known else None
 
 
 def body_path(location: Path, body: object, kind: str) -> Path:
