@@ -466,9 +466,7 @@ class ResponsesRequest(OpenaiRequest):
         choice: object = self.tool_choice or ("auto" if self.tools else "none")
         if isinstance(choice, ChosenTool):
             choice = choice.model_dump(exclude={"cache_control"})
-        format: object = {"type": "text"}
-        if self._format:
-            format = self._format.model_dump(by_alias=True, exclude={"cache_control"})
+        format = self._format or PlainText(type="text")
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
@@ -478,7 +476,7 @@ class ResponsesRequest(OpenaiRequest):
             "previous_response_id": None,
             "reasoning": {"effort": self._effort, "summary": None},
             "store": False,
-            "text": {"format": format},
+            "text": {"format": format.model_dump(by_alias=True, exclude={"cache_control"})},
             "tool_choice": choice,
             "tools": [
                 {"strict": None} | tool.model_dump(exclude_none=True, exclude={"cache_control"})
@@ -591,7 +589,7 @@ class ResponseEvents:
         if kind == "reasoning":
             prefix = "rs"
             fields = {"summary": []}
-        item = {
+        item: dict[str, Any] = {
             # text may go on after a call, so the number of the item makes the id unique
             "id": f"{prefix}_{self._request_id}_{len(self.items)}",
             "type": kind,
@@ -600,8 +598,8 @@ class ResponseEvents:
             "status": "in_progress",
         }
         self.items.append(item)
-        opened = self._content_event("content_part.added", part=_part(kind, ""))
-        return self._item_event("added") + opened
+        events = self._item_event("added")
+        return events + self._content_event("content_part.added", part=_part(kind, ""))
 
     def _item_event(self, stage: str) -> bytes:
         index = len(self.items) - 1

@@ -32,7 +32,8 @@ CURES: Mapping[str, str] = {
     "tools.function.strict": "send true or false",
     **dict.fromkeys(
         ("logprobs", "top_logprobs", "prompt_logprobs"),
-        f"the steps come from two models, and their probabilities do not compare; {SERVED_MODEL_CURE}",
+        "the steps come from two models, and their probabilities do not compare;"
+        f" {SERVED_MODEL_CURE}",
     ),
     **dict.fromkeys(
         ("logit_bias", "stop_token_ids", "allowed_token_ids", "return_token_ids"),
