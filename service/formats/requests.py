@@ -268,9 +268,7 @@ class Resolver:
             wanted.format,
             _toolset(wanted, live=bool(getattr(request, "stream", True))),
         )
-        return tuple(
-            [run.with_seed_offset(choice) if choice else run for choice in range(wanted.choices)]
-        )
+        return tuple([run.with_seed_offset(choice) for choice in range(wanted.choices)])
 
     def _run_options(self, request: Request, sampling: Sampling, budget: Budget) -> RunOptions:
         """Return all options of the run. Only the options of the method are validated here."""
