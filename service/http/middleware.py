@@ -90,7 +90,7 @@ class RequestMiddleware:
         self._checks = checks
         self._settings = checks.settings
         self._session_header = checks.session_header.lower()
-        self._forward = TRACE_HEADERS
+        self._forward: tuple[str, ...] = TRACE_HEADERS
         if self._session_header:
             self._forward = (*TRACE_HEADERS, self._session_header)
 
