@@ -148,12 +148,13 @@ def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
             await send(message)
 
         server = scope.get("server")
-        allowed = allowed_everywhere or server is None or private(str(server[0]))
+        host = str(server[0]) if server else "localhost"
+        allowed = allowed_everywhere or private(host)
         if allowed or request_path(scope) in PUBLIC_PATHS:
             await app(scope, receive, send_without_id)
             return
         message = (
-            f"the service has no key, and {server[0]} can be reached from outside: set"
+            f"the service has no key, and {host} can be reached from outside: set"
             " STEPSPEC_SERVICE__KEYS, or STEPSPEC_SERVICE__INSECURE=true to admit every client"
         )
         refusal = ApiError(403, message, code="no_key")
