@@ -1,7 +1,4 @@
-"""
-API errors: every failure in OpenAI's or Anthropic's shape, with its status and whether to try
-again. No I/O.
-"""
+"""API errors: every failure with its status, in OpenAI's or Anthropic's shape. No I/O."""
 
 from __future__ import annotations
 
@@ -37,71 +34,80 @@ ANTHROPIC_TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-# in Anthropic's API alone: too many requests at once; there, 429 is for the limits of one client
 OVERLOADED = 529
-# the codes of an overloaded service
+"""
+Anthropic's status for too many requests at once. In its API 429 is for the limits of one client.
+"""
 QUEUE_FULL = "queue_full"
 QUEUE_TIMEOUT = "queue_timeout"
-RETRY_AFTER = 2  # seconds; a full queue and a restarting server both move on in about that time
+RETRY_SECONDS = 2
+"""Seconds in which a full queue and a restarting server usually move on."""
 INTERNAL_ERROR = "internal_error"
-# characters
-MAX_MESSAGE = 2000
-MAX_PARAM = 200
-# the status in logs and metrics of a request whose client disconnected; nginx's number
+MAX_MESSAGE_LENGTH = 2000
+"""Characters of a message."""
+MAX_PARAM_LENGTH = 200
+"""Characters of the name of a parameter."""
 CLIENT_CLOSED = 499
+"""nginx's status, in logs and metrics, for a request whose client disconnected."""
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """
-    A request that gets no answer, or only the beginning of one.
-
-    *param* names the wrong parameter of the request. *retry* says whether the same request may
-    succeed soon; None leaves that to the client's own rules. *headers* are added to those of the
-    response.
-    """
+    """A request that gets no answer, or only the beginning of one."""
 
     status: int
+    """The HTTP status."""
     message: str
+    """What is wrong, and what to do."""
     param: str | None = None
+    """The wrong parameter of the request. None: no parameter is wrong."""
     code: str | None = None
+    """The code by which programs know the error. None: it has none."""
     retry: bool | None = None
+    """Whether the same request may succeed soon. None: the client decides."""
     headers: Mapping[str, str] | None = None
+    """Headers that are added to those of the response."""
 
     def __post_init__(self) -> None:
-        """Shorten what repeats megabytes of the request."""
-        self.message = shortened(self.message, MAX_MESSAGE)
-        self.param = self.param and shortened(self.param, MAX_PARAM)
+        """Shorten texts, which may repeat megabytes of the request."""
+        self.message = shortened(self.message, MAX_MESSAGE_LENGTH)
+        if self.param is not None:
+            self.param = shortened(self.param, MAX_PARAM_LENGTH)
 
     def __str__(self) -> str:
         return self.message
 
     @property
     def body(self) -> bytes:
-        kind = TYPES.get(
-            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
-        )
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        """The body in OpenAI's shape."""
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {
+            "message": self.message,
+            "type": TYPES.get(self.status, other),
+            "param": self.param,
+            "code": self.code,
+        }
         return write_json({"error": error})
 
     @property
     def all_headers(self) -> dict[str, str]:
+        """The headers of the response that say whether and when to try again, and `headers`."""
         headers = dict(self.headers or {})
         if self.retry is not None:
             headers["x-should-retry"] = "true" if self.retry else "false"
         if self.status in (429, 503, OVERLOADED):
-            headers.setdefault("Retry-After", str(RETRY_AFTER))
+            headers.setdefault("Retry-After", str(RETRY_SECONDS))
         return headers
 
     def anthropic_body(self, request_id: str) -> bytes:
-        """The body in Anthropic's shape, whose message alone says which parameter is wrong."""
-        kind = ANTHROPIC_TYPES.get(
-            self.status, "api_error" if self.status >= 500 else "invalid_request_error"
-        )
-        named = self.param is None or self.param in self.message
+        """Return the body in Anthropic's shape, where only the message can name the parameter."""
+        other = "api_error" if self.status >= 500 else "invalid_request_error"
+        message = self.message
+        if self.param is not None and self.param not in message:
+            message = f"{self.param}: {message}"
         error: dict[str, Any] = {
-            "type": kind,
-            "message": self.message if named else f"{self.param}: {self.message}",
+            "type": ANTHROPIC_TYPES.get(self.status, other),
+            "message": message,
         }
         if self.code is not None:
             error["details"] = {"error_code": self.code}
@@ -123,10 +129,10 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_val
 
 def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
     """
-    Translate *exc* for the client.
+    Return the error that tells the client of *exc*.
 
-    After *partial* work (a served model has written tokens) the client is asked not to retry by
-    itself.
+    After *partial* work, when a served model has written tokens, the client is asked not to retry
+    by itself.
     """
     retry = False if partial else None
     match exc:
@@ -134,8 +140,7 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
             return exc
         case ContextTooLong():
             return ApiError(400, str(exc), "messages", "context_length_exceeded")
-        # what the method of the request cannot do with these models
-        case ConfigurationError() | MissingCapability():
+        case ConfigurationError() | MissingCapability():  # the method does not work with the models
             return ApiError(400, str(exc), "model", "invalid_value")
         case EndpointRejected() if exc.cause.startswith(("HTTP 400", "HTTP 422")):
             return ApiError(400, str(exc), code="upstream_rejected")
@@ -149,17 +154,13 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
         case TimeoutError():
             return ApiError(504, "no answer before the deadline", code="deadline", retry=False)
         case _:
-            return ApiError(
-                500,
-                "the service failed; see its log for the cause",
-                code=INTERNAL_ERROR,
-                retry=retry,
-            )
+            message = "the service failed; see its log for the cause"
+            return ApiError(500, message, code=INTERNAL_ERROR, retry=retry)
 
 
 def format_path(location: Sequence[int | str]) -> str:
-    """Write the location of a value in a request as ``messages[0].content``."""
+    """Return the *location* of a value in a request in the form ``messages[0].content``."""
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
-    return path
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.removeprefix(".")

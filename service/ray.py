@@ -44,10 +44,17 @@ from .settings import ServiceSettings, private
 if TYPE_CHECKING:
     from ray.serve import Application
 
-NAME = "replica"  # of the deployment, and of the label of every metric
-SPARE = 64  # requests beyond those that a replica queues: those that it refuses, and health checks
-GRACE = 5.0  # seconds that Ray waits beyond the time to drain
-SCRAPE_SECONDS = 5.0  # for every replica to return its metrics
+REPLICA = "replica"
+"""The name of the deployment, and of the label that tells replicas apart in metrics."""
+SPARE_REQUESTS = 64
+"""
+Requests that Ray passes to a replica beyond those that the replica runs and queues. The replica
+refuses them, or they are health checks.
+"""
+GRACE_SECONDS = 5.0
+"""Seconds that Ray waits beyond the time to drain."""
+SCRAPE_SECONDS = 5.0
+"""Seconds for all replicas to return their metrics."""
 
 
 class ServiceReplica:
@@ -66,22 +73,22 @@ class ServiceReplica:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and request_path(scope) == "/metrics":
-            response = Response(
-                merge_metrics(await self._scrape()), headers={"Content-Type": CONTENT_TYPE_LATEST}
-            )
+            metrics = merge_metrics(await self._scrape())
+            response = Response(metrics, headers={"Content-Type": CONTENT_TYPE_LATEST})
             await response(scope, receive, send)
         else:
             await self._service.app(scope, receive, send)
 
     async def metrics(self) -> tuple[str, bytes]:
+        """Return the name of this replica and its metrics, for another replica."""
         return self._context.replica_tag, self._service.metrics.scrape()[0]
 
     async def _scrape(self) -> Mapping[str, bytes]:
-        handle = cast("Any", serve.get_deployment_handle(NAME, self._context.app_name))
+        handle = cast("Any", serve.get_deployment_handle(REPLICA, self._context.app_name))
         return dict(await handle.broadcast("metrics").results_async(timeout_s=SCRAPE_SECONDS))
 
     async def check_health(self) -> None:
-        """Healthy is whatever answers, also while a model is down: a restart would not help."""
+        """Do nothing: a replica that answers is healthy. A restart would not help a model."""
 
     async def __del__(self) -> None:
         if hasattr(self, "_open"):
@@ -90,17 +97,17 @@ class ServiceReplica:
 
 def build(arguments: dict[str, Any]) -> Application:
     """
-    Build the application. *arguments* are settings, nested as in a settings file; they override
-    variables and file.
+    Build the application.
 
-    Raise `ConfigurationError` if one is unknown or wrong.
+    *arguments* are settings, nested as in a settings file. They override variables and file. Raise
+    `ConfigurationError` if a setting is unknown or wrong.
     """
     settings = service_factory.read(arguments)
     service = settings.service
-    scaling = settings.service.ray
-    max_requests = service.max_running + service.max_waiting + SPARE
+    scaling = service.ray
+    max_requests = service.max_running + service.max_waiting + SPARE_REQUESTS
     replicas = serve.deployment(
-        name=NAME,
+        name=REPLICA,
         autoscaling_config=AutoscalingConfig(
             min_replicas=scaling.min_replicas,
             max_replicas=scaling.max_replicas,
@@ -109,7 +116,7 @@ def build(arguments: dict[str, Any]) -> Application:
         max_ongoing_requests=max_requests,
         max_queued_requests=max_requests * scaling.max_replicas,
         ray_actor_options={"num_cpus": scaling.cpus},
-        graceful_shutdown_timeout_s=service.drain_seconds + GRACE,
+        graceful_shutdown_timeout_s=service.drain_seconds + GRACE_SECONDS,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=service.health_every,
         logging_config=LoggingConfig(enable_access_log=False),
@@ -126,12 +133,13 @@ def __getattr__(name: str) -> Any:
 
 def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
     """
-    Return *app* behind Ray's proxy, which listens where the settings do not say.
+    Return *app* for use behind Ray's proxy, which chooses its own address.
 
     Requests without a key at a public address are refused, unless the settings allow them. The
-    header with the request's id is removed: the proxy adds it, and most clients reject it twice.
+    header with the request's id is removed, as the proxy adds it, and most clients reject a header
+    that comes twice.
     """
-    open_to_all = settings.locked or settings.insecure
+    allowed_everywhere = settings.locked or settings.insecure
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_without_id(message: Message) -> None:
@@ -140,30 +148,27 @@ def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
             await send(message)
 
         server = scope.get("server")
-        if (
-            open_to_all
-            or server is None
-            or private(str(server[0]))
-            or request_path(scope) in PUBLIC_PATHS
-        ):
+        host = str(server[0]) if server else "localhost"
+        allowed = allowed_everywhere or private(host)
+        if allowed or request_path(scope) in PUBLIC_PATHS:
             await app(scope, receive, send_without_id)
             return
         message = (
-            f"the service has no key, and {server[0]} can be reached from outside: set"
+            f"the service has no key, and {host} can be reached from outside: set"
             " STEPSPEC_SERVICE__KEYS, or STEPSPEC_SERVICE__INSECURE=true to admit every client"
         )
         refusal = ApiError(403, message, code="no_key")
-        await Response(refusal.body, refusal.status, media_type="application/json")(
-            scope, receive, send
-        )
+        response = Response(refusal.body, refusal.status, media_type="application/json")
+        await response(scope, receive, send)
 
     return answer
 
 
 def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:
     """
-    Merge the metrics of all replicas, texts in Prometheus' format by name; each sample gets the
-    name as a label.
+    Return the metrics of all replicas in Prometheus' format.
+
+    *scrapes* has the metrics of each replica by its name, which each sample gets as a label.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ScrapedMetrics(scrapes))
@@ -175,6 +180,7 @@ class ScrapedMetrics(Collector):
     """Collects metrics that were scraped from replicas."""
 
     scrapes: Mapping[str, bytes]
+    """The metrics in Prometheus' format, by the name of the replica."""
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
@@ -182,7 +188,7 @@ class ScrapedMetrics(Collector):
             for scraped in text_string_to_metric_families(text.decode()):
                 new = Metric(scraped.name, scraped.documentation, scraped.type)
                 samples = [
-                    sample._replace(labels={**sample.labels, NAME: name})
+                    sample._replace(labels={**sample.labels, REPLICA: name})
                     for sample in scraped.samples
                 ]
                 families.setdefault(scraped.name, new).samples += samples

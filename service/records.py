@@ -1,7 +1,7 @@
 """
-Observing the service: the record of each request, and the events that observers receive.
+The record of each request, and the events that observers of the service receive.
 
-An observer is a callable that receives frozen events, as an observer of a run is
+An observer is a callable that receives frozen events, like an observer of a run
 (`orchestrator.events`). Observers decide nothing. The metrics, the traces and the log are
 observers.
 """
@@ -35,77 +35,91 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 
 @dataclass(slots=True, eq=False)
 class UpstreamCall:
-    """
-    One forwarded request to the served *model* at *url*. *started* is in seconds since the request
-    arrived.
-
-    *first* is the seconds from *started* to the beginning of the answer, None without an answer.
-    *status* is the answer's, 0 without one. *failure* names the error; None if there was none.
-    """
+    """One attempt to forward a request to a served model."""
 
     role: Role
+    """The role of the model."""
     model: str
+    """The name of the model."""
     url: str
+    """The base URL of the server."""
     started: float
+    """The start, in seconds since the request arrived."""
     seconds: float = 0.0
+    """Seconds from the start to the end."""
     first: float | None = None
+    """Seconds from the start to the beginning of the answer. None: there is no answer."""
     status: int = 0
+    """The HTTP status of the answer. 0: there is no answer."""
     failure: str | None = None
+    """The status or the exception of a failure. None: there is none."""
 
     def answered(self, status: int, at: float) -> None:
-        """Note that an answer with this *status* began *at* that second of the request."""
+        """Note that an answer with *status* began, *at* seconds after the request arrived."""
         self.status = status
         self.first = at - self.started
-        self.failure = str(status) if status >= 400 else None
+        if status >= 400:
+            self.failure = str(status)
 
 
 @dataclass(slots=True, eq=False)
 class ServiceRequest:
-    """
-    The record of one HTTP request. Seconds count from *arrived*, on the monotonic clock.
-
-    *queued* is the seconds in the queue, *admitted* the second at which the work began, *upstream*
-    the seconds that a served model was busy with it, and *first_step* the second at which its first
-    step was verified; the last three are None while unknown. *session* is the value of the session
-    header, *client* the name of the client; "" without one. *large_tokens* are those that the large
-    model has written, or read to judge, so far, *ledgers* those of its runs at their end.
-    *forwarded* are the headers that served models receive, at first those named by *forward*.
-    *log_fields* are added to its line in the log. *calls* has one entry for each server that it was
-    forwarded to.
-    """
+    """The record of one HTTP request. Seconds are of the monotonic clock."""
 
     id: str
+    """The client's own id of the request, or a new one."""
     method: str
+    """The HTTP method."""
     path: str
+    """The path without a proxy's prefix."""
     headers: Mapping[str, str]
+    """The headers of the request."""
     forward: tuple[str, ...] = TRACE_HEADERS
+    """The headers that served models receive too."""
     session: str = ""
+    """The value of the session header. "": there is none."""
     client: str = ""
+    """The name of the client. "": it has no name."""
     large_tokens: int = 0
+    """Tokens that the large model has written, or read to judge, so far."""
     ledgers: Sequence[Ledger] = ()
+    """The ledgers of the runs, at the end of all runs."""
     arrived: float = field(default_factory=time.perf_counter)
+    """The time at which the request arrived, in seconds."""
     model: str = ""
+    """The label of the model in metrics. "": no model is known yet."""
     stream: bool = False
+    """Whether the reply is a stream."""
     status: int = 0
+    """The HTTP status of the response. 0: the response has not begun."""
     error: ApiError | None = None
+    """The error of the response. None: there is none."""
     queued: float = 0.0
+    """Seconds in the queue."""
     admitted: float | None = None
+    """Seconds from the arrival to the end of the queue. None: the request is not admitted yet."""
     upstream: float | None = None
+    """Seconds in which a served model was busy with the request. None: unknown so far."""
     first_step: float | None = None
+    """Seconds from the arrival to the first verified step. None: there is none yet."""
     forwarded: Mapping[str, str] = field(init=False)
+    """The headers that served models receive."""
     log_fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further fields of the request's line in the log."""
     calls: list[UpstreamCall] = field(default_factory=list[UpstreamCall])
+    """The attempts to forward the request."""
 
     def __post_init__(self) -> None:
         self.forwarded = {name: self.headers[name] for name in self.forward if name in self.headers}
 
     @property
     def seconds(self) -> float:
+        """Seconds since the request arrived."""
         return time.perf_counter() - self.arrived
 
     @contextmanager
     def calling(self, role: Role, model: str, url: str) -> Generator[UpstreamCall]:
-        """Record in `calls` the request that is forwarded in the block."""
+        """Record in `calls` the attempt that is made within the block."""
         call = UpstreamCall(role, model, url, self.seconds)
         self.calls.append(call)
         try:
@@ -119,13 +133,14 @@ class ServiceRequest:
     @property
     def anthropic(self) -> bool:
         """
-        Whether the client uses Anthropic's API: all of its requests have the header
-        ``anthropic-version``.
+        Whether the client uses Anthropic's API.
+
+        All requests of Anthropic's clients have the header ``anthropic-version``.
         """
         return "anthropic-version" in self.headers or self.path in (MESSAGES_PATH, COUNT_PATH)
 
     def in_its_api(self, error: ApiError) -> ApiError:
-        """Return *error* as the API of this request has it."""
+        """Return *error* with the status that the API of this request has for it."""
         overloaded = self.anthropic and error.code in (QUEUE_FULL, QUEUE_TIMEOUT)
         return replace(error, status=OVERLOADED) if overloaded else error
 
@@ -136,8 +151,9 @@ class ServiceRequest:
     @property
     def overhead(self) -> float:
         """
-        Seconds spent in the service itself; of a stream that has only begun, those before it was
-        admitted.
+        Seconds spent in the service itself.
+
+        For a stream that has only begun, they end with its admission.
         """
         if self.admitted is not None and self.upstream is None:
             return max(0.0, self.admitted - self.queued)
@@ -146,36 +162,46 @@ class ServiceRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request arrived. An observer may add to its `forwarded` headers and `log_fields`."""
+    """A request arrived."""
 
     request: ServiceRequest
+    """The request. An observer may add to its `forwarded` headers and its `log_fields`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """*event* happened in the run of one *choice* (an index), *at* seconds after that run began."""
+    """An event of a run."""
 
     request: ServiceRequest
+    """The request."""
     choice: int
+    """The index of the run among those of the request."""
     at: float
+    """Seconds from the start of the run to the event."""
     event: Event
+    """The event."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The run of one *choice* (an index) is over."""
+    """A run is over."""
 
     request: ServiceRequest
+    """The request."""
     choice: int
+    """The index of the run among those of the request."""
     solution: Solution
+    """The result of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request met an unexpected exception: a bug."""
+    """A request met an unexpected exception, which is a bug."""
 
     request: ServiceRequest
+    """The request."""
     exception: Exception
+    """The exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +209,17 @@ class RequestFinished:
     """A request was answered, or its client disconnected."""
 
     request: ServiceRequest
+    """The request."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthChecked:
-    """The servers of *role* were checked: *up* says whether at least one of them is."""
+    """The servers of a role were checked."""
 
     role: Role
+    """The role."""
     up: bool
+    """Whether a server of the role is up."""
 
 
 ServiceEvent: TypeAlias = (
@@ -201,8 +230,9 @@ ServiceObserver: TypeAlias = Callable[[ServiceEvent], None]
 
 def notify(observers: Sequence[ServiceObserver]) -> ServiceObserver:
     """
-    Make one observer that calls all *observers* in order. One that raises is logged, and harms no
-    request.
+    Return one observer that calls all *observers* in order.
+
+    The exception of an observer is logged, and harms no request.
     """
 
     def observe(event: ServiceEvent) -> None:

@@ -1,6 +1,4 @@
-"""
-The settings of the service. Frozen; no I/O; the only module of the service that needs no FastAPI.
-"""
+"""The settings of the service. No other module of the service works without FastAPI. No I/O."""
 
 from __future__ import annotations
 
@@ -32,12 +30,10 @@ or nowhere.
 
 
 def listed(value: Any) -> Any:
-    """Split a text at its commas."""
-    return (
-        [item.strip() for item in value.split(",") if item.strip()]
-        if isinstance(value, str)
-        else value
-    )
+    """Return a text split at its commas; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    return [item.strip() for item in value.split(",") if item.strip()]
 
 
 def _rooted(path: str) -> str:
@@ -48,8 +44,9 @@ def _rooted(path: str) -> str:
 
 def _listed_keys(value: Any) -> Any:
     """
-    Split a text at its commas. Raise `ValueError` if it has no key: whoever set it wanted a locked
-    door.
+    Return a text split at its commas.
+
+    Raise `ValueError` if it has no key, as a service without keys would admit every client.
     """
     keys = listed(value)
     if isinstance(value, str) and not keys:
@@ -182,7 +179,8 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """Seconds after which an idle stream sends a comment."""
     idle_seconds: PositiveInt = 75
     """
-    Seconds that an idle connection stays open; set more than a load balancer in front keeps its own.
+    Seconds that an idle connection stays open; set more than a load balancer in front keeps its
+    own.
     """
     send_seconds: PositiveFloat = 60.0
     """Seconds that a client has to send a body, and to take each part of an answer."""
@@ -206,7 +204,7 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     def _locked(self) -> Self:
         keys = [
             key.get_secret_value().strip()
-            for key in (*self.keys, *(each.key for each in self.clients.values()))
+            for key in (*self.keys, *(client.key for client in self.clients.values()))
         ]
         if not all(key and key.isascii() for key in keys):
             raise ValueError(
@@ -227,7 +225,7 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 def private(host: str) -> bool:
-    """Whether only this machine can reach *host*."""
+    """Return whether only this machine can reach *host*."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

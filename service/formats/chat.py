@@ -1,6 +1,4 @@
-"""
-Chat completions and the page's own runs: what a request may contain, and how its runs are answered.
-"""
+"""OpenAI's chat API and the runs of the page: the schemas of requests, and the replies."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from ..records import RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
 from .deltas import Delta, DeltaBuilder, written_arguments
-from .reply_format import PROGRESS, RequestRuns, RunItem
+from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
 from .schemas import (
     SPEAKERS,
     AnyJson,
@@ -54,54 +52,64 @@ CHUNK = "chat.completion.chunk"
 
 class Turn(Part):
     """
-    A message of the conversation: of the client, of an earlier answer with its calls, or with the
-    result of a call.
+    A message of the conversation.
 
-    The reasoning of an earlier answer may be sent back in either field; the models' own chat
-    templates keep or drop it. Dropped are ``provider_specific_fields``, in which LiteLLM keeps it a
-    second time, and annotations.
+    It is the client's, an earlier answer with its calls, or the result of a call. The chat
+    templates of the models keep or drop the reasoning of an earlier answer.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    """Who speaks."""
     content: Content
+    """The text, or its parts."""
     name: str | None = None
+    """The name of the speaker."""
     reasoning: str | None = None
+    """The reasoning of an earlier answer."""
     reasoning_content: str | None = None
+    """The same, in the older field. It is read if *reasoning* is empty."""
     refusal: str | None = None
-    """Why an earlier answer has no content; the models read it in its place."""
+    """The reason why an earlier answer has no content. The models read it as the content."""
     annotations: Items[Any] | None = None
+    """Annotations of an earlier answer, which are dropped."""
     audio: Nothing = None
+    """Only null and empty values are accepted."""
     function_call: Nothing = None
+    """Only null and empty values are accepted."""
     tool_calls: Items[ToolCallPart] | None = None
+    """The calls of an earlier answer."""
     tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
+    """The id of the call whose result this message is. None: it is no result."""
     provider_specific_fields: dict[str, Any] | None = None
-    parsed: Any = None  # by OpenAI's SDK, from the content
+    """A second copy of the reasoning by LiteLLM. It is dropped."""
+    parsed: Any = None
+    """The value that OpenAI's SDK parsed from the content. It is dropped."""
 
     @model_validator(mode="before")
     @classmethod
-    def _as_clients_keep_it(cls, turn: object) -> object:
-        """An earlier answer, and the result of a call, may have no content."""
+    def _with_content(cls, turn: object) -> object:
+        """Return *turn* with content, which earlier answers and results of calls may lack."""
         if not isinstance(turn, dict):
             return turn
         fields = cast("dict[str, Any]", turn)
-        role = cast("dict[str, Any]", turn).get("role")
-        if role in ("assistant", "tool") and fields.get("content") is None:
+        if fields.get("role") in ("assistant", "tool") and fields.get("content") is None:
             fields = {**fields, "content": ""}
         return fields
 
     @field_validator("tool_calls")
     @classmethod
-    def _by_the_assistant(
-        cls, calls: list[ToolCallPart] | None, known: ValidationInfo
+    def _check_calls(
+        cls, calls: list[ToolCallPart] | None, validated: ValidationInfo
     ) -> list[ToolCallPart] | None:
-        if calls and known.data.get("role", "assistant") != "assistant":
+        if calls and validated.data.get("role", "assistant") != "assistant":
             raise ValueError("only a message of the assistant makes calls: leave them out")
         return calls
 
     @field_validator("tool_call_id")
     @classmethod
-    def _of_a_result(cls, call_id: str | None, known: ValidationInfo) -> str | None:
-        if (known.data.get("role", "user") == "tool") != (call_id is not None):
+    def _check_call_id(cls, call_id: str | None, validated: ValidationInfo) -> str | None:
+        is_result = validated.data.get("role", "user") == "tool"
+        if is_result != (call_id is not None):
             raise ValueError(
                 "a message of the role tool, and no other, has a tool_call_id: the id of the call"
             )
@@ -109,62 +117,83 @@ class Turn(Part):
 
     @property
     def message(self) -> Message:
-        reasoning = (
-            (self.reasoning or self.reasoning_content or "") if self.role == "assistant" else ""
-        )
-        calls = tuple([call.call for call in self.tool_calls or ()])
-        content = joined_text(self.content) or self.refusal or ""
         speaker = SPEAKERS[self.role]
+        content = joined_text(self.content) or self.refusal or ""
+        if speaker == "system":
+            content = without_billing(content)
+        reasoning = self.reasoning or self.reasoning_content or ""
         return Message(
             speaker,
-            without_billing(content) if speaker == "system" else content,
-            calls,
-            self.tool_call_id or "",
-            reasoning,
-            self.name or "",
+            content,
+            calls=tuple([call.call for call in self.tool_calls or ()]),
+            call_id=self.tool_call_id or "",
+            reasoning=reasoning if speaker == "assistant" else "",
+            name=self.name or "",
         )
 
 
 class StreamOptions(Part):
-    """Options of a stream; only *include_usage* has an effect."""
+    """Options of a stream."""
 
     include_usage: bool = False
+    """Whether the stream ends with the usage."""
     include_obfuscation: bool | None = None
+    """Whether events have a field of random length, without effect."""
     continuous_usage_stats: bool | None = None
+    """Whether each event has the usage so far, without effect."""
 
 
 class SchemaJson(Part):
     """An answer that is JSON and matches a schema."""
 
     type: Literal["json_schema"]
+    """The kind of the format."""
     json_schema: NamedSchema
+    """The schema."""
 
 
 ResponseFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")]
 
 
 class ChatRequest(OpenaiRequest):
-    """The body of a chat completion."""
+    """The body of a chat completion. None: left out."""
 
     messages: Annotated[Items[Turn], Field(min_length=1)]
+    """The conversation."""
     stream_options: StreamOptions | None = None
+    """Options of the stream."""
     n: Positive | None = None
+    """The number of choices."""
     stop: Stop | Stops | None = None
+    """The texts that end the answer."""
     max_tokens: Positive | None = None
+    """The most tokens of the thinking and the answer together."""
     max_completion_tokens: Positive | None = None
+    """The same, by OpenAI's newer name."""
     reasoning_effort: Effort | None = None
+    """The effort of the thinking. None: the whole budget."""
     response_format: ResponseFormat | None = None
+    """The form of the answer. None: free text."""
     tools: Offered[ToolPart] | None = None
+    """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """Whether the answer calls tools. None: the model decides."""
 
-    # Features that no method has; clients may send the values that turn them off.
+    # Features that no method has. Clients may send the values that turn them off.
     store: Literal[False] | None = None
+    """Only false is accepted."""
     functions: Empty = None
+    """Only the empty list is accepted."""
     function_call: Literal["none"] | None = None
+    """Only "none" is accepted."""
     logprobs: Literal[False] | None = None
+    """Only false is accepted."""
     verbosity: Literal["medium"] | None = None
+    """Only "medium", the usual length, is accepted."""
     modalities: Items[Literal["text"]] | None = None
+    """Only text is accepted."""
     web_search_options: None = None
+    """Only null is accepted."""
 
     @property
     def wanted(self) -> Wanted:
@@ -198,7 +227,9 @@ class LiveRequest(Request):
     """The body of a run of the page."""
 
     problem: Annotated[str, Field(min_length=1)]
+    """The problem to solve."""
     model: ModelName = "auto"
+    """The name of a method."""
 
     @property
     def wanted(self) -> Wanted:
@@ -206,13 +237,10 @@ class LiveRequest(Request):
 
 
 class ChatReply:
-    """
-    Writes the *runs* of a chat completion, one for each choice, as OpenAI's API does. A
-    `ReplyFormat`.
-    """
+    """The `ReplyFormat` that writes the runs of a request as the choices of a chat completion."""
 
     keep_alive = deltas.KEEP_ALIVE
-    starts_at = PROGRESS
+    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, chat: ChatRequest, thinking: Thinking
@@ -224,32 +252,32 @@ class ChatReply:
         self._id = f"chatcmpl-{request.id}"
         self._created = int(time.time())
         self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
-        fields = deltas.FIELDS[thinking] if runs.thinks else ()
-        self._texts = [dict.fromkeys(("content", *fields), "") for _ in runs.run_requests]
+        # the fields of each message, by choice
+        fields = ("content", *deltas.FIELDS[thinking]) if runs.thinks else ("content",)
+        self._texts = [dict.fromkeys(fields, "") for _ in runs.run_requests]
 
     async def opening(self) -> bytes:
-        return b"".join(
-            self._chunk(choice, {"role": "assistant", "content": ""})
-            for choice in range(len(self._texts))
-        )
+        empty = {"role": "assistant", "content": ""}
+        return b"".join([self._chunk(choice, empty) for choice in range(len(self._texts))])
 
     def render(self, item: RunItem) -> bytes:
         delta = self._builders[item.choice].add(item)
         if not self._streamed:
+            texts = self._texts[item.choice]
             for name, text in delta.fields.items():
-                texts = self._texts[item.choice]
                 texts[name] = texts.get(name, "") + text
             return b""
-        chunks = self._deltas(item.choice, delta)
-        return chunks + self._last(item) if isinstance(item, RunResult) else chunks
+        chunks = self._delta_chunks(item.choice, delta)
+        if isinstance(item, RunResult):
+            chunks += self._last_chunk(item)
+        return chunks
 
     async def closing(self) -> bytes:
         if not self._include_usage:
             return deltas.DONE
-        return (
-            deltas.event(self._head(CHUNK) | {"choices": [], "usage": await self._runs.usage()})
-            + deltas.DONE
-        )
+        usage = await self._runs.usage()
+        chunk = self._head(CHUNK) | {"choices": [], "usage": usage}
+        return deltas.event(chunk) + deltas.DONE
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED % body
@@ -271,12 +299,13 @@ class ChatReply:
             ]
         return _choice(choice, "message", message, deltas.finish_reason(solution))
 
-    def _deltas(self, choice: int, delta: Delta) -> bytes:
+    def _delta_chunks(self, choice: int, delta: Delta) -> bytes:
         about = {"stepspec": delta.step} if delta.step is not None else {}
         chunks = self._chunk(choice, delta.fields, **about) if delta.fields or about else b""
         for piece in (*delta.ended, *delta.calls):
-            named = {"name": piece.name} if piece.name else {}
-            function = {**named, "arguments": piece.arguments}
+            function = {"arguments": piece.arguments}
+            if piece.name:
+                function = {"name": piece.name, "arguments": piece.arguments}
             call = _call(piece.id, function) if piece.id else {"function": function}
             chunks += self._chunk(choice, {"tool_calls": [{"index": piece.index, **call}]})
         return chunks
@@ -285,7 +314,7 @@ class ChatReply:
         body = _choice(choice, "delta", delta, None) | fields
         return deltas.event(self._head(CHUNK) | {"choices": [body]})
 
-    def _last(self, item: RunResult) -> bytes:
+    def _last_chunk(self, item: RunResult) -> bytes:
         choice = _choice(item.choice, "delta", {}, deltas.finish_reason(item.solution))
         extension = self._runs.extension([item.choice])
         return deltas.event(self._head(CHUNK) | {"choices": [choice]} | extension)
@@ -306,12 +335,13 @@ def _call(call_id: str, function: Mapping[str, str]) -> dict[str, Any]:
 
 class LiveReply:
     """
-    Writes a run for the page: every event as a line of a trace, and then the solution. A
-    `ReplyFormat`.
+    The `ReplyFormat` that writes a run for the page.
+
+    Every event is a line of a trace. The solution follows.
     """
 
     keep_alive = deltas.KEEP_ALIVE
-    starts_at = (Drafted, *PROGRESS)
+    starts_at = (Drafted, *PROGRESS_EVENTS)
 
     async def opening(self) -> bytes:
         return b""

@@ -1,7 +1,7 @@
 """
 The parameters of OpenAI's API and of vLLM's APIs that no method has, and their defaults. No I/O.
 
-A client may send such a parameter with its default, or with an empty value: it has no effect. The
+A client may send such a parameter with its default or with an empty value, without effect. The
 parameters are those of the request classes of vLLM 0.32, which `tests` compare with this list.
 """
 
@@ -66,7 +66,7 @@ DEFAULTS: Mapping[str, object] = {
 
 
 def has_no_effect(name: str, value: object) -> bool:
-    """Whether *value*, of the parameter *name* that no method has, is its default or empty."""
+    """Return whether *value* is empty or the default of *name*, a parameter that no method has."""
     if name not in DEFAULTS:
         return False
     return value in ([], {}, "") or value == DEFAULTS[name]

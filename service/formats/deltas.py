@@ -1,4 +1,4 @@
-"""From the events of a run to the fields of a reply: deltas, usage, steps, ledgers. No I/O."""
+"""The fields of a reply, made of the events of a run: deltas, usage, steps, ledgers. No I/O."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from .schemas import has_arguments
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-# %b: the body of the error
 FAILED = b"data: %b\n\n" + DONE
+"""The end of a stream of OpenAI's API that fails. ``%b`` is the body of the error."""
 FAILED_EVENT = b"event: error\ndata: %b\n\n"
-OPEN = "<think>\n"
-CLOSE = "\n</think>\n\n"
+"""The end of a stream of Anthropic's API that fails. ``%b`` is the body of the error."""
+THINK_OPENING = "<think>\n"
+THINK_CLOSING = "\n</think>\n\n"
 FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "both": ("reasoning", "reasoning_content"),
     "reasoning": ("reasoning",),
@@ -44,33 +45,29 @@ FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "content": (),
     "none": (),
 }
-"""The fields of a message that hold the thinking."""
+"""The fields of a message that have the thinking, by the place of the thinking."""
 
 
 def one_field(thinking: Thinking) -> Thinking:
-    """
-    Return the place of the *thinking* in an API whose messages have one field for it,
-    ``reasoning``.
-    """
+    """Return the place of the *thinking* in an API whose messages have one field for it."""
     return "reasoning" if thinking in ("both", "reasoning_content") else thinking
 
 
 class CallPieces:
     """
-    The pieces of an answer's calls as clients may join them to JSON: a call without arguments has
-    ``{}``.
+    The pieces of an answer's calls, which clients join to JSON.
 
-    What may still become ``null`` is held back. Calls are told apart by their index: servers may
-    repeat an id.
+    A call without arguments gets ``{}``, so arguments are held back while they may become ``null``.
+    An index identifies a call, since servers may repeat an id.
     """
 
     def __init__(self) -> None:
-        self._index = -1
-        self._held = ""
-        self._begun = True
+        self._index = -1  # of the last call
+        self._held = ""  # the arguments of the last call while they may become "null"
+        self._begun = True  # whether arguments of the last call were sent
 
     def add(self, piece: Calling) -> Iterator[Calling]:
-        """Take in *piece*, and yield what can be sent now."""
+        """Take in *piece*. Yield the pieces that can be sent."""
         if piece.index != self._index:
             yield from self.close()
             self._index = piece.index
@@ -78,100 +75,93 @@ class CallPieces:
             self._begun = False
         if not self._begun:
             self._held += piece.arguments
-            waits = "null".startswith(self._held.strip())
-            piece = replace(piece, arguments="" if waits else self._held)
-            self._begun = not waits
+            self._begun = not "null".startswith(self._held.strip())
+            piece = replace(piece, arguments=self._held if self._begun else "")
         if piece.id or piece.name or piece.arguments:
             yield piece
 
     def close(self) -> Iterator[Calling]:
-        """Yield the end of the last call, which is complete."""
+        """Yield ``{}`` if the last call is complete and had no arguments."""
         if not self._begun:
             self._begun = True
             yield Calling(self._index, arguments="{}")
 
 
 def written_arguments(call: ToolCall) -> str:
-    """Return the arguments of a complete *call* as an answer has them."""
+    """Return the arguments of a complete *call* as replies write them."""
     return call.arguments if has_arguments(call.arguments) else "{}"
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """
-    A further part of a message: what *ended* a call, text by field, and then pieces of *calls*. It
-    may be empty.
-
-    *step* describes the step that it is; None if it is no step.
-    """
+    """A further part of a message. It may be empty."""
 
     fields: Mapping[str, str]
+    """Text to append, by the field of the message."""
     step: Mapping[str, Any] | None = None
+    """The description of the step that this part is. None: it is no step."""
     calls: tuple[Calling, ...] = ()
+    """Pieces of calls, which follow the text."""
     ended: tuple[Calling, ...] = ()
+    """The last piece of a call that was open, which precedes the text."""
 
 
-class ThinkingBlock:
-    """
-    Follows the steps of one run: those in its thinking block, which is *open* at first or opened by
-    the text.
-    """
+class ThinkingTracker:
+    """Finds the thinking block of one run in its steps. The block may be *open* from the start."""
 
     def __init__(self, *, open: bool = True) -> None:
         self._open = open
         self._over = False
-        self._begun = ""
+        self._begun = ""  # the text before and within the block, until the block is open
 
     def add(self, step: Step) -> str | None:
         """
-        Return what *step* adds to the thinking, without the marks; None if it is not, or not yet,
-        in the block.
+        Return the text that *step* adds to the thinking, without the marks of the block.
+
+        Return None if the step is before or after the block.
         """
         if self._over:
             return None
         text = step.reasoning
         if not self._open:
             self._begun += step.text
-            opened = opened_by(self._begun)
-            self._open = opened is not None
-            self._over = not may_open_block(self._begun)
-            if opened is None:
+            marks = opened_by(self._begun)
+            if marks is None:
+                self._over = not may_open_block(self._begun)
                 return None
-            text = self._begun.removesuffix(THINK_END if step.closes else "")[
-                len(opened.begun(self._begun)) :
-            ]
+            self._open = True
+            text = self._begun.removesuffix(THINK_END if step.closes else "")
+            text = text[len(marks.begun(self._begun)) :]
         self._over = step.closes
         return text
 
 
 class DeltaBuilder:
     """
-    Builds the message of one run as deltas; those of a field join to the same text, streamed or
-    not.
+    Builds the message of one run as deltas. The deltas of a field join to the same text, streamed
+    or not.
 
-    Steps outside of a thinking block are the content, which `Answering` has: all of them with a
-    model that does not think, and those after the thinking with a method that reasons through the
-    answer.
+    Steps outside of a thinking block are content. The content comes from `Answering`. All steps are
+    content if the model does not think, and the steps after the thinking are content if the method
+    reasons through the answer.
     """
 
     def __init__(self, thinking: Thinking) -> None:
         self._thinking: Thinking = thinking
-        self._block = ThinkingBlock()
+        self._tracker = ThinkingTracker()
         self._tag_open = False
         self._answer = ""
         self._calls = CallPieces()
 
     def add(self, item: RunEvent | RunResult) -> Delta:
-        return (
-            self.finish(item.solution)
-            if isinstance(item, RunResult)
-            else self.add_event(item.event)
-        )
+        if isinstance(item, RunResult):
+            return self.finish(item.solution)
+        return self.add_event(item.event)
 
     def add_event(self, event: Event) -> Delta:
         match event:
             case Started(thinks=thinks):
-                self._block = ThinkingBlock(open=thinks)
+                self._tracker = ThinkingTracker(open=thinks)
                 return Delta({})
             case Committed(index=index, step=step, score=score):
                 about = {
@@ -181,38 +171,40 @@ class DeltaBuilder:
                     "fate": "kept",
                     "reason": step.note,
                 }
-                thought = self._block.add(step)
-                return Delta({} if thought is None else self._think(thought), about)
+                return Delta(self._think(self._tracker.add(step)), about)
             case Answering(text=text):
                 self._answer += text
-                return Delta({"content": self._close() + text}, ended=tuple(self._calls.close()))
+                ended = tuple(self._calls.close())
+                return Delta({"content": self._close_tag() + text}, ended=ended)
             case Calling():
-                return Delta(_content(self._close()), calls=tuple(self._calls.add(event)))
+                return Delta(_content(self._close_tag()), calls=tuple(self._calls.add(event)))
             case _:
                 return Delta({})
 
     def finish(self, solution: Solution) -> Delta:
         """
-        Return the rest of the message when the run is over. A call without arguments is complete
-        unless cut off.
-        """
-        rest = (
-            solution.text.removeprefix(self._answer)
-            if solution.text.startswith(self._answer)
-            else ""
-        )
-        ended = tuple(self._calls.close()) if solution.finish_reason == "stop" else ()
-        return Delta(_content(self._close() + rest), ended=ended)
+        Return the rest of the message when the run is over.
 
-    def _think(self, text: str) -> Mapping[str, str]:
+        The last call is complete unless the answer was cut off.
+        """
+        rest = ""
+        if solution.text.startswith(self._answer):
+            rest = solution.text.removeprefix(self._answer)
+        ended = tuple(self._calls.close()) if solution.finish_reason == "stop" else ()
+        return Delta(_content(self._close_tag() + rest), ended=ended)
+
+    def _think(self, text: str | None) -> Mapping[str, str]:
+        """Return the fields for *text*, a part of the thinking. None: there is none."""
+        if text is None:
+            return {}
         if self._thinking != "content":
             return dict.fromkeys(FIELDS[self._thinking], text)
-        opening = "" if self._tag_open else OPEN
+        opening = "" if self._tag_open else THINK_OPENING
         self._tag_open = True
         return {"content": opening + text}
 
-    def _close(self) -> str:
-        closing = CLOSE if self._tag_open else ""
+    def _close_tag(self) -> str:
+        closing = THINK_CLOSING if self._tag_open else ""
         self._tag_open = False
         return closing
 
@@ -222,24 +214,29 @@ def _content(text: str) -> Mapping[str, str]:
 
 
 class TokenCounts:
-    """
-    An observer of one run that counts its tokens, and the seconds in which a served model was busy.
-    """
+    """An observer of one run that counts its tokens and the seconds of its requests to models."""
 
     def __init__(self) -> None:
-        self.reasoning = self.answer = self.written = 0
-        self._block = ThinkingBlock()
+        self.reasoning = 0
+        """Kept tokens of the thinking."""
+        self.answer = 0
+        """Kept tokens of the answer."""
+        self.written = 0
+        """All tokens that the models have written."""
         self.events = EventLog()
+        """All events so far."""
+        self._tracker = ThinkingTracker()
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
         match event:
             case Started(thinks=thinks):
-                self._block = ThinkingBlock(open=thinks)
-            case Committed(step=step) if self._block.add(step) is None:
-                self.answer += len(step.tokens)
+                self._tracker = ThinkingTracker(open=thinks)
             case Committed(step=step):
-                self.reasoning += len(step.tokens)
+                if self._tracker.add(step) is None:
+                    self.answer += len(step.tokens)
+                else:
+                    self.reasoning += len(step.tokens)
             case Answered(step=step):
                 self.answer += len(step.tokens)
             case Called():
@@ -249,52 +246,55 @@ class TokenCounts:
 
     @property
     def _calls(self) -> list[Called]:
-        return [event for event in self.events if isinstance(event, Called)]
+        """The requests to models, in the order in which they started."""
+        calls = [event for event in self.events if isinstance(event, Called)]
+        return sorted(calls, key=lambda call: call.started)
 
     @property
     def prompt(self) -> int:
-        """The prompt tokens of the first request to a model."""
-        return min(calls, key=lambda call: call.started).prompt if (calls := self._calls) else 0
+        """Prompt tokens of the first request to a model. 0: there was none."""
+        calls = self._calls
+        return calls[0].prompt if calls else 0
 
     @property
     def cached(self) -> int:
-        """How many of these prompt tokens were in the server's prefix cache."""
-        return min(calls, key=lambda call: call.started).cached if (calls := self._calls) else 0
+        """Tokens of this prompt that were in the server's prefix cache."""
+        calls = self._calls
+        return calls[0].cached if calls else 0
 
     @property
     def upstream(self) -> float:
         """Seconds in which at least one request to a model was open."""
-        busy = end = 0.0
-        for start, stop in sorted(
-            (call.started, call.started + call.seconds) for call in self._calls
-        ):
-            busy += max(0.0, stop - max(start, end))
-            end = max(end, stop)
+        busy = 0.0
+        busy_until = 0.0
+        for call in self._calls:
+            ended = call.started + call.seconds
+            busy += max(0.0, ended - max(call.started, busy_until))
+            busy_until = max(busy_until, ended)
         return busy
 
 
 def usage(prompt: int, counts: Sequence[TokenCounts]) -> dict[str, Any]:
     """
-    Return the usage as one model alone would report it: the conversation once, and the tokens that
-    were kept.
+    Return the usage as one model alone would report it, in the form of a chat completion.
 
-    Discarded tokens and those of judging are in the ledger.
+    The *prompt* tokens of the conversation count once. Of the written tokens only kept ones count;
+    the ledger has the others.
     """
     reasoning = sum(count.reasoning for count in counts)
     completion = reasoning + sum(count.answer for count in counts)
+    cached = max((count.cached for count in counts), default=0)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {
-            "cached_tokens": min(prompt, max((count.cached for count in counts), default=0))
-        },
+        "prompt_tokens_details": {"cached_tokens": min(prompt, cached)},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 
 def finish_reason(solution: Solution) -> str:
-    """Return OpenAI's finish reason; the field ``stepspec`` has the exact one."""
+    """Return OpenAI's finish reason. The field ``stepspec`` has the exact one."""
     if solution.finish_reason != "stop":
         return "length"
     return "tool_calls" if solution.calls else "stop"
@@ -318,53 +318,48 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
 
 
 def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
-    """
-    Return every written step with its fate, and with the index of its choice if there are several
-    choices.
-    """
-    return [
-        dataclasses.asdict(step) | ({"choice": choice} if len(solutions) > 1 else {})
-        for choice, solution in enumerate(solutions)
-        for step in solution.steps
-    ]
+    """Return every written step with its fate. With several choices a step has its choice too."""
+    written: list[dict[str, Any]] = []
+    for choice, solution in enumerate(solutions):
+        about = {"choice": choice} if len(solutions) > 1 else {}
+        written += [dataclasses.asdict(step) | about for step in solution.steps]
+    return written
 
 
 def ledger(ledger: Ledger) -> dict[str, Any]:
     """Return the *ledger* of a run with its rates."""
-    return dataclasses.asdict(ledger) | {
-        "accept_rate": ledger.accept_rate,
-        "share_large": ledger.share_large,
-    }
+    rates = {"accept_rate": ledger.accept_rate, "share_large": ledger.share_large}
+    return dataclasses.asdict(ledger) | rates
 
 
 def response_error(status: int, message: str) -> dict[str, Any]:
-    """
-    Return the error of a failed response; *status* is the HTTP status that it would have had before
-    the stream.
-    """
-    code = (
-        "rate_limit_exceeded"
-        if status == 429
-        else "server_error"
-        if status >= 500
-        else "invalid_prompt"
-    )
+    """Return the error of a failed response, which before its stream has this HTTP *status*."""
+    code = "invalid_prompt"
+    if status == 429:
+        code = "rate_limit_exceeded"
+    elif status >= 500:
+        code = "server_error"
     return {"code": code, "message": message}
 
 
 def response_failed(response: Mapping[str, Any], number: int, status: int, message: str) -> bytes:
     """
-    Return the last event, with this sequence *number*, of a stream of the Responses API that fails.
+    Return the last event of a stream of the Responses API that fails.
+
+    *response* is the response at the beginning of the stream, *number* the sequence number of the
+    event.
     """
     failed = {**response, "status": "failed", "error": response_error(status, message)}
     return named_event("response.failed", sequence_number=number, response=failed)
 
 
 def named_event(kind: str, **fields: Any) -> bytes:
+    """Return an event of a stream with its name, as Anthropic and the Responses API write it."""
     return b"event: " + kind.encode() + b"\n" + event({"type": kind, **fields})
 
 
 def event(body: Mapping[str, Any]) -> bytes:
+    """Return an event of a stream without a name, as OpenAI's chat API writes it."""
     return b"data: " + write_json(body) + b"\n\n"
 
 
@@ -373,8 +368,8 @@ def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
 
 
 def solution(solution: Solution) -> dict[str, Any]:
-    """Return the summary that follows the events of a run."""
-    total = ledger(solution.ledger)
+    """Return the summary of a run for the page, which follows its events."""
+    account = ledger(solution.ledger)
     return {
         "answer": solution.answer,
         "text": solution.text,
@@ -382,7 +377,7 @@ def solution(solution: Solution) -> dict[str, Any]:
         "seconds": solution.seconds,
         "verified": solution.verified,
         "rejection": solution.rejection,
-        "ledger": total,
-        "accept_rate": total["accept_rate"],
-        "share_large": total["share_large"],
+        "ledger": account,
+        "accept_rate": account["accept_rate"],
+        "share_large": account["share_large"],
     }

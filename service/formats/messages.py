@@ -1,10 +1,9 @@
 """
-Anthropic's Messages API: what a request may contain and means for a method, and how its run is
-answered.
+Anthropic's Messages API: the schema of a request, its meaning for a method, and the reply.
 
 Unknown fields are refused. Hints about Anthropic's own caches and tiers are accepted without
-effect. A reply is a message of content blocks, in one piece or as events: the thinking is a block,
-in which each verified step is one delta with the field ``stepspec``; the answer is the next.
+effect. A reply is a message of content blocks, in one piece or as events. The thinking is one
+block, in which each verified step is a delta with the field ``stepspec``. The answer is the next.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from ..records import RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
 from .deltas import Delta, DeltaBuilder, named_event
-from .reply_format import PROGRESS, RequestRuns, RunItem
+from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
 from .schemas import (
-    BILLING,
-    SERVED,
+    BILLING_HEADER,
+    SERVED_MODEL_CURE,
     CallId,
     Empty,
     Items,
@@ -54,34 +53,42 @@ from .schemas import (
     without_billing,
 )
 
-OWN_TOOLS = "the service runs no tools; send tools with an input_schema, which the client runs"
-TEXT_ONLY = f"the methods read text only; send text blocks, or {SERVED}"
+OWN_TOOLS_CURE = "the service runs no tools; send tools with an input_schema, which the client runs"
+TEXT_ONLY_CURE = f"the methods read text only; send text blocks, or {SERVED_MODEL_CURE}"
 
 
 class TextBlock(Part):
     """A block of text."""
 
     type: Literal["text"]
+    """The kind of the block."""
     text: str
+    """The text."""
     citations: Nothing = None
+    """Only null and the empty list are accepted."""
 
 
 class ThinkingBlock(Part):
-    """The thinking of an earlier answer; its signature is not checked."""
+    """The thinking of an earlier answer."""
 
     type: Literal["thinking"]
+    """The kind of the block."""
     thinking: str
+    """The text of the thinking."""
     signature: str | None = None
+    """The signature of the server that wrote the thinking. It is not checked."""
 
 
 class RedactedThinkingBlock(Part):
-    """Thinking of an earlier answer that cannot be read; it is dropped."""
+    """Encrypted thinking of an earlier answer. It is dropped."""
 
     type: Literal["redacted_thinking"]
+    """The kind of the block."""
     data: str
+    """The encrypted thinking."""
 
 
-TURNS = {
+ROLE_OF_BLOCK = {
     "tool_use": "assistant",
     "thinking": "assistant",
     "redacted_thinking": "assistant",
@@ -89,28 +96,39 @@ TURNS = {
     "tool_addition": "system",
     "tool_removal": "system",
 }
+"""The role whose messages may have a block, by the kind of the block."""
 
 
-def _supported(block: object, kinds: Sequence[str]) -> object:
-    """Return *block* if it is of one of these *kinds*. Raise `ValueError` with a cure."""
+def _check_kind(block: object, kinds: Sequence[str]) -> object:
+    """Return *block*. Raise `ValueError`, with a cure, if its type is none of *kinds*."""
     kind = kind_of(block)
     if not isinstance(kind, str) or kind in kinds:
         return block
-    if kind in TURNS:
-        raise ValueError(f"a block of type {kind!r} belongs into a message of the {TURNS[kind]}")
-    raise ValueError(f"a block of type {kind!r}: {OWN_TOOLS if '_tool_' in kind else TEXT_ONLY}")
+    if kind in ROLE_OF_BLOCK:
+        role = ROLE_OF_BLOCK[kind]
+        raise ValueError(f"a block of type {kind!r} belongs into a message of the {role}")
+    cure = OWN_TOOLS_CURE if "_tool_" in kind else TEXT_ONLY_CURE
+    raise ValueError(f"a block of type {kind!r}: {cure}")
+
+
+def _kinds(*kinds: str) -> BeforeValidator:
+    """Return the validator that refuses blocks of other *kinds*."""
+    return BeforeValidator(partial(_check_kind, kinds=kinds))
 
 
 class ToolReferenceBlock(Part):
     """
-    A tool that a search of the client has found. The models read its name; they know the tool from
-    the request.
+    A tool that a search of the client has found.
+
+    The models read its name. They know the tool from the list of tools.
     """
 
     type: Literal["tool_reference"]
+    """The kind of the block."""
     tool_name: Name | None = None
+    """The name of the tool."""
     name: Name | None = None
-    """As vLLM's clients may call it."""
+    """The name of the tool, where vLLM's clients send it."""
 
     @property
     def text(self) -> str | None:
@@ -119,20 +137,26 @@ class ToolReferenceBlock(Part):
 
 ResultBlock: TypeAlias = Annotated[
     Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")],
-    BeforeValidator(partial(_supported, kinds=("text", "tool_reference"))),
+    _kinds("text", "tool_reference"),
 ]
-PlainBlock: TypeAlias = Annotated[TextBlock, BeforeValidator(partial(_supported, kinds=("text",)))]
+PlainBlock: TypeAlias = Annotated[TextBlock, _kinds("text")]
 
 
 class ToolUseBlock(Part):
     """A call of a tool in an earlier answer."""
 
     type: Literal["tool_use"]
+    """The kind of the block."""
     id: CallId
+    """The id of the call, which its result repeats."""
     name: str
+    """The name of the tool. A model may have made it up."""
     input: Any = None
+    """The arguments of the call."""
     caller: dict[str, Any] | None = None
+    """Who made the call, without effect."""
     toolset_name: None = None
+    """Only null is accepted."""
 
     @property
     def call(self) -> ToolCall:
@@ -140,87 +164,101 @@ class ToolUseBlock(Part):
 
 
 class ToolResultBlock(Part):
-    """The result of a call, or, with *is_error*, the reason why there is none."""
+    """The result of a call."""
 
     type: Literal["tool_result"]
+    """The kind of the block."""
     tool_use_id: CallId
+    """The id of the call."""
     content: str | Items[ResultBlock] | None = None
+    """The result. None: an empty text."""
     is_error: bool | None = None
+    """Whether the content is the reason why there is no result."""
     toolset_name: None = None
+    """Only null is accepted."""
 
     @property
     def message(self) -> Message:
         text = joined_text(self.content or "")
-        return Message(
-            "tool", f"Error: {text}" if self.is_error else text, call_id=self.tool_use_id
-        )
+        if self.is_error:
+            text = f"Error: {text}"
+        return Message("tool", text, call_id=self.tool_use_id)
 
 
 UserBlock: TypeAlias = Annotated[
     Annotated[TextBlock | ToolResultBlock | ToolReferenceBlock, Field(discriminator="type")],
-    BeforeValidator(partial(_supported, kinds=("text", "tool_result", "tool_reference"))),
+    _kinds("text", "tool_result", "tool_reference"),
 ]
 AssistantBlock: TypeAlias = Annotated[
     Annotated[
         TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
         Field(discriminator="type"),
     ],
-    BeforeValidator(
-        partial(_supported, kinds=("text", "thinking", "redacted_thinking", "tool_use"))
-    ),
+    _kinds("text", "thinking", "redacted_thinking", "tool_use"),
 ]
 
 
 class UserTurn(Part):
-    """A message of the user, which may hold the results of calls."""
+    """A message of the user."""
 
     role: Literal["user"]
+    """Who speaks."""
     content: str | Annotated[Items[UserBlock], Field(min_length=1)]
+    """The text, or blocks of text and of results of calls."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
         if isinstance(self.content, str):
             return (Message("user", self.content),)
-        turns: list[Message] = []
+        messages: list[Message] = []
         for block in self.content:
             if isinstance(block, ToolResultBlock):
-                turns.append(block.message)
+                messages.append(block.message)
             elif isinstance(block, TextBlock):
-                turns.append(Message("user", block.text))
-        return tuple(turns)
+                messages.append(Message("user", block.text))
+        return tuple(messages)
 
 
 class AssistantTurn(Part):
-    """
-    An earlier answer, as it was received; the models' own chat templates keep or drop its thinking.
-    """
+    """An earlier answer. The chat templates of the models keep or drop its thinking."""
 
     role: Literal["assistant"]
+    """Who speaks."""
     content: str | Items[AssistantBlock]
+    """The text, or the blocks of the answer."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
         if isinstance(self.content, str):
             return (Message("assistant", self.content),)
-        calls = tuple([block.call for block in self.content if isinstance(block, ToolUseBlock)])
-        thinking = "".join(
-            [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
-        )
-        text = joined_text([block for block in self.content if isinstance(block, TextBlock)])
-        return (Message("assistant", text, calls, reasoning=thinking),)
+        calls: list[ToolCall] = []
+        texts: list[TextBlock] = []
+        thinking = ""
+        for block in self.content:
+            match block:
+                case ToolUseBlock():
+                    calls.append(block.call)
+                case TextBlock():
+                    texts.append(block)
+                case ThinkingBlock():
+                    thinking += block.thinking
+                case RedactedThinkingBlock():
+                    pass
+        return (Message("assistant", joined_text(texts), tuple(calls), reasoning=thinking),)
 
 
 class ThinkingConfig(Part):
     """
-    Thinking of at most *budget_tokens* tokens, if they are set; what is left of `max_tokens` is for
-    the answer.
+    How the answer thinks.
 
-    A method always thinks: ``disabled`` thinking has the least effort, and the reply does not show
-    it.
+    A method always thinks. With "disabled" it thinks with the least effort, and the reply does not
+    show it.
     """
 
     type: Literal["enabled", "adaptive", "disabled"]
+    """Whether the answer thinks."""
     budget_tokens: Positive | None = None
+    """The most tokens of the thinking. The rest of ``max_tokens`` is for the answer."""
     display: Literal["summarized", "omitted", "updates"] | None = None
     """With "omitted" the reply does not show the thinking."""
 
@@ -229,88 +267,108 @@ class OutputFormat(Schema):
     """An answer that is JSON and matches a schema."""
 
     type: Literal["json_schema"]
+    """The kind of the format."""
     rules: Rules
+    """The JSON schema."""
 
 
 class OutputConfig(Part):
     """The effort of the thinking, and the form of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """The effort of the thinking. None: the whole budget."""
     format: OutputFormat | None = None
+    """The form of the answer. None: free text."""
 
 
 class UserMetadata(Part):
-    """Whose request it is."""
+    """The user for whom the client makes the request."""
 
     user_id: Annotated[str, Field(max_length=512)] | None = None
+    """The client's name of its user, for the log."""
 
 
-class CustomTool(Part):
-    """
-    A tool that the answer may call; the client runs it.
-
-    *strict* asks the server to keep its arguments to the schema. The fields after it are hints
-    without effect.
-    """
+class InputSchemaTool(Part):
+    """A tool that the answer may call. The client runs it."""
 
     type: Literal["custom"] | None = None
+    """The kind of the tool."""
     name: Name
+    """The name of the tool."""
     description: str | None = None
+    """What the tool does."""
     input_schema: dict[str, Any]
+    """The JSON schema of the arguments."""
     strict: bool | None = None
+    """Whether the server keeps the arguments to the schema."""
     eager_input_streaming: bool | None = None
+    """A hint for Anthropic's streams, without effect."""
     defer_loading: bool | None = None
-    """Whether a search has to find the tool first; the models read about every tool."""
+    """Whether a search has to find the tool first, without effect: the models read every tool."""
     allowed_callers: Items[str] | None = None
+    """The programs that may call the tool, without effect."""
     input_examples: Items[dict[str, Any]] | None = None
+    """Examples of arguments, without effect."""
 
     @property
     def tool(self) -> Tool:
         return Tool(self.name, self.description, json_text(self.input_schema), self.strict)
 
 
-def _client_tool(tool: object) -> object:
-    """Refuse the tools that Anthropic runs, or that its models alone know how to call."""
-    if (kind := kind_of(tool)) not in (None, "custom"):
-        raise ValueError(f"a tool of type {kind!r}: {OWN_TOOLS}")
+def _check_tool(tool: object) -> object:
+    """
+    Return *tool*. Raise `ValueError` for a tool that Anthropic runs, or that only Anthropic's
+    models can call.
+    """
+    kind = kind_of(tool)
+    if kind not in (None, "custom"):
+        raise ValueError(f"a tool of type {kind!r}: {OWN_TOOLS_CURE}")
     return tool
 
 
-OfferedTool: TypeAlias = Annotated[CustomTool, BeforeValidator(_client_tool)]
+OfferedTool: TypeAlias = Annotated[InputSchemaTool, BeforeValidator(_check_tool)]
 
 
 class ChangedTool(Part):
-    """A tool that is in the list of tools, by its *name*."""
+    """The name of a tool that is in the list of tools."""
 
     type: Literal["tool_reference"]
+    """The kind of the change."""
     name: Name
+    """The name of the tool."""
 
 
 class DefinedTool(Part):
     """A tool that is not in the list of tools."""
 
     type: Literal["tool_definition"]
+    """The kind of the change."""
     definition: OfferedTool
+    """The tool."""
 
 
 class ToolAdditionBlock(Part):
-    """A tool that the answer may call from here on."""
+    """A tool that the answer may call from this message on."""
 
     type: Literal["tool_addition"]
+    """The kind of the block."""
     tool: Annotated[ChangedTool | DefinedTool, Field(discriminator="type")]
+    """The tool, or the name of one in the list of tools."""
 
 
 class ToolRemovalBlock(Part):
-    """A tool that the answer may call no longer."""
+    """A tool that the answer may not call from this message on."""
 
     type: Literal["tool_removal"]
+    """The kind of the block."""
     tool: ChangedTool
+    """The name of the tool."""
 
 
 ToolChange: TypeAlias = ToolAdditionBlock | ToolRemovalBlock
 SystemBlock: TypeAlias = Annotated[
     Annotated[TextBlock | ToolChange, Field(discriminator="type")],
-    BeforeValidator(partial(_supported, kinds=("text", "tool_addition", "tool_removal"))),
+    _kinds("text", "tool_addition", "tool_removal"),
 ]
 
 
@@ -318,7 +376,9 @@ class SystemTurn(Part):
     """Instructions within the conversation, and changes of the tools."""
 
     role: Literal["system"]
+    """Who speaks."""
     content: str | Items[SystemBlock]
+    """The text, or blocks of text and of changes."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -340,69 +400,77 @@ MessageTurn: TypeAlias = Annotated[
 
 def _instructions(texts: Iterable[str]) -> tuple[Message, ...]:
     """
-    Return one system message of *texts*; none if they are empty.
+    Return one system message of *texts*; no message if all of them are empty.
 
-    A text that begins with Claude Code's billing header is left out, as in vLLM's API.
+    As in vLLM, a text that begins with Claude Code's billing header is left out.
     """
-    text = "\n".join([text for text in texts if text and not text.startswith(BILLING)])
+    text = "\n".join([text for text in texts if text and not text.startswith(BILLING_HEADER)])
     return (Message("system", text),) if text else ()
 
 
 class ToolChoice(Part):
-    """
-    Whether the answer calls tools as the model likes, at least one, none, or the one called *name*.
-    """
+    """Whether the answer calls tools."""
 
     type: Literal["auto", "any", "none", "tool"]
+    """
+    "auto": the model decides. "any": at least one call. "none": no call. "tool": a call of the
+    named tool.
+    """
     name: Name | None = None
+    """The tool that the answer has to call."""
     disable_parallel_tool_use: bool | None = None
+    """Whether the answer has at most one call."""
 
 
 class Conversation(Part):
-    """What the models read."""
+    """The part of a request that the models read."""
 
     model: ModelName
+    """The name of a method or of a served model."""
     messages: Annotated[Items[MessageTurn], Field(min_length=1)]
+    """The conversation."""
     system: str | Items[PlainBlock] | None = None
+    """Instructions before the conversation."""
     thinking: ThinkingConfig | None = None
+    """How the answer thinks. None: as configured."""
     output_config: OutputConfig | None = None
-    # MCP servers bring hundreds, which Anthropic's API takes
+    """Effort and form of the answer."""
     tools: Items[OfferedTool] | None = None
+    """The tools. As in Anthropic's API there may be hundreds, since MCP servers bring many."""
     tool_choice: ToolChoice | None = None
-
-    # Features that no method has; clients may send the values that turn them off.
+    """Whether the answer calls tools. None: the model decides."""
     mcp_servers: Empty = None
-
-    # Hints that do not change the answer.
+    """Only the empty list is accepted: the service runs no tools."""
     context_management: dict[str, Any] | None = None
+    """A hint about old parts of the conversation, without effect."""
     speed: Literal["standard"] | None = None
+    """The standard speed, without effect."""
 
     @property
     def wanted(self) -> Wanted:
-        blocks = (
-            [without_billing(self.system)]
-            if isinstance(self.system, str)
-            else [block.text for block in self.system or ()]
-        )
+        if isinstance(self.system, str):
+            instructions = [without_billing(self.system)]
+        else:
+            instructions = [block.text for block in self.system or ()]
         turns = [message for turn in self.messages for message in turn.messages]
+        format = self.output_config.format if self.output_config else None
         choice = self.tool_choice
         return Wanted(
-            tuple(_merged((*_instructions(blocks), *turns))),
-            format=(
-                self.output_config.format.rules
-                if self.output_config and self.output_config.format
-                else None
-            ),
+            tuple(_merged([*_instructions(instructions), *turns])),
+            format=format.rules if format else None,
             tools=tuple([tool.tool for tool in self._offered()]),
             tool_choice=_choice(choice),
             tool_named=choice is not None and choice.type == "tool",
             parallel=not (choice and choice.disable_parallel_tool_use),
         )
 
-    def _offered(self) -> list[CustomTool]:
+    def _offered(self) -> list[InputSchemaTool]:
         """
-        Return the tools after all changes in the conversation: chat templates show one list. Raise
-        `ApiError` for a change of a tool that there is not.
+        Return the tools after all changes within the conversation.
+
+        Chat templates show one list of tools. Without changes the tools are returned as they are,
+        so that two tools with one name are an error. Raise `ApiError` for a change of an unknown
+        tool.
         """
         changes = [
             change
@@ -410,16 +478,16 @@ class Conversation(Part):
             if isinstance(turn, SystemTurn)
             for change in turn.changes
         ]
-        if not changes:  # then two tools with one name are an error
+        if not changes:
             return self.tools or []
         tools = {tool.name: tool for tool in self.tools or ()}
         removed: set[str] = set()
         for change in changes:
             if isinstance(change.tool, DefinedTool):
-                tools[change.tool.definition.name] = change.tool.definition
-                removed.discard(change.tool.definition.name)
-                continue
-            name = change.tool.name
+                name = change.tool.definition.name
+                tools[name] = change.tool.definition
+            else:
+                name = change.tool.name
             if name not in tools:
                 hint = near(name, tools)
                 message = f"{change.type} names {name!r}, which is no tool of the request{hint}"
@@ -432,15 +500,20 @@ class Conversation(Part):
 
 
 def _choice(choice: ToolChoice | None) -> str:
-    if choice is not None and choice.type == "tool":
-        if choice.name is None:
-            raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
-        return choice.name
-    return "auto" if choice is None else "required" if choice.type == "any" else choice.type
+    """Return OpenAI's word for *choice*, or the name of the tool. Raise `ApiError` without one."""
+    if choice is None:
+        return "auto"
+    if choice.type == "any":
+        return "required"
+    if choice.type != "tool":
+        return choice.type
+    if choice.name is None:
+        raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
+    return choice.name
 
 
 def _merged(messages: Iterable[Message]) -> Sequence[Message]:
-    """Join consecutive messages of one role, as the API promises."""
+    """Return *messages* with consecutive ones of one role joined, as Anthropic's API promises."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role != "tool":
@@ -463,30 +536,36 @@ class MessagesRequest(Conversation, Request):
     """The body of a message."""
 
     max_tokens: Positive
+    """The most tokens of the thinking and the answer together."""
     stream: bool | None = None
+    """Whether the reply is a stream of events."""
     stop_sequences: Stops | None = None
+    """The texts that end the answer."""
     temperature: Temperature = None
+    """The temperature of sampling. None: as configured."""
     top_p: TopP = None
+    """The probability mass of the likeliest tokens to sample from. None: as configured."""
     top_k: TopK = None
+    """The number of likeliest tokens to sample from. None: as configured."""
     metadata: UserMetadata | None = None
-
-    # Hints that do not change the answer.
+    """The user for whom the client makes the request."""
     service_tier: Literal["auto", "standard_only"] | None = None
+    """Anthropic's tier, without effect."""
 
     @property
     def wanted(self) -> Wanted:
         effort = self.output_config.effort if self.output_config else None
-        most = self.thinking.budget_tokens if self.thinking else None
-        if most is not None and most >= self.max_tokens:
+        thinking = self.thinking.budget_tokens if self.thinking else None
+        if thinking is not None and thinking >= self.max_tokens:
             message = (
-                f"thinking.budget_tokens is {most}: send less than max_tokens, which is"
+                f"thinking.budget_tokens is {thinking}: send less than max_tokens, which is"
                 f" {self.max_tokens}"
             )
             raise bad_request(message, "thinking.budget_tokens")
         return replace(
             super().wanted,
             tokens=self.max_tokens,
-            thinking=most,
+            thinking=thinking,
             effort="minimal" if self._disabled else effort,
             stops=self.stop_sequences or (),
             rest_for_answer=True,
@@ -500,40 +579,37 @@ class MessagesRequest(Conversation, Request):
     def end_user(self) -> str | None:
         return self.metadata.user_id if self.metadata else None
 
-    def place_of_thinking(self, usual: Thinking) -> Thinking:
-        hidden = self._disabled or (
-            self.thinking is not None and self.thinking.display == "omitted"
-        )
-        return super().place_of_thinking("none" if hidden else usual)
+    def place_of_thinking(self, configured: Thinking) -> Thinking:
+        omitted = self.thinking is not None and self.thinking.display == "omitted"
+        return super().place_of_thinking("none" if omitted or self._disabled else configured)
 
 
 SIGNATURE = "stepspec"
 """
-The signature of every block of thinking. Clients send it back unread, and nothing here depends on
-it.
+The signature of every block of thinking. Clients send it back, and nothing here depends on it.
 
-Anthropic's own API refuses it: it accepts the thinking of its own models only.
+Anthropic's own API refuses it, since it accepts only the thinking of Anthropic's models.
 """
-
 
 PING = named_event("ping")
 
 
 class ContentBlocks:
     """
-    The content *blocks* of one message, and the events of a stream that build them.
+    The content blocks of one message, and the events of a stream that build them.
 
-    The calls of tools are told apart by their index, as a server may repeat an id.
+    An index identifies a call, since a server may repeat an id.
     """
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
+        """The blocks so far, in the form of the API."""
         self._open = False
-        self._call = -1  # the index of the open call
-        self._inputs: dict[int, str] = {}  # JSON texts, by the index of the block
+        self._call_index = -1  # of the last call
+        self._inputs: dict[int, str] = {}  # the arguments of calls as text, by index of the block
 
     def add(self, delta: Delta) -> bytes:
-        """Add *delta* to the open block, or to new ones; return the events."""
+        """Add *delta* to the open block or to new blocks. Return the events."""
         events = b"".join(map(self._add_call, delta.ended))
         for name, text in delta.fields.items():
             kind = "thinking" if name == "reasoning" else "text"
@@ -546,57 +622,56 @@ class ContentBlocks:
 
     def _add_call(self, piece: Calling) -> bytes:
         events = b""
-        if not self._open or self.blocks[-1]["type"] != "tool_use" or piece.index != self._call:
-            events = self.close() + self._start(
-                {"type": "tool_use", "id": piece.id, "name": piece.name}
-            )
-            self._call = piece.index
-        block = len(self.blocks) - 1
-        self._inputs[block] = self._inputs.get(block, "") + piece.arguments
-        return events + (
-            self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
-            if piece.arguments
-            else b""
-        )
+        in_call = self._open and self.blocks[-1]["type"] == "tool_use"
+        if not in_call or piece.index != self._call_index:
+            block = {"type": "tool_use", "id": piece.id, "name": piece.name}
+            events = self.close() + self._start(block)
+            self._call_index = piece.index
+        last = len(self.blocks) - 1
+        self._inputs[last] = self._inputs.get(last, "") + piece.arguments
+        if piece.arguments:
+            events += self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+        return events
 
     def close(self) -> bytes:
-        """Complete the open block, if there is one; return the events."""
+        """Complete the open block, if there is one. Return the events."""
         if not self._open:
             return b""
         self._open = False
-        signed = b""
+        events = b""
         if self.blocks[-1]["type"] == "thinking":
             self.blocks[-1]["signature"] = SIGNATURE
-            signed = self._delta({"type": "signature_delta", "signature": SIGNATURE})
-        return signed + named_event("content_block_stop", index=len(self.blocks) - 1)
+            events = self._delta({"type": "signature_delta", "signature": SIGNATURE})
+        return events + named_event("content_block_stop", index=len(self.blocks) - 1)
 
     def finish(self, *, cut: bool) -> bytes:
         """
-        Complete the last block; return the events. A message has one at least: clients read the
-        first unasked.
+        Complete the last block. Return the events.
 
-        Of an answer that was *cut* off, calls whose arguments are no JSON are left out. A stream
-        has begun them.
+        Clients read the first block unasked, so a message without any block gets an empty text. If
+        the answer was *cut* off, calls whose arguments are no JSON are left out of `blocks`. The
+        events of a stream have begun them already.
         """
         events = self.close()
-        for block, text in self._inputs.items():
-            self.blocks[block]["input"] = read_json(arguments_object(text))
-        lost = {block for block, text in self._inputs.items() if cut and not is_json(text)}
-        self.blocks = [block for index, block in enumerate(self.blocks) if index not in lost]
-        if not self.blocks:
-            empty = self._start({"type": "text", "text": ""}) + self.close()
-            events += b"" if self._inputs else empty
-        return events
+        for index, text in self._inputs.items():
+            self.blocks[index]["input"] = read_json(arguments_object(text))
+        if cut:
+            lost = {index for index, text in self._inputs.items() if not is_json(text)}
+            self.blocks = [block for index, block in enumerate(self.blocks) if index not in lost]
+        if self.blocks:
+            return events
+        empty = self._start({"type": "text", "text": ""}) + self.close()
+        return events if self._inputs else events + empty
 
     def _start(self, block: dict[str, Any]) -> bytes:
         self.blocks.append(block)
         self._open = True
-        more: Mapping[str, dict[str, Any]] = {
+        empty_fields: Mapping[str, dict[str, Any]] = {
             "thinking": {"signature": ""},
             "tool_use": {"input": {}},
         }
-        begun = block | more.get(block["type"], {})
-        return named_event("content_block_start", index=len(self.blocks) - 1, content_block=begun)
+        content = block | empty_fields.get(block["type"], {})
+        return named_event("content_block_start", index=len(self.blocks) - 1, content_block=content)
 
     def _delta(self, delta: Mapping[str, Any], **fields: Any) -> bytes:
         return named_event("content_block_delta", index=len(self.blocks) - 1, delta=delta, **fields)
@@ -604,8 +679,9 @@ class ContentBlocks:
 
 class RawAnswer:
     """
-    An observer of one run that keeps the answer as the model wrote it, with the stop sequence that
-    ended it.
+    An observer of one run.
+
+    It keeps the answer as the model wrote it, with the stop sequence that ended it.
     """
 
     def __init__(self) -> None:
@@ -626,16 +702,16 @@ class RawAnswer:
                 pass
 
     def stopped_by(self, stops: Sequence[str]) -> str | None:
-        """Return which of *stops* ended the answer; None if none did."""
+        """Return the text among *stops* that ended the answer; None if none did."""
         first = first_stop(self._text, stops)
         return first[1] if first else None
 
 
 class MessagesReply:
-    """Writes the one run of *runs* as a message. A `ReplyFormat`."""
+    """The `ReplyFormat` that writes the one run of a request as a message."""
 
     keep_alive = PING
-    starts_at = PROGRESS
+    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, body: MessagesRequest, thinking: Thinking
@@ -646,48 +722,45 @@ class MessagesReply:
         self._builder = DeltaBuilder(deltas.one_field(thinking))
         self._id = request.id
         self._content = ContentBlocks()
-        self._raw = RawAnswer()
+        self._raw_answer = RawAnswer()
 
     async def opening(self) -> bytes:
-        used = _usage(await self._runs.prompt_tokens(), {})
-        return named_event("message_start", message=self._message() | {"usage": used | TIER}) + PING
+        usage = _usage(await self._runs.prompt_tokens(), {})
+        message = self._message() | {"usage": usage | TIER}
+        return named_event("message_start", message=message) + PING
 
     def render(self, item: RunItem) -> bytes:
         if not isinstance(item, RunResult):
-            self._raw(item.event)
+            self._raw_answer(item.event)
         return self._content.add(self._builder.add(item))
 
     async def closing(self) -> bytes:
         events = self._finish()
-        used = await self._used()
-        ended = named_event(
-            "message_delta", delta=self._ended(), usage=used, **self._runs.extension([0])
-        )
-        return events + ended + named_event("message_stop")
+        usage = await self._usage()
+        extension = self._runs.extension([0])
+        events += named_event("message_delta", delta=self._ended(), usage=usage, **extension)
+        return events + named_event("message_stop")
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED_EVENT % body
 
     async def body(self) -> dict[str, Any]:
         self._finish()
-        return (
-            self._message()
-            | self._ended()
-            | {"usage": await self._used() | TIER}
-            | self._runs.extension([0])
-        )
+        usage = await self._usage() | TIER
+        extension = self._runs.extension([0])
+        return self._message() | self._ended() | {"usage": usage} | extension
 
     def _finish(self) -> bytes:
         return self._content.finish(cut=self._runs.solutions[0].finish_reason != "stop")
 
-    async def _used(self) -> dict[str, Any]:
-        counted = await self._runs.usage()
-        return _usage(counted["prompt_tokens"], counted)
+    async def _usage(self) -> dict[str, Any]:
+        usage = await self._runs.usage()
+        return _usage(usage["prompt_tokens"], usage)
 
     def _ended(self) -> dict[str, Any]:
-        solution = self._runs.solutions[0]
-        stopped = self._raw.stopped_by(self._run_request.stop)
-        reason = stop_reason(solution, stopped)
+        """Return the fields of the message that say why it ended."""
+        stopped = self._raw_answer.stopped_by(self._run_request.stop)
+        reason = stop_reason(self._runs.solutions[0], stopped)
         return {
             "stop_reason": reason,
             "stop_sequence": stopped if reason == "stop_sequence" else None,
@@ -707,8 +780,9 @@ class MessagesReply:
 
 def stop_reason(solution: Solution, stopped: str | None) -> str:
     """
-    Return Anthropic's reason for the end of a message, whose answer was *stopped* by a stop
-    sequence or not.
+    Return Anthropic's reason for the end of a message.
+
+    *stopped* is the stop sequence that ended the answer; None if none did.
     """
     match solution.finish_reason:
         case "stop" if stopped is not None and not solution.calls:
@@ -722,20 +796,24 @@ def stop_reason(solution: Solution, stopped: str | None) -> str:
 
 
 TIER = {"service_tier": "standard"}
-"""What the usage of a message has, and that of its last event has not."""
+"""The field that the usage of a message has, and the usage of its last event has not."""
 
 
-def _usage(prompt: int, counted: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(prompt: int, usage: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the usage of a message: of the *prompt*, the tokens in the prefix cache are counted
-    separately.
+    Return the usage of a message from OpenAI's *usage*, which is empty at the beginning.
+
+    Anthropic's API counts the tokens of the *prompt* in the prefix cache separately.
     """
-    cached = counted["prompt_tokens_details"]["cached_tokens"] if counted else 0
-    thinking = counted["completion_tokens_details"]["reasoning_tokens"] if counted else 0
+    cached = 0
+    thinking = 0
+    if usage:
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        thinking = usage["completion_tokens_details"]["reasoning_tokens"]
     return {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": counted["completion_tokens"] if counted else 0,
+        "output_tokens": usage.get("completion_tokens", 0),
         "output_tokens_details": {"thinking_tokens": thinking},
     }

@@ -1,4 +1,4 @@
-"""How an API writes the reply to a request: what `http.runs` asks of a format."""
+"""The interface of a reply format: how an API writes the reply to a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from .requests import RunRequest
 RunItem: TypeAlias = RunEvent | RunResult
 
 
-PROGRESS = (Committed, Answering, Calling, Finished)  # the events that show that a run goes well
+PROGRESS_EVENTS = (
+    Committed,
+    Answering,
+    Calling,
+    Finished,
+)  # the events that show that a run goes well
 
 
 class RequestRuns(Protocol):
@@ -37,40 +42,52 @@ class RequestRuns(Protocol):
         ...
 
     async def usage(self) -> dict[str, Any]:
-        """The usage of all runs together; see `deltas.usage`."""
+        """Return the usage of all runs together, in the form of `deltas.usage`."""
         ...
 
     async def prompt_tokens(self) -> int:
-        """The tokens of the conversation, as the large model reads it."""
+        """Return the number of tokens of the conversation, as the large model reads it."""
         ...
 
     def extension(self, choices: Sequence[int]) -> dict[str, Any]:
-        """The fields beyond OpenAI's API, about the runs of some *choices* that are over."""
+        """Return the fields beyond OpenAI's API about the runs of *choices*, which are over."""
         ...
 
 
 class ReplyFormat(Protocol):
     """
-    How one API writes a reply. `render` is called with every item in order, streamed or not.
+    How one API writes a reply.
 
-    A stream starts with the first event of *starts_at*. Its bytes are the `opening`, what `render`
-    returns, and the `closing`; *keep_alive* is sent while nothing happens. If it fails, the last
-    event is `failed`, whose *body* is the error in the shape of the API. The reply to a request
-    that does not stream is the `body`.
+    A stream consists of `opening`, the bytes of `render`, and `closing`. A reply that does not
+    stream is the `body`.
     """
 
     @property
-    def keep_alive(self) -> bytes: ...
+    def keep_alive(self) -> bytes:
+        """The bytes that a stream sends while nothing happens."""
+        ...
 
     @property
-    def starts_at(self) -> tuple[type[Event], ...]: ...
+    def starts_at(self) -> tuple[type[Event], ...]:
+        """The events with which a stream starts."""
+        ...
 
-    async def opening(self) -> bytes: ...
+    async def opening(self) -> bytes:
+        """Return the first events of a stream."""
+        ...
 
-    def render(self, item: RunItem) -> bytes: ...
+    def render(self, item: RunItem) -> bytes:
+        """Take in the next *item*, streamed or not. Return its events of a stream."""
+        ...
 
-    async def closing(self) -> bytes: ...
+    async def closing(self) -> bytes:
+        """Return the last events of a stream."""
+        ...
 
-    def failed(self, error: ApiError, body: bytes) -> bytes: ...
+    def failed(self, error: ApiError, body: bytes) -> bytes:
+        """Return the last event of a stream that fails. *body* is *error* in the API's shape."""
+        ...
 
-    async def body(self) -> dict[str, Any]: ...
+    async def body(self) -> dict[str, Any]:
+        """Return the reply of a request that does not stream."""
+        ...

@@ -1,10 +1,9 @@
 """
-What a service offers, and from the body of a request to the runs that it asks for, resolved and
-validated once.
+What a service offers, and the runs that a request asks for.
 
 The service imports no policy and no solver: the builder of a service passes in the `Offer`. The
-model of a request is a method, ``auto`` (the default method), or one of the two served models, to
-which the request is forwarded.
+model of a request is a method, ``auto`` (the default method), or one of the two served models. A
+request to a served model is forwarded.
 """
 
 from __future__ import annotations
@@ -36,13 +35,14 @@ EFFORT: Mapping[Effort, float] = {
     "minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0, "max": 1.0,
 }  # fmt: skip
 """
-The share of the configured tokens for thinking that a request gets; the tokens for the answer stay.
+The share of the configured tokens for thinking that a request gets. Tokens for the answer stay.
 """
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-MOST_PRIORITY = 1000  # either way, as for runs
+MAX_PRIORITY = 1000
+"""The largest number of a priority, above and below zero, as for runs."""
 PENALTIES = ("presence_penalty", "frequency_penalty")
-NO_PENALTY = (
+PENALTY_CURE = (
     "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
     " and set repetition_penalty, which counts the whole chain, or send the request to the served"
     " model itself"
@@ -76,60 +76,60 @@ class Engine(Protocol):
         clock: Stopwatch | None = None,
     ) -> Solution:
         """
-        Solve one *problem* with the options *run*; cancelling the call closes all its requests to
-        the models.
+        Solve one *problem* with the options *run*.
 
-        The runs of one *session* use the same replica of each model while it is up.
-
-        The times in events are from *clock*.
+        The runs of one *session* use the same replica of each model while it is up. The times in
+        events are from *clock*. Cancelling the call closes all its requests to the models.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServedMethod:
-    """A method as clients choose it, with its default *options*."""
+    """A method that clients can choose."""
 
     description: str
+    """The method in one sentence."""
     options: Mapping[str, Any]
+    """The method's own defaults of all its options, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """
-    What a service offers: the *engine*, its *methods* by name, and *defaults*, the options of a run
-    that sets none.
-
-    The policy of the *defaults* is the default method. *session_header* is the header that keeps
-    the requests of one session on one server; "" if there is none. *check* raises
-    `ConfigurationError`, which names the option, if the options are wrong for the method.
-    """
+    """What a service offers."""
 
     engine: Engine
+    """Solves the problems."""
     methods: Mapping[str, ServedMethod]
+    """The methods, by name."""
     defaults: RunOptions = field(default_factory=RunOptions)
+    """The options of a run that sets none. Their policy is the default method."""
     version: str = "0"
+    """The version of the service."""
     session_header: str = ""
+    """The header that keeps the requests of one session on one server. "": there is none."""
     check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
+    """
+    Raises `ConfigurationError`, which names the option, if the options are wrong for the method.
+    """
 
     def configured_options(self, method: str) -> Mapping[str, Any]:
-        """
-        The options of *method* that the settings set: those of the default method, none of any
-        other.
-        """
+        """Return the options of *method* in the settings. Only the default method has any."""
         return self.defaults.options if method == self.defaults.policy else {}
 
     def default_options(self, method: str) -> Mapping[str, Any]:
-        """All options of *method*, with the values for a request that sets none."""
+        """Return all options of *method*, with the values for a request that sets none."""
         return {**self.methods[method].options, **self.configured_options(method)}
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A served model by its own name: requests to it are forwarded."""
+    """A served model. Requests to it are forwarded."""
 
     role: Role
+    """The role of the model."""
     name: str
+    """The model's own name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,7 @@ class ModelCatalog:
     """The model names that a request can choose from."""
 
     offer: Offer
+    """What the service offers."""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -145,17 +146,17 @@ class ModelCatalog:
     @property
     def served(self) -> Mapping[str, ServedModel]:
         """
-        The served models by name. A name that is not unique has the role as a prefix:
-        ``small:NAME``.
+        The served models by name.
 
-        A model that was never up is not among them, as its name is not known.
+        A name that is not unique has the role as a prefix: ``small:NAME``. A model that was never
+        up is left out, as its name is not known.
         """
         names: dict[Role, str] = {
             role: self.endpoint(role).name for role in ROLES if known(self.endpoint(role))
         }
-        taken = {*self.methods, *([names["large"]] if names.get("small") == names["large"] else [])}
+        uses = Counter([*self.methods, *names.values()])
         return {
-            (f"{role}:{name}" if name in taken else name): ServedModel(role, name)
+            (f"{role}:{name}" if uses[name] > 1 else name): ServedModel(role, name)
             for role, name in names.items()
         }
 
@@ -170,13 +171,9 @@ class ModelCatalog:
         prefixed = {f"{model.role}:{model.name}": model for model in self.served.values()}
         model = self.served.get(name) or prefixed.get(name)
         if model is None:
-            known = [*self.methods, *self.served]
-            raise ApiError(
-                404,
-                f"there is no model {name!r}{near(name, known)}; GET /v1/models lists them",
-                "model",
-                "model_not_found",
-            )
+            hint = near(name, [*self.methods, *self.served])
+            message = f"there is no model {name!r}{hint}; GET /v1/models lists them"
+            raise ApiError(404, message, "model", "model_not_found")
         return model
 
     def listing(self, created: int) -> list[dict[str, Any]]:
@@ -203,31 +200,31 @@ class ModelCatalog:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """
-    One run that a request asks for; the fields are arguments of `Engine.solve`, and *run* has all
-    options.
-    """
+    """One run that a request asks for. The fields are arguments of `Engine.solve`."""
 
     problem: tuple[Message, ...]
+    """The conversation."""
     run: RunOptions
+    """All options of the run."""
     stop: tuple[str, ...] = ()
+    """The texts that end the answer."""
     format: Format | None = None
+    """The form of the answer. None: free text."""
     tools: Toolset | None = None
+    """The tools that the answer may call. None: there are none."""
 
     def within(self, seconds: float) -> RunRequest:
         """Return a copy that ends after *seconds* at the latest."""
         own = self.run.budget.seconds
-        least = seconds if own is None else min(own, seconds)
-        return self._with(budget=self.run.budget.model_copy(update={"seconds": least}))
+        limit = seconds if own is None else min(own, seconds)
+        return self._with(budget=self.run.budget.model_copy(update={"seconds": limit}))
 
     def with_seed_offset(self, offset: int) -> RunRequest:
-        """Return a copy whose seed, if it has one, is larger by *offset*."""
+        """Return a copy with *offset* added to the seed. Without a seed the copy has none."""
         sampling = self.run.sampling
-        return (
-            self
-            if sampling.seed is None
-            else self._with(sampling=sampling.with_seed(sampling.seed + offset))
-        )
+        if sampling.seed is None:
+            return self
+        return self._with(sampling=sampling.with_seed(sampling.seed + offset))
 
     def _with(self, **values: Sampling | Limits) -> RunRequest:
         return replace(self, run=self.run.model_copy(update=values))
@@ -235,27 +232,35 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """
-    Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises
-    `ApiError`.
-
-    With *auto*, as for the model of this name, the run may leave the method where it does not pay,
-    unless the request or the settings decide otherwise, or the request has a seed: who writes then
-    must not depend on the time. The priority of the run is *best_priority* or a worse one; None:
-    any.
-    """
+    """Finds the runs that requests to one method ask for, within the limits of the settings."""
 
     method: str
+    """The name of the method."""
     offer: Offer
+    """What the service offers, with the defaults of all options."""
     settings: ServiceSettings
+    """The settings of the service, with the limits."""
     auto: bool = False
+    """
+    Whether the run may leave the method where it does not pay, as for the model "auto".
+
+    The request and the settings may decide otherwise. With a seed the run stays with its method, as
+    its text must not depend on the time.
+    """
     best_priority: int | None = None
+    """The best priority that the run may have. None: any."""
 
     def runs(self, request: Request) -> tuple[RunRequest, ...]:
-        """Return one run for each choice that *request* wants, each with its own seed."""
-        wanted, sampling, most = request.wanted, self._sampling(request), self.settings.max_choices
-        if wanted.choices > most:
-            raise bad_request(f"n={wanted.choices}: at most {most} choices are allowed", "n")
+        """
+        Return one run for each choice that *request* wants, each with its own seed.
+
+        Raise `ApiError` if the request is wrong.
+        """
+        wanted = request.wanted
+        sampling = self._sampling(request)
+        limit = self.settings.max_choices
+        if wanted.choices > limit:
+            raise bad_request(f"n={wanted.choices}: at most {limit} choices are allowed", "n")
         if wanted.choices > 1 and sampling.temperature == 0:
             raise bad_request(
                 "n is above 1 and the temperature 0: all choices would be the same answer", "n"
@@ -268,16 +273,12 @@ class Resolver:
             wanted.format,
             _toolset(wanted, live=bool(getattr(request, "stream", True))),
         )
-        return tuple(
-            [run.with_seed_offset(choice) if choice else run for choice in range(wanted.choices)]
-        )
+        return tuple([run.with_seed_offset(choice) for choice in range(wanted.choices)])
 
     def _run_options(self, request: Request, sampling: Sampling, budget: Budget) -> RunOptions:
-        """
-        Return all options of the run; the schema has validated them, but for those of the method.
-        """
+        """Return all options of the run. Only the options of the method are validated here."""
         overrides = request.overrides
-        choices = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
+        chosen = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
         values: dict[str, Any] = {
             "policy": self.method,
             "options": self._options(overrides.options or {}),
@@ -287,18 +288,20 @@ class Resolver:
         if self.best_priority is not None:
             asked: int | None = getattr(overrides, "priority", None)
             values["priority"] = _allowed_priority(asked, self.best_priority, "stepspec.priority")
-        run = self.offer.defaults.model_copy(update=choices | values)
-        if run.auto is None:  # a seed repeats a run, and a method that is named is wanted as it is
-            run = run.model_copy(
-                update={"auto": self.auto and getattr(request, "seed", None) is None}
-            )
+        run = self.offer.defaults.model_copy(update=chosen | values)
+        if run.auto is None:
+            seed = getattr(request, "seed", None)
+            run = run.model_copy(update={"auto": self.auto and seed is None})
         return run
 
     def _check_conversation(self, wanted: Wanted) -> None:
-        conversation, most = wanted.conversation, self.settings.max_messages
-        wrong = ""
-        if len(conversation) > most:
-            wrong = f"the conversation has {len(conversation)} messages: at most {most} are allowed"
+        """Raise `ApiError` if no model could answer the conversation."""
+        conversation = wanted.conversation
+        length = len(conversation)
+        limit = self.settings.max_messages
+        wrong = _orphan_result(conversation)
+        if length > limit:
+            wrong = f"the conversation has {length} messages: at most {limit} are allowed"
         elif not conversation:
             wrong = "the conversation is empty: send a message to answer"
         elif conversation[-1].role == "assistant":
@@ -306,14 +309,6 @@ class Resolver:
                 "the last message is the assistant's: the conversation has to end with a message to"
                 " answer"
             )
-        called: set[str] = set()
-        for turn in conversation:
-            if turn.role == "tool" and turn.call_id not in called:
-                wrong = wrong or (
-                    f"a tool's result is for the call {turn.call_id!r}, which no message before it"
-                    " makes: send the assistant's message with its calls too"
-                )
-            called |= {call.id for call in turn.calls}
         if wrong:
             raise bad_request(wrong, wanted.conversation_name)
 
@@ -330,18 +325,21 @@ class Resolver:
             try:
                 self.offer.check(self.method, options)
             except ConfigurationError as exc:
-                place = f"stepspec.options.{exc.option}" if exc.option else "stepspec.options"
-                raise bad_request(str(exc), place if requested else "model") from exc
+                param = "stepspec.options" if requested else "model"
+                if requested and exc.option:
+                    param = f"stepspec.options.{exc.option}"
+                raise bad_request(str(exc), param) from exc
         return options
 
     def _sampling(self, request: Request) -> Sampling:
         """
-        Return the sampling of *request*; without a seed it has none, as the configured one would
-        repeat answers.
+        Return the sampling of *request*.
+
+        It has the seed of the request alone, as the configured seed would repeat answers.
         """
         for name in PENALTIES:
             if getattr(request, name, None):
-                raise bad_request(f"{name}: {NO_PENALTY}", name)
+                raise bad_request(f"{name}: {PENALTY_CURE}", name)
         values = {name: getattr(request, name, None) for name in SAMPLING_FIELDS}
         update = {name: value for name, value in values.items() if value is not None}
         if update.get("top_k") == -1:  # vLLM's name for all tokens
@@ -350,13 +348,12 @@ class Resolver:
         return self.offer.defaults.sampling.model_copy(update=update)
 
     def _budget(self, overrides: StepspecOptions, wanted: Wanted) -> Budget:
-        """
-        Return the budget of the run: the configured one with the limits that the request wants.
-        """
+        """Return the configured budget with the limits that the request wants."""
         requested = overrides.budget.tokens if overrides.budget else None
-        tokens, name, least = wanted.tokens, wanted.tokens_name, wanted.least
-        # as vLLM does; it has no other effect
-        if least is not None and tokens is not None and least > tokens:
+        tokens = wanted.tokens
+        name = wanted.tokens_name
+        least = wanted.least
+        if least is not None and tokens is not None and least > tokens:  # as vLLM refuses
             raise bad_request(
                 f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens"
             )
@@ -367,11 +364,12 @@ class Resolver:
             )
             raise bad_request(message, "stepspec.budget.tokens")
         budget = self.offer.defaults.budget.budget()
-        budget = replace(budget, tokens=tokens, answer=None) if tokens else budget
+        if tokens:
+            budget = replace(budget, tokens=tokens, answer=None)
         budget = self._limited(_with_overrides(budget, overrides), overrides)
         answer = budget.for_answer
         thinking = budget.tokens - answer
-        if not thinking:  # no share of the effort is left to divide
+        if not thinking:  # the effort has nothing to take a share of
             return budget
         if wanted.effort is not None:
             thinking = max(1, int(thinking * EFFORT[wanted.effort]))
@@ -379,44 +377,55 @@ class Resolver:
             thinking = min(thinking, wanted.thinking)
         if wanted.rest_for_answer:
             return replace(budget, answer=max(answer, budget.tokens - thinking))
-        return (
-            budget
-            if wanted.effort is None
-            else replace(budget, tokens=answer + thinking, answer=answer)
-        )
+        if wanted.effort is None:
+            return budget
+        return replace(budget, tokens=answer + thinking, answer=answer)
 
     def _limited(self, budget: Budget, overrides: StepspecOptions) -> Budget:
         """
-        Limit the tokens as the settings say; the tokens that the request reserves for the answer
-        stay.
+        Return *budget* with the tokens that the settings allow.
+
+        The tokens that the request reserves for the answer stay.
         """
-        most = self.settings.max_tokens
-        if most is None or budget.tokens <= most:
+        limit = self.settings.max_tokens
+        if limit is None or budget.tokens <= limit:
             return budget
         answer = overrides.budget.answer if overrides.budget else None
-        _check_answer(answer, most)
-        return replace(budget, tokens=most, answer=answer)
+        _check_answer(answer, limit)
+        return replace(budget, tokens=limit, answer=answer)
+
+
+def _orphan_result(conversation: Sequence[Message]) -> str:
+    """Return the error for the first result whose call no message makes; "" if there is none."""
+    called: set[str] = set()
+    for turn in conversation:
+        if turn.role == "tool" and turn.call_id not in called:
+            return (
+                f"a tool's result is for the call {turn.call_id!r}, which no message before it"
+                " makes: send the assistant's message with its calls too"
+            )
+        called |= {call.id for call in turn.calls}
+    return ""
 
 
 def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | None:
     """
-    Return the priority, among runs, of a request that is forwarded; None if the client's own stays
-    as it is.
+    Return the priority, among runs, of a request that is forwarded.
 
-    *best* is what the client may have at best, and what a request without one gets. Raise
-    `ApiError` for a better one.
+    *best* is the best priority that the client may have. A request without a priority gets *best*.
+    None: any priority is allowed, and the request keeps its own. Raise `ApiError` for a better one.
     """
     if best is None:
         return None
     asked = content.get("priority")
-    if asked is not None and not (type(asked) is int and abs(asked) <= MOST_PRIORITY):
-        raise bad_request(
-            f"priority: send an integer from -{MOST_PRIORITY} to {MOST_PRIORITY}", "priority"
-        )
+    if asked is not None and not (type(asked) is int and abs(asked) <= MAX_PRIORITY):
+        message = f"priority: send an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise bad_request(message, "priority")
     return _allowed_priority(asked, best, "priority")
 
 
 def _allowed_priority(asked: int | None, best: int, param: str) -> int:
+    """Return the priority of a request, *best* if it asks for none. Raise `ApiError`."""
     if asked is not None and asked < best:
         message = (
             f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower"
@@ -444,16 +453,17 @@ def _check_answer(answer: int | None, tokens: int) -> None:
 
 
 def _toolset(wanted: Wanted, *, live: bool) -> Toolset | None:
-    """Return the tools of a request, which streams if it is *live*; None if it has none."""
-    tools, choice = wanted.tools, wanted.tool_choice
+    """Return the tools of a request; None if it has none. A *live* request streams."""
+    tools = wanted.tools
+    choice = wanted.tool_choice
     if not tools:
         if choice not in ("auto", "none") or wanted.tool_named:
             raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice")
         return None
     names = [tool.name for tool in tools]
-    twice, times = Counter(names).most_common(1)[0]
+    name, times = Counter(names).most_common(1)[0]
     if times > 1:
-        raise bad_request(f"two tools are called {twice!r}: give each a name of its own", "tools")
+        raise bad_request(f"two tools are called {name!r}: give each a name of its own", "tools")
     if choice not in (names if wanted.tool_named else CHOICES):
         hint = near(choice, names)
         raise bad_request(f"tool_choice names {choice!r}, which is no tool{hint}", "tool_choice")

@@ -1,9 +1,8 @@
 """
-The Responses API: what a request may contain, and how its run is answered, as items and as numbered
-events.
+OpenAI's Responses API: the schema of a request, and the reply as items and numbered events.
 
-The reasoning is an item, in which each verified step is a delta with the field ``stepspec``; the
-message is the next.
+The reasoning is one item, in which each verified step is a delta with the field ``stepspec``. The
+message is the next item.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from ..records import ServiceRequest
 from ..settings import Thinking
 from . import deltas
 from .deltas import Delta, DeltaBuilder
-from .reply_format import PROGRESS, RequestRuns, RunItem
+from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
 from .schemas import (
-    FUNCTIONS,
+    FUNCTION_TOOLS_CURE,
     MAX_TOOLS,
     SPEAKERS,
     AnyJson,
@@ -52,7 +51,6 @@ from .schemas import (
 
 INPUT = "input"
 """The one argument of the function that the models see in place of a custom tool."""
-
 INPUT_SCHEMA = json_text(
     {
         "type": "object",
@@ -63,54 +61,69 @@ INPUT_SCHEMA = json_text(
         "additionalProperties": False,
     }
 )
+"""The JSON schema of the arguments of this function."""
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name of a tool as the models see it, which vLLM joins in the same way."""
+    """Return the name of a tool as the models see it. vLLM joins the two names in the same way."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
 class Item(Part):
-    """An item of the conversation; its id and status, of an earlier answer, are dropped."""
+    """An item of the conversation."""
 
     id: str | None = None
+    """The id of an item of an earlier answer. It is dropped."""
     status: str | None = None
+    """The status of an item of an earlier answer. It is dropped."""
 
 
 class MessageItem(Item):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
+    """The kind of the item."""
     role: Literal["system", "developer", "user", "assistant"]
+    """Who speaks."""
     content: Content
+    """The text, or its parts."""
     phase: str | None = None
+    """The phase of an earlier answer. It is dropped."""
 
 
 class ReasoningPart(Part):
     """A part of the reasoning of an earlier answer."""
 
     type: Literal["reasoning_text"]
+    """The kind of the part."""
     text: str
+    """The text of the part."""
 
 
 class ReasoningItem(Item):
-    """The reasoning of an earlier answer, which the models' own chat templates keep or drop."""
+    """The reasoning of an earlier answer. The chat templates of the models keep or drop it."""
 
     type: Literal["reasoning"]
+    """The kind of the item."""
     summary: Items[Any] | None = None
+    """The summary, which is dropped."""
     content: Items[ReasoningPart] | None = None
+    """The reasoning. None: the models read nothing of it."""
     encrypted_content: str | None = None
+    """The encrypted reasoning, which is dropped."""
 
 
 class CallItem(Item):
     """A call of a tool in an earlier answer."""
 
     call_id: CallId
+    """The id of the call, which its result repeats."""
     name: str
+    """The name of the tool. A model may have made it up."""
     namespace: str | None = None
-    """The namespace of the tool; None if it has none."""
+    """The namespace of the tool. None: it has none."""
     caller: Any = None
-    """Who made the call; it has no effect."""
+    """Who made the call, without effect."""
 
     @property
     def flat_name(self) -> str:
@@ -121,9 +134,11 @@ class FunctionCallItem(CallItem):
     """A call of a function."""
 
     type: Literal["function_call"]
+    """The kind of the item."""
     arguments: Arguments = "{}"
+    """The arguments, as the text of a JSON object."""
     parsed_arguments: Any = None
-    """What OpenAI's SDK parsed of the arguments; it is dropped."""
+    """The value that OpenAI's SDK parsed from the arguments. It is dropped."""
 
     @property
     def call(self) -> ToolCall:
@@ -131,10 +146,12 @@ class FunctionCallItem(CallItem):
 
 
 class CustomCallItem(CallItem):
-    """A call of a custom tool, with its one text."""
+    """A call of a custom tool."""
 
     type: Literal["custom_tool_call"]
+    """The kind of the item."""
     input: str = ""
+    """The one argument, a text."""
 
     @property
     def call(self) -> ToolCall:
@@ -145,47 +162,51 @@ class CallOutputItem(Item):
     """The result of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
+    """The kind of the item."""
     call_id: CallId
+    """The id of the call."""
     output: Content
+    """The result."""
     name: str | None = None
-    """The name of the tool; it has no effect."""
+    """The name of the tool, without effect."""
     caller: Any = None
-    """Who made the call; it has no effect."""
+    """Who made the call, without effect."""
 
 
 TypedItem: TypeAlias = (
     MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CallOutputItem
 )
-
-OWN_CALLS = (
+CALL_ITEMS = (
     "function_call",
     "function_call_output",
     "custom_tool_call",
     "custom_tool_call_output",
 )
+"""The kinds of items for the tools that clients run."""
 
 
 def _with_type(item: object) -> object:
     """
-    Add the type of a message to an item with a role, and drop what is null: the SDK dumps all
-    fields that it knows.
+    Return *item* without its fields that are null, as OpenAI's SDK dumps all fields that it knows.
 
-    Raise `ValueError` for what only another server can answer.
+    An item with a role gets the type of a message. Raise `ValueError` for items of tools that a
+    server runs, and for references to stored items.
     """
     if not isinstance(item, dict):
         return item
-    fields = {
-        name: value for name, value in cast("dict[str, Any]", item).items() if value is not None
-    }
+    every_field = cast("dict[str, Any]", item)
+    fields = {name: value for name, value in every_field.items() if value is not None}
     kind = str(fields.get("type"))
-    if kind.endswith(("_call", "_call_output")) and kind not in OWN_CALLS:
-        raise ValueError(f"an item of the type {kind!r}: {FUNCTIONS}")
+    if kind.endswith(("_call", "_call_output")) and kind not in CALL_ITEMS:
+        raise ValueError(f"an item of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
     if kind == "item_reference" or fields.keys() == {"id"}:
         raise ValueError(
             "an item_reference: nothing is stored; send the item itself, as clients do after store:"
             " false"
         )
-    return {"type": "message", **fields} if "role" in fields else fields
+    if "role" in fields:
+        fields.setdefault("type", "message")
+    return fields
 
 
 InputItem: TypeAlias = Annotated[
@@ -195,47 +216,52 @@ InputItem: TypeAlias = Annotated[
 
 def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
     """
-    Yield the messages of *items*: the reasoning, the text and the calls of one answer are one
-    message.
+    Yield the messages of *items*.
+
+    The reasoning, the texts and the calls of one answer are one message.
     """
-    thoughts = list[str]()
-    texts = list[str]()
-    calls = list[ToolCall]()
+    thinking = ""
+    texts: list[str] = []
+    calls: list[ToolCall] = []
     for item in (*items, None):
         match item:
             case ReasoningItem():
-                thoughts += [part.text for part in item.content or ()]
+                thinking += joined_text(item.content or "", separator="")
             case FunctionCallItem() | CustomCallItem():
                 calls.append(item.call)
             case MessageItem(role="assistant"):
-                if (text := joined_text(item.content)) or texts:
+                text = joined_text(item.content)
+                if text or texts:
                     texts.append(text)
             case MessageItem() | CallOutputItem() | None:
                 if texts or calls:
-                    yield Message(
-                        "assistant", "\n".join(texts), tuple(calls), reasoning="".join(thoughts)
-                    )
-                thoughts = []
+                    text = "\n".join(texts)
+                    yield Message("assistant", text, tuple(calls), reasoning=thinking)
+                thinking = ""
                 texts = []
                 calls = []
-                if isinstance(item, MessageItem):
-                    yield Message(SPEAKERS[item.role], joined_text(item.content))
-                elif item is not None:
-                    yield Message("tool", joined_text(item.output), call_id=item.call_id)
+        if isinstance(item, CallOutputItem):
+            yield Message("tool", joined_text(item.output), call_id=item.call_id)
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            yield Message(SPEAKERS[item.role], joined_text(item.content))
 
 
 class Reasoning(Part):
-    """The effort of the reasoning. Its text is in the output, whatever *summary* asks for."""
+    """How the answer thinks. The output has the full text of the reasoning."""
 
     effort: Effort | None = None
+    """The effort of the reasoning. None: the whole budget."""
     summary: Literal["auto", "concise", "detailed"] | None = None
+    """The kind of summary, without effect."""
     generate_summary: None = None
+    """Only null is accepted."""
 
 
 class SchemaFormat(NamedSchema):
     """An answer that is JSON and matches a schema, in the form of the Responses API."""
 
     type: Literal["json_schema"]
+    """The kind of the format."""
 
 
 TextFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")]
@@ -245,22 +271,24 @@ class TextOptions(Part):
     """The form of the answer."""
 
     format: TextFormat | None = None
+    """The form. None: free text."""
     verbosity: Literal["medium"] | None = None
+    """The usual length, without effect."""
 
 
 class CustomTool(Part):
-    """
-    A tool that takes one text. The models see a function with one argument, as vLLM shows it.
-
-    Its *format*, such as a grammar, has no effect.
-    """
+    """A tool that takes one text. As in vLLM, the models see a function with one argument."""
 
     type: Literal["custom"]
+    """The kind of the tool."""
     name: Name
+    """The name of the tool."""
     description: str | None = None
+    """What the tool does."""
     format: dict[str, Any] | None = None
+    """The form of the text, such as a grammar, without effect."""
     defer_loading: bool | None = None
-    """Whether a search has to find the tool first; the models read about every tool."""
+    """Whether a search has to find the tool first, without effect: the models read every tool."""
 
     @property
     def tool(self) -> Tool:
@@ -271,25 +299,29 @@ class NamespaceTool(Part):
     """Tools whose names belong to a namespace."""
 
     type: Literal["namespace"]
+    """The kind of the tool."""
     name: Name
+    """The name of the namespace."""
     description: str | None = None
+    """What its tools are for."""
     tools: Annotated[
         list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
         Field(max_length=MAX_TOOLS, fail_fast=True),
     ]
+    """The tools."""
 
 
-def _client_tool(tool: object) -> object:
-    """Refuse the tools that a service would have to run itself."""
+def _check_tool(tool: object) -> object:
+    """Return *tool*. Raise `ValueError` for a tool that the service would have to run itself."""
     kind = kind_of(tool)
     if kind not in ("function", "custom", "namespace", None):
-        raise ValueError(f"a tool of the type {kind!r}: {FUNCTIONS}")
+        raise ValueError(f"a tool of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
     return tool
 
 
 ClientTool: TypeAlias = Annotated[
     Annotated[FunctionTool | CustomTool | NamespaceTool, Field(discriminator="type")],
-    BeforeValidator(_client_tool),
+    BeforeValidator(_check_tool),
 ]
 
 
@@ -297,77 +329,99 @@ class ChosenTool(Part):
     """The tool that the answer has to call."""
 
     type: Literal["function", "custom"]
+    """The kind of the tool."""
     name: Name
+    """The name of the tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatTool:
-    """A tool of the client with the namespace that it is in."""
+    """A tool of the client with its namespace."""
 
     offered: FunctionTool | CustomTool
     """The tool as the client describes it."""
     namespace: str | None = None
-    """The name of its namespace; None if it has none."""
+    """The name of its namespace. None: it has none."""
 
     @property
     def tool(self) -> Tool:
-        """What the models read about the tool."""
+        """The tool as the models read about it."""
         name = flat_name(self.namespace, self.offered.name)
         return replace(self.offered.tool, name=name)
 
     @property
     def call(self) -> dict[str, Any]:
-        """The fields of a call of the tool that name it."""
-        named = {"name": self.offered.name}
+        """The fields of a call that name the tool."""
+        kind = "custom_tool_call" if isinstance(self.offered, CustomTool) else "function_call"
+        named = {"type": kind, "name": self.offered.name}
         if self.namespace is not None:
             named["namespace"] = self.namespace
-        kind = "custom_tool_call" if isinstance(self.offered, CustomTool) else "function_call"
-        return {"type": kind, **named}
+        return named
 
 
 class ResponsesStreamOptions(Part):
     """Options of a stream of the Responses API."""
 
     include_obfuscation: bool | None = None
+    """Whether events have a field of random length, without effect."""
 
 
 class ResponsesRequest(OpenaiRequest):
-    """The body of a response."""
+    """The body of a response. None: left out."""
 
     input: str | Annotated[Items[InputItem], Field(min_length=1)]
+    """The text of the user, or the items of the conversation."""
     instructions: str | None = None
+    """Instructions before the conversation."""
     max_output_tokens: Positive | None = None
+    """The most tokens of the thinking and the answer together."""
     reasoning: Reasoning | None = None
+    """How the answer thinks."""
     text: TextOptions | None = None
+    """The form of the answer."""
     stream_options: ResponsesStreamOptions | None = None
-    stop: Nothing = None  # load generators send it; this API has no stop strings
-    client_metadata: dict[str, Any] | None = None  # of Codex, about itself
+    """Options of the stream."""
+    stop: Nothing = None
+    """Nothing, as this API has no stop strings. Load generators send null."""
+    client_metadata: dict[str, Any] | None = None
+    """What Codex says about itself, without effect."""
     tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    """Whether the answer calls tools. None: the model decides."""
 
-    # Features that no method has; clients may send the values that turn them off.
+    # Features that no method has. Clients may send the values that turn them off.
     background: Literal[False] | None = None
-    store: bool | None = None  # nothing is stored, as by vLLM
-    # agents ask always; the text is in the output
+    """Only false is accepted."""
+    store: bool | None = None
+    """Whether to store the response, without effect. As in vLLM, nothing is stored."""
     include: Items[Literal["reasoning.encrypted_content"]] | None = None
+    """What agents ask for in every request, without effect. The output has the reasoning."""
     truncation: Literal["disabled"] | None = None
+    """Only "disabled" is accepted."""
     max_tool_calls: None = None
+    """Only null is accepted."""
 
     @property
     def wanted(self) -> Wanted:
-        first = (Message("system", self.instructions),) if self.instructions else ()
-        text = self.input
+        messages: list[Message] = []
+        if self.instructions:
+            messages.append(Message("system", self.instructions))
+        if isinstance(self.input, str):
+            messages.append(Message("user", self.input))
+        else:
+            messages.extend(conversation(self.input))
         choice = self.tool_choice
-        format = self.text.format if self.text else None
+        format = self._format
         return Wanted(
-            (*first, *([Message("user", text)] if isinstance(text, str) else conversation(text))),
+            tuple(messages),
             "input",
             tokens=self.max_output_tokens,
             tokens_name="max_output_tokens",
             least=self.min_tokens,
-            effort=self.reasoning.effort if self.reasoning else None,
+            effort=self._effort,
             format=format.rules if isinstance(format, SchemaFormat) else any_json(format),
-            tools=tuple([each.tool for each in self.flat_tools]),
+            tools=tuple([flat.tool for flat in self.flat_tools]),
             tool_choice=(
                 self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
             ),
@@ -376,8 +430,16 @@ class ResponsesRequest(OpenaiRequest):
         )
 
     @property
+    def _format(self) -> TextFormat | None:
+        return self.text.format if self.text else None
+
+    @property
+    def _effort(self) -> Effort | None:
+        return self.reasoning.effort if self.reasoning else None
+
+    @property
     def flat_tools(self) -> list[FlatTool]:
-        """The tools without their namespaces around them."""
+        """All tools, those in namespaces too, as one list."""
         flat: list[FlatTool] = []
         for offered in self.tools or ():
             if isinstance(offered, NamespaceTool):
@@ -387,18 +449,24 @@ class ResponsesRequest(OpenaiRequest):
         return flat
 
     def _chosen(self, name: str) -> str:
-        """Return the name, as the models see it, of the tool *name*, which may lack a namespace."""
-        flat = self.flat_tools
-        local = [each.tool.name for each in flat if each.offered.name == name]
-        if len(local) == 1 and name not in [each.tool.name for each in flat]:
-            return local[0]
+        """
+        Return the name of the tool *name* as the models see it.
+
+        A client may leave out the namespace if the name is unique without it.
+        """
+        flat_names = [flat.tool.name for flat in self.flat_tools]
+        matches = [flat.tool.name for flat in self.flat_tools if flat.offered.name == name]
+        if len(matches) == 1 and name not in flat_names:
+            return matches[0]
         return name
 
     @property
     def echo(self) -> dict[str, Any]:
         """The fields of a response that repeat the request."""
-        format = self.text.format if self.text else None
-        choice = self.tool_choice
+        choice: object = self.tool_choice or ("auto" if self.tools else "none")
+        if isinstance(choice, ChosenTool):
+            choice = choice.model_dump(exclude={"cache_control"})
+        format = self._format or PlainText(type="text")
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
@@ -406,23 +474,10 @@ class ResponsesRequest(OpenaiRequest):
             "model": self.model,
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {
-                "effort": self.reasoning.effort if self.reasoning else None,
-                "summary": None,
-            },
+            "reasoning": {"effort": self._effort, "summary": None},
             "store": False,
-            "text": {
-                "format": (
-                    format.model_dump(by_alias=True, exclude={"cache_control"})
-                    if format
-                    else {"type": "text"}
-                )
-            },
-            "tool_choice": (
-                choice.model_dump(exclude={"cache_control"})
-                if isinstance(choice, ChosenTool)
-                else choice or ("auto" if self.tools else "none")
-            ),
+            "text": {"format": format.model_dump(by_alias=True, exclude={"cache_control"})},
+            "tool_choice": choice,
             "tools": [
                 {"strict": None} | tool.model_dump(exclude_none=True, exclude={"cache_control"})
                 for tool in self.tools or ()
@@ -433,45 +488,48 @@ class ResponsesRequest(OpenaiRequest):
 
 
 class ResponseEvents:
-    """The numbered events of one stream, and the output *items* that they build."""
+    """The numbered events of one stream, and the output items that they build."""
 
     def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
-        self._number = 0
-        self._request_id = request_id
-        self._tools = {each.tool.name: each for each in tools}
         self.items: list[dict[str, Any]] = []
-        self._texts: list[str] = []
-        self._call = -1  # the index of the open call
+        """The items so far, in the form of the API."""
         self.lost: dict[str, Any] | None = None
-        """A call that was cut off before its arguments were complete; None if there is none."""
+        """The call that was cut off within its arguments. None: there is none."""
+        self._request_id = request_id
+        self._tools = {flat.tool.name: flat for flat in tools}
+        self._events = 0
+        self._texts: list[str] = []  # of the open item
+        self._call_index = -1  # of the last call
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        self._number += 1
-        return deltas.named_event(kind, sequence_number=self._number - 1, **fields)
+        """Return the next event of the stream."""
+        number = self._events
+        self._events += 1
+        return deltas.named_event(kind, sequence_number=number, **fields)
 
     def add(self, delta: Delta) -> bytes:
-        """Add *delta* to the open item, or to new ones; return the events."""
+        """Add *delta* to the open item or to new items. Return the events."""
         events = b"".join(map(self._add_call, delta.ended))
         for name, text in delta.fields.items():
             kind = "reasoning" if name == "reasoning" else "message"
             if not self.items or self.items[-1]["type"] != kind:
                 events += self.close() + self._open(kind)
             self._texts.append(text)
-            step = {"stepspec": delta.step} if delta.step else {}
-            events += self._text_event("delta", delta=text, **step)
+            about = {"stepspec": delta.step} if delta.step else {}
+            events += self._text_event("delta", delta=text, **about)
         return events + b"".join(map(self._add_call, delta.calls))
 
     def _add_call(self, piece: Calling) -> bytes:
         events = b""
-        if not self._in_call or piece.index != self._call:
+        if not self._in_call or piece.index != self._call_index:
             events = self.close() + self._open_call(piece)
         if not piece.arguments:
             return events
         self._texts.append(piece.arguments)
         if self.items[-1]["type"] == "custom_tool_call":  # its text is known at the end
             return events
-        return events + self.event(
-            "response.function_call_arguments.delta", **self._place, delta=piece.arguments
+        return events + self._last_item_event(
+            "function_call_arguments.delta", delta=piece.arguments
         )
 
     @property
@@ -479,92 +537,102 @@ class ResponseEvents:
         return bool(self.items) and self.items[-1]["type"].endswith("_call")
 
     def _open_call(self, piece: Calling) -> bytes:
-        self._call = piece.index
+        self._call_index = piece.index
         known = self._tools.get(piece.name)
         named = known.call if known else {"type": "function_call", "name": piece.name}
-        custom = named["type"] == "custom_tool_call"
+        prefix = "fc"
+        text_field = "arguments"
+        if named["type"] == "custom_tool_call":
+            prefix = "ctc"
+            text_field = INPUT
         item = {
-            "id": f"{'ctc' if custom else 'fc'}_{self._request_id}_{piece.index}",
+            "id": f"{prefix}_{self._request_id}_{piece.index}",
             "status": "in_progress",
             "call_id": piece.id,
             **named,
-            INPUT if custom else "arguments": "",
+            text_field: "",
         }
         self.items.append(item)
         return self._item_event("added")
 
     def close(self, status: str = "completed") -> bytes:
-        """End the open item, if there is one, with this *status*; return the events."""
+        """End the open item, if there is one, with this *status*. Return the events."""
         if not self.items or self.items[-1]["status"] != "in_progress":
             return b""
-        text = "".join(self._texts)
         item = self.items[-1]
-        self._texts.clear()
         item["status"] = status
+        text = "".join(self._texts)
+        self._texts.clear()
         if self._in_call and status != "completed" and not is_json(text):
             self.lost = item
-        if item["type"] == "function_call":
-            item["arguments"] = text
-            ended = self.event(
-                "response.function_call_arguments.done",
-                **self._place,
-                name=item["name"],
-                arguments=text,
-            )
-        elif item["type"] == "custom_tool_call":
-            item[INPUT] = custom_input(text)
-            ended = self.event(
-                "response.custom_tool_call_input.delta", **self._place, delta=item[INPUT]
-            ) + self.event("response.custom_tool_call_input.done", **self._place, input=item[INPUT])
-        else:
-            item["content"] = [_part(item["type"], text)]
-            ended = self._text_event("done", text=text) + self._part_event(
-                "done", item["content"][0]
-            )
-        return ended + self._item_event("done")
+        match item["type"]:
+            case "function_call":
+                item["arguments"] = text
+                events = self._last_item_event(
+                    "function_call_arguments.done", name=item["name"], arguments=text
+                )
+            case "custom_tool_call":
+                text = custom_input(text)
+                item[INPUT] = text
+                events = self._last_item_event("custom_tool_call_input.delta", delta=text)
+                events += self._last_item_event("custom_tool_call_input.done", input=text)
+            case kind:
+                part = _part(kind, text)
+                item["content"] = [part]
+                events = self._text_event("done", text=text)
+                events += self._content_event("content_part.done", part=part)
+        return events + self._item_event("done")
 
     def _open(self, kind: str) -> bytes:
-        place = f"{self._request_id}_{len(self.items)}"  # text may go on after a call
+        prefix = "msg"
+        fields: dict[str, Any] = {"role": "assistant"}
+        if kind == "reasoning":
+            prefix = "rs"
+            fields = {"summary": []}
         item: dict[str, Any] = {
-            "id": f"{'rs' if kind == 'reasoning' else 'msg'}_{place}",
+            # text may go on after a call, so the number of the item makes the id unique
+            "id": f"{prefix}_{self._request_id}_{len(self.items)}",
             "type": kind,
+            **fields,
+            "content": [],
+            "status": "in_progress",
         }
-        more: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
-        self.items.append(item | more | {"content": [], "status": "in_progress"})
-        return self._item_event("added") + self._part_event("added", _part(kind, ""))
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        self.items.append(item)
+        events = self._item_event("added")
+        return events + self._content_event("content_part.added", part=_part(kind, ""))
 
     def _item_event(self, stage: str) -> bytes:
-        return self.event(
-            f"response.output_item.{stage}", output_index=len(self.items) - 1, item=self.items[-1]
-        )
+        index = len(self.items) - 1
+        item = self.items[-1]
+        return self.event(f"response.output_item.{stage}", output_index=index, item=item)
 
-    def _part_event(self, stage: str, part: Mapping[str, Any]) -> bytes:
-        return self.event(
-            f"response.content_part.{stage}", **self._place, content_index=0, part=part
-        )
+    def _last_item_event(self, kind: str, **fields: Any) -> bytes:
+        """Return an event of the last item."""
+        index = len(self.items) - 1
+        item_id = self.items[-1]["id"]
+        return self.event(f"response.{kind}", item_id=item_id, output_index=index, **fields)
+
+    def _content_event(self, kind: str, **fields: Any) -> bytes:
+        """Return an event of the one part of the last item."""
+        return self._last_item_event(kind, content_index=0, **fields)
 
     def _text_event(self, stage: str, **fields: Any) -> bytes:
         if self.items[-1]["type"] == "reasoning":
-            return self.event(
-                f"response.reasoning_text.{stage}", **self._place, content_index=0, **fields
-            )
-        return self.event(
-            f"response.output_text.{stage}", **self._place, content_index=0, logprobs=[], **fields
-        )
+            return self._content_event(f"reasoning_text.{stage}", **fields)
+        return self._content_event(f"output_text.{stage}", logprobs=[], **fields)
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text of a call of a custom tool, whose *arguments* a model wrote."""
+    """Return the text in the *arguments* of a call of a custom tool, which a model wrote."""
     try:
-        read = read_json(arguments)
+        read: object = read_json(arguments)
     except ValueError:
         return arguments
-    text = cast("dict[str, Any]", read).get(INPUT) if isinstance(read, dict) else None
-    return text if isinstance(text, str) else arguments
+    if isinstance(read, dict):
+        text = cast("dict[str, Any]", read).get(INPUT)
+        if isinstance(text, str):
+            return text
+    return arguments
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:
@@ -574,10 +642,10 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 
 class ResponsesReply:
-    """Writes the one run of *runs* as a response. A `ReplyFormat`."""
+    """The `ReplyFormat` that writes the one run of a request as a response."""
 
     keep_alive = deltas.KEEP_ALIVE
-    starts_at = PROGRESS
+    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking
@@ -591,10 +659,9 @@ class ResponsesReply:
         self._events = ResponseEvents(request.id, body.flat_tools)
 
     async def opening(self) -> bytes:
-        kinds = ("response.created", "response.in_progress")
-        return b"".join(
-            self._events.event(kind, response=self._response("in_progress")) for kind in kinds
-        )
+        response = self._response("in_progress")
+        created = self._events.event("response.created", response=response)
+        return created + self._events.event("response.in_progress", response=response)
 
     def render(self, item: RunItem) -> bytes:
         return self._events.add(self._builder.add(item))
@@ -606,15 +673,14 @@ class ResponsesReply:
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         events = self._events.close("incomplete")
-        response = self._response("failed") | {
-            "error": deltas.response_error(error.status, error.message)
-        }
+        reason = deltas.response_error(error.status, error.message)
+        response = self._response("failed") | {"error": reason}
         return events + self._events.event("response.failed", response=response)
 
     async def body(self) -> dict[str, Any]:
         self._events.close(self._status)
-        items = self._events.items
-        items[:] = [each for each in items if each is not self._events.lost]
+        if self._events.lost is not None:
+            self._events.items.remove(self._events.lost)
         return await self._ended()
 
     @property
@@ -627,9 +693,9 @@ class ResponsesReply:
 
     async def _ended(self) -> dict[str, Any]:
         status = self._status
-        used = await self._runs.usage()
+        usage = _usage(await self._runs.usage())
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        ended = {"usage": _usage(used), "incomplete_details": details}
+        ended = {"usage": usage, "incomplete_details": details}
         return self._response(status) | ended | self._runs.extension([0])
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -649,6 +715,7 @@ class ResponsesReply:
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usage of a response from that of a chat completion."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},

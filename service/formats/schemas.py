@@ -1,16 +1,14 @@
 """
-What the bodies of all requests share: bounds, parts that refuse unknown fields, texts, tools, and
-``stepspec``.
+What the bodies of all requests share: bounds, parts, texts, tools, and the object ``stepspec``.
 
-A body is read and checked before it is validated: without bounds one of 4 MiB with 100,000 wrong
-values, or as many small lists, keeps the process busy for seconds. Values that no method can honour
-are refused too; `validation` says what to send instead. No I/O.
+The size of a body is checked before pydantic validates it. Without bounds, a body of 4 MiB with
+100,000 wrong values or small lists keeps the process busy for seconds. Values that no method can
+honour are refused; `validation` tells the client what to send in their place. No I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -32,18 +30,27 @@ from stepspec.orchestrator.run_options import Count, Delimiter, option_types, se
 from ..errors import bad_request
 from ..settings import Thinking
 
-# orjson writes at most 254 levels, and a request gets some more on its way to a server
 MAX_DEPTH = 128
-MAX_ITEMS = 4096  # of one list or object
-MAX_VALUES = 65_536  # of a request: what takes a tenth of a second to validate
-MAX_TOOLS = 128  # OpenAI's limit
-FUNCTIONS = "send tools of the type function; the client runs them and sends their results back"
-# texts, and characters of each
+"""
+Levels of lists and objects in a request. orjson writes at most 254, and a request gets some more on
+its way to a server.
+"""
+MAX_ITEMS = 4096
+"""Items of one list or object."""
+MAX_VALUES = 65_536
+"""Values of a request. Their validation takes a tenth of a second."""
+MAX_TOOLS = 128
+"""Tools of a request, OpenAI's limit."""
 MAX_DELIMITERS = 8
-MAX_DELIMITER = 1024
-# what neither begins a list or an object nor delimits a string
-_OTHERS = bytes({*range(256)} - {*b'"[{'})
-SERVED = (
+"""Delimiters of steps in a request."""
+MAX_DELIMITER_LENGTH = 1024
+"""Characters of one delimiter."""
+OTHER_BYTES = bytes({*range(256)} - {*b'"[{'})
+"""All bytes that neither begin a list or an object nor delimit a string."""
+FUNCTION_TOOLS_CURE = (
+    "send tools of the type function; the client runs them and sends their results back"
+)
+SERVED_MODEL_CURE = (
     "ask one of the served models by its own name (GET /v1/models): such requests are forwarded"
     " unchanged"
 )
@@ -54,12 +61,11 @@ SPEAKERS: Mapping[str, Speaker] = {
     "assistant": "assistant",
     "tool": "tool",
 }
+"""The speaker of a message, by its role in a request."""
 
 T = TypeVar("T")
 Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
-"""
-A list that is validated up to its first wrong item: a hundred thousand errors would take seconds.
-"""
+"""A list whose validation ends at the first wrong item: 100,000 errors would take seconds."""
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
@@ -72,7 +78,7 @@ def _none_for_empty(value: object) -> object:
 
 
 Nothing: TypeAlias = Annotated[None, BeforeValidator(_none_for_empty)]
-"""What has to be left out, or be empty."""
+"""A value that has to be left out, or to be empty."""
 
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
@@ -82,16 +88,17 @@ ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
 Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2)] | None
 TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)] | None
 TopK: TypeAlias = Annotated[int, Field(ge=-1)] | None
-"""As vLLM has it: 0 and -1 sample among all tokens."""
+"""The number of likeliest tokens to sample from. As in vLLM, 0 and -1 mean all tokens."""
 Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
-"""As many stop strings as OpenAI allows, and vLLM."""
+"""Stop strings. OpenAI and vLLM allow four."""
 Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """Read a JSON object. Raise `ApiError`."""
-    if (containers := _containers(body)) > MAX_VALUES:
+    """Return the JSON object in *body*. Raise `ApiError` if it has none or is too large."""
+    containers = _count_containers(body)
+    if containers > MAX_VALUES:
         raise bad_request(
             f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json"
         )
@@ -106,16 +113,21 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
-def _containers(text: bytes) -> int:
-    """Count the lists and objects of a JSON *text*: millions of them take seconds to build."""
+def _count_containers(text: bytes) -> int:
+    """
+    Return the number of lists and objects in a JSON *text* without parsing it.
+
+    Python needs seconds to build millions of them.
+    """
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # most strings are gone: a split takes time for each
-    signs = unescaped.translate(None, _OTHERS).replace(b'""', b"")
-    return sum(map(len, signs.split(b'"')[::2]))
+    signs = unescaped.translate(None, OTHER_BYTES)
+    signs = signs.replace(b'""', b"")  # most strings go here, as `split` takes time for each
+    outside_of_strings = signs.split(b'"')[::2]
+    return sum(map(len, outside_of_strings))
 
 
 def too_deep(value: object) -> bool:
-    """Whether lists and objects in *value* are nested more than `MAX_DEPTH` deep."""
+    """Return whether lists and objects in *value* are nested more than `MAX_DEPTH` deep."""
     level = _containers_in([value])
     for _ in range(MAX_DEPTH):
         if not level:
@@ -125,14 +137,15 @@ def too_deep(value: object) -> bool:
 
 
 def check_bounds(content: Mapping[str, Any]) -> None:
-    """Raise `ApiError` if *content* has too many values, or one list or object too many items."""
+    """Raise `ApiError` for more than `MAX_VALUES` values, or `MAX_ITEMS` of one list or object."""
     if len(content) > MAX_ITEMS:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
     values = 0
     for name, value in content.items():
         level = _containers_in([value])
         while level:
-            if (longest := max(map(len, level))) > MAX_ITEMS:
+            longest = max(map(len, level))
+            if longest > MAX_ITEMS:
                 message = (
                     f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
                     " allowed"
@@ -158,18 +171,20 @@ def _items(containers: Iterable[Any]) -> Iterable[Any]:
 
 
 class Options(BaseModel):
-    """An object whose unknown fields are refused, and of which no value is converted."""
+    """An object that refuses unknown fields, and values of another type than the field's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Part(Options):
     """
-    A part of a request. What is null counts as left out, as clients send back all fields they know.
+    A part of a request.
+
+    Null counts as left out, since clients send back all fields that they know.
     """
 
     cache_control: Any = None
-    """A hint for Anthropic's prefix caches; it has no effect."""
+    """A hint for Anthropic's prefix caches, without effect."""
 
     @model_validator(mode="before")
     @classmethod
@@ -180,11 +195,11 @@ class Part(Options):
         if None not in fields.values():
             return fields
         known = cls.model_fields
-        return {name: item for name, item in fields.items() if item is not None or name in known}
+        return {name: value for name, value in fields.items() if value is not None or name in known}
 
 
 class Schema(Part):
-    """A part with a JSON schema, its *rules*."""
+    """A part with a JSON schema in its field ``schema``."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, protected_namespaces=(), populate_by_name=True
@@ -192,63 +207,53 @@ class Schema(Part):
 
 
 Rules: TypeAlias = Annotated[dict[str, Any], Field(alias="schema")]
-"""A JSON schema; the name of its field, ``schema``, is a method of every part."""
+"""A JSON schema. pydantic has a method called ``schema``, so the field has another name."""
 
 
 class NamedSchema(Schema):
     """A JSON schema with a name."""
 
     name: str
+    """The client's name for the schema, without effect."""
     description: str | None = None
+    """The client's description of the schema, without effect."""
     rules: Rules
+    """The JSON schema."""
     strict: bool | None = None
+    """Whether the answer has to match the schema. It always has to."""
 
 
 def kind_of(value: object) -> object:
-    """
-    Return the type that *value*, a part that is not validated yet, says it has; None if it says
-    none.
-    """
-    return cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
-
-
-def parts_of(content: object) -> list[object]:
-    """Return the parts of *content*; none if it is a text."""
-    return cast("list[object]", content) if isinstance(content, list) else []
-
-
-def only_text(content: object, kinds: Collection[str] = ("text",)) -> object:
-    """
-    Return *content* if all its parts are of these *kinds* of text. Raise `ValueError` with a cure.
-    """
-    for part in parts_of(content):
-        if (kind := kind_of(part)) not in kinds:
-            raise ValueError(
-                f"a part of type {kind!r}: the methods read text only; send text parts, or {SERVED}"
-            )
-    return content
+    """Return the field ``type`` of *value*, a part that is not validated yet; None without one."""
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).get("type")
+    return None
 
 
 class TextPart(Part):
-    """A text part of a message. A part without a text is dropped."""
+    """A text part of a message."""
 
     type: Literal["text", "input_text", "output_text"]
+    """The kind of the part."""
     text: str | None
+    """The text. None: the part is dropped."""
     annotations: Items[Any] | None = None
-    """Of an earlier answer; they are dropped, like its log-probabilities."""
+    """Annotations of an earlier answer, which are dropped."""
     logprobs: Items[Any] | None = None
-    """Of an earlier answer; they are dropped."""
+    """Log-probabilities of an earlier answer, which are dropped."""
     prompt_cache_breakpoint: Any = None
-    """A hint for prefix caches; it has no effect."""
+    """A hint for prefix caches, without effect."""
     parsed: Any = None
-    """What OpenAI's SDK parsed of the text; it is dropped."""
+    """The value that OpenAI's SDK parsed from the text. It is dropped."""
 
 
 class RefusalPart(Part):
-    """The part of an earlier answer that says why there is none."""
+    """The part of an earlier answer that says why there is no answer."""
 
     type: Literal["refusal"]
+    """The kind of the part."""
     refusal: str | None
+    """The reason. None: the part is dropped."""
 
     @property
     def text(self) -> str | None:
@@ -256,12 +261,14 @@ class RefusalPart(Part):
 
 
 class ThinkingPart(Part):
-    """Thinking within the text of an earlier answer, as Mistral's models have it."""
+    """Thinking within the text of an earlier answer, as Mistral's models write it."""
 
     type: Literal["thinking"]
+    """The kind of the part."""
     thinking: str
+    """The text of the thinking."""
     closed: bool | None = None
-    """Whether the thinking was complete; it has no effect."""
+    """Whether the thinking was complete, without effect."""
 
     @property
     def text(self) -> str:
@@ -274,16 +281,25 @@ TEXT_KINDS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 def _text_parts(content: object) -> object:
     """
-    Return *content* with a part for each text in its list. Raise `ValueError` for other parts than
-    text.
+    Return *content*; in a list, each plain text becomes a part.
+
+    Raise `ValueError`, with a cure, for parts of other kinds than `TEXT_KINDS`.
     """
     if not isinstance(content, list):
         return content
-    parts = [
-        {"type": "text", "text": part} if isinstance(part, str) else part
-        for part in cast("list[object]", content)
-    ]
-    return only_text(parts, TEXT_KINDS)
+    parts: list[object] = []
+    for part in cast("list[object]", content):
+        if isinstance(part, str):
+            parts.append({"type": "text", "text": part})
+            continue
+        kind = kind_of(part)
+        if kind not in TEXT_KINDS:
+            raise ValueError(
+                f"a part of type {kind!r}: the methods read text only; send text parts, or"
+                f" {SERVED_MODEL_CURE}"
+            )
+        parts.append(part)
+    return parts
 
 
 AnyTextPart: TypeAlias = Annotated[
@@ -300,69 +316,81 @@ class Textual(Protocol):
 
 
 def joined_text(content: str | Sequence[Textual], separator: str = "\n") -> str:
-    """Return the text of *content*, whose parts are joined as vLLM joins them."""
+    """Return the text of *content*. vLLM joins parts in the same way."""
     if isinstance(content, str):
         return content
     return separator.join([part.text for part in content if part.text is not None])
 
 
-BILLING = "x-anthropic-billing-header"
+BILLING_HEADER = "x-anthropic-billing-header"
 """
-The beginning of a system text that Claude Code changes with every request, so that no prefix cache
-could hit.
+The beginning of a line that Claude Code puts before its system text. The line changes with every
+request, so prefix caches would never hit.
 """
 
 
 def without_billing(text: str) -> str:
     """Return the *text* of a system message without the line of Claude Code's billing header."""
-    return text.partition("\n")[2] if text.startswith(BILLING) else text
+    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
 def arguments_object(value: Any) -> str:
     """
-    Return the arguments of a call in a history as the text of a JSON object: chat templates read
-    nothing else.
+    Return the arguments of a call in a history as the text of a JSON object.
 
-    No arguments are an empty object, as for vLLM. A text of more than `MAX_VALUES` lists, and what
-    is no object, as a number or JSON that was cut off, is kept as the only argument: an answer may
-    have it, and clients send it back.
+    Chat templates read objects only. As in vLLM, no arguments become an empty object. An answer may
+    have other arguments: a number, JSON that was cut off, or more than `MAX_VALUES` lists. Clients
+    send them back, and they become the only argument.
     """
     text: str = value if isinstance(value, str) else json_text(value)
     if not has_arguments(text):
         return "{}"
-    parsed: Any = text
-    with suppress(ValueError):
-        if _containers(text.encode()) <= MAX_VALUES and not too_deep(read := read_json(text)):
-            parsed = read
+    parsed = _small_json(text)
     return text if isinstance(parsed, dict) else json_text({"arguments": parsed})
 
 
+def _small_json(text: str) -> object:
+    """Return the JSON value in *text*; *text* itself if it is no JSON, too large or too deep."""
+    if _count_containers(text.encode()) > MAX_VALUES:
+        return text
+    try:
+        value: object = read_json(text)
+    except ValueError:
+        return text
+    return text if too_deep(value) else value
+
+
 def has_arguments(text: str) -> bool:
-    """Whether *text*, which a model wrote as the arguments of a call, is more than nothing."""
+    """Return whether *text*, the arguments of a call, has any argument."""
     return text.strip() not in ("", "null")
 
 
 Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_schema_input_type=Any)]
+"""The arguments of a call in a history, as the text of a JSON object."""
 
 
 class CalledFunction(Part):
-    """
-    The tool that an earlier answer called, perhaps by a name that no tool has, with its arguments
-    as JSON text.
-    """
+    """The tool that an earlier answer called."""
 
     name: str
+    """The name of the tool. A model may have made it up."""
     arguments: Arguments = "{}"
-    parsed_arguments: Any = None  # by OpenAI's SDK
+    """The arguments, as the text of a JSON object."""
+    parsed_arguments: Any = None
+    """The value that OpenAI's SDK parsed from the arguments. It is dropped."""
 
 
 class ToolCallPart(Part):
-    """A call of a tool in an earlier answer; *index* is that of a streamed one, and is dropped."""
+    """A call of a tool in an earlier answer."""
 
     id: CallId
+    """The id of the call, which its result repeats."""
     type: Literal["function"] = "function"
+    """The kind of the tool."""
     function: CalledFunction
+    """The tool, with the arguments."""
     index: int | None = None
+    """The index of the call in a stream. It is dropped."""
 
     @property
     def call(self) -> ToolCall:
@@ -370,23 +398,24 @@ class ToolCallPart(Part):
 
 
 class FunctionPart(Part):
-    """
-    What the models read about a function; *strict* asks the server to keep its arguments to the
-    schema.
-    """
+    """A function as the models read about it."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, populate_by_name=True, serialize_by_alias=True
     )
 
     name: Name
+    """The name of the function."""
     description: str | None = None
+    """What the function does."""
     parameters: dict[str, Any] | None = None
+    """The JSON schema of the arguments. None: the function takes none."""
     strict: bool | None = None
+    """Whether the server keeps the arguments to the schema."""
     defer_loading: bool | None = None
-    """Whether a search has to find the tool first; the models read about every tool."""
+    """Whether a search has to find the tool first, without effect: the models read every tool."""
     returns: Annotated[dict[str, Any] | None, Field(alias="return")] = None
-    """The schema of the result, which transformers writes; no template of vLLM gets it."""
+    """The JSON schema of the result, which transformers writes. No template of vLLM gets it."""
 
     @property
     def tool(self) -> Tool:
@@ -397,95 +426,106 @@ class FunctionPart(Part):
 
 
 def only_functions(tool: object) -> object:
-    """Refuse the tools that a service would have to run itself."""
-    if (kind := kind_of(tool)) not in ("function", None):
-        raise ValueError(f"a tool of the type {kind!r}: {FUNCTIONS}")
+    """Return *tool*. Raise `ValueError` for a tool that the service would have to run itself."""
+    kind = kind_of(tool)
+    if kind not in ("function", None):
+        raise ValueError(f"a tool of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
     return tool
 
 
 class ToolPart(Part):
-    """A tool that the answer may call; the client runs it."""
+    """A tool that the answer may call. The client runs it."""
 
     type: Literal["function"]
+    """The kind of the tool."""
     function: FunctionPart
+    """The function."""
     defer_loading: bool | None = None
-    """As in the function."""
+    """Whether a search has to find the tool first, without effect."""
 
 
 class FunctionTool(FunctionPart):
-    """A tool that the answer may call, in the form of the Responses API; the client runs it."""
+    """A tool that the answer may call, in the form of the Responses API. The client runs it."""
 
     type: Literal["function"]
+    """The kind of the tool."""
 
 
 Offered: TypeAlias = Annotated[
     list[Annotated[T, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
 ]
+"""The tools of a request."""
 
 
 class NamedFunction(Part):
     """The name of a function."""
 
     name: Name
+    """The name."""
 
 
 class NamedTool(Part):
     """The tool that the answer has to call."""
 
     type: Literal["function"]
+    """The kind of the tool."""
     function: NamedFunction
+    """The name of the tool."""
 
 
 class PlainText(Part):
     """An answer in free text."""
 
     type: Literal["text"]
+    """The kind of the format."""
 
 
 class AnyJson(Part):
     """An answer that is any JSON object."""
 
     type: Literal["json_object"]
+    """The kind of the format."""
 
 
 def any_json(format: PlainText | AnyJson | None) -> Literal["json"] | None:
-    """Return the format of an answer that is any JSON object, if *format* asks for it."""
+    """Return "json" if *format* asks for any JSON object; None if it does not."""
     return "json" if isinstance(format, AnyJson) else None
 
 
-def _few(delimiter: str | list[str]) -> str | list[str]:
+def _bounded_delimiter(delimiter: str | list[str]) -> str | list[str]:
     texts = [delimiter] if isinstance(delimiter, str) else delimiter
-    if len(texts) > MAX_DELIMITERS or any(len(text) > MAX_DELIMITER for text in texts):
-        raise ValueError(f"at most {MAX_DELIMITERS} texts of at most {MAX_DELIMITER} characters")
+    longest = max(map(len, texts), default=0)
+    if len(texts) > MAX_DELIMITERS or longest > MAX_DELIMITER_LENGTH:
+        raise ValueError(
+            f"at most {MAX_DELIMITERS} texts of at most {MAX_DELIMITER_LENGTH} characters"
+        )
     return delimiter
 
 
 class BudgetOptions(Options):
-    """Limits of this run; those left out are as configured."""
+    """Limits of one run. None: as configured."""
 
     tokens: Positive | None = None
+    """Tokens of the thinking and the answer together."""
     steps: Positive | None = None
+    """Steps of the thinking."""
     seconds: Seconds | None = None
+    """Seconds of the whole run."""
     answer: Positive | None = None
+    """The tokens that are reserved for the answer."""
 
 
 P = TypeVar("P", bound=Options)
-NARROWER: Mapping[str, Any] = {
+NARROWED_TYPES: Mapping[str, Any] = {
     "ahead": Annotated[Count, Field(le=64)],
-    "delimiter": Annotated[Delimiter, AfterValidator(_few)],
+    "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
 }
-"""
-The types of options of which a client may not choose every value that the service's own settings
-may have.
-"""
+"""Types of the run options for which a request may have fewer values than the settings."""
 
 
 def _with_run_options(model: type[P]) -> type[P]:
-    """
-    Add to *model* the options of a run that a request may set. A request may leave each of them
-    out.
-    """
-    types = option_types() | dict(NARROWER)
+    """Return *model* with the run options that a request may set. All of them are optional."""
+    types = option_types() | dict(NARROWED_TYPES)
     fields: dict[str, Any] = {
         name: (types[name] | None, None)
         for name in service_options()
@@ -499,51 +539,61 @@ def _with_run_options(model: type[P]) -> type[P]:
 @_with_run_options
 class StepspecOptions(Options):
     """
-    The options that only this service has: the object ``stepspec``, which clients send in
-    ``extra_body``.
+    The object ``stepspec`` of a request: the options that only this service has.
 
-    The fields of `RunOptions` that a request may set are added to those below.
+    Clients send it in ``extra_body``. The fields of `RunOptions` that a request may set are added
+    to those below.
     """
 
     options: dict[str, Any] | None = None
+    """Options of the method, by name. None: as configured."""
     budget: BudgetOptions | None = None
+    """Limits of the run. None: as configured."""
     thinking: Thinking | None = None
+    """Where the reply has the thinking. None: as configured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """
-    What a request wants, whatever its API is. Fields that end in *_name* are the names of
-    parameters, for errors.
-
-    *tokens* is the limit of the whole answer, *thinking* that of its thinking, and *least* its
-    fewest tokens. With *rest_for_answer*, tokens that the *effort* takes from the thinking are
-    added to the answer.
-    """
+    """What a request wants, in the same form for every API."""
 
     conversation: tuple[Message, ...]
+    """The messages, in order."""
     conversation_name: str = "messages"
+    """The parameter that has the conversation, for errors."""
     tokens: int | None = None
+    """The most tokens of the thinking and the answer together. None: as configured."""
     tokens_name: str = "max_tokens"
+    """The parameter that has this limit, for errors."""
     thinking: int | None = None
+    """The most tokens of the thinking. None: what the other limits leave."""
     least: int | None = None
+    """The fewest tokens, which have to be at most *tokens*. They have no other effect."""
     effort: Effort | None = None
+    """The effort of the thinking. None: the whole budget."""
     stops: Sequence[str] = ()
+    """The texts that end the answer."""
     format: Format | None = None
+    """The form of the answer. None: free text."""
     tools: tuple[Tool, ...] = ()
+    """The tools that the answer may call."""
     tool_choice: str = "auto"
+    """"auto", "required", "none", or the name of the tool that the answer has to call."""
     tool_named: bool = False
     """Whether *tool_choice* is the name of a tool."""
-
     parallel: bool = True
+    """Whether the answer may call several tools."""
     choices: int = 1
+    """The number of answers."""
     rest_for_answer: bool = False
+    """Whether the answer gets the tokens that the *effort* takes from the thinking."""
 
 
 class Request(Part):
     """A request to a method."""
 
     stepspec: StepspecOptions | None = None
+    """The options that only this service has. None: none is set."""
 
     @property
     def overrides(self) -> StepspecOptions:
@@ -551,14 +601,12 @@ class Request(Part):
 
     @property
     def end_user(self) -> str | None:
-        """Who the client says the request is for, for the log."""
+        """The client's name of its user, for the log. None: unknown."""
         return getattr(self, "safety_identifier", None) or getattr(self, "user", None)
 
-    def place_of_thinking(self, usual: Thinking) -> Thinking:
-        """
-        Where the reply has the thinking; *usual* is the place that the service has configured.
-        """
-        return self.overrides.thinking or usual
+    def place_of_thinking(self, configured: Thinking) -> Thinking:
+        """Return where the reply has the thinking: the *configured* place, or the request's own."""
+        return self.overrides.thinking or configured
 
     @property
     def wanted(self) -> Wanted:
@@ -567,34 +615,56 @@ class Request(Part):
 
 
 class OpenaiRequest(Request):
-    """The fields that both of OpenAI's APIs have."""
+    """The fields that both of OpenAI's APIs have. None: left out."""
 
     model: ModelName
+    """The name of a method or of a served model."""
     stream: bool | None = None
+    """Whether the reply is a stream of events."""
     temperature: Temperature = None
+    """The temperature of sampling."""
     top_p: TopP = None
+    """The probability mass of the likeliest tokens to sample from."""
     top_k: TopK = None
+    """The number of likeliest tokens to sample from."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The least probability of a token, as a share of the likeliest token's."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Only 0 is accepted."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Only 0 is accepted."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """The divisor of the likelihood of tokens that the chain has already."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """The seed of sampling."""
     user: Label | None = None
+    """The client's name of its user, for the log."""
     safety_identifier: Label | None = None
+    """The same, by OpenAI's newer name."""
     parallel_tool_calls: bool | None = None
+    """Whether the answer may call several tools. None: it may."""
 
     # Hints that do not change the answer.
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    """OpenAI's tier, without effect."""
     metadata: Metadata | None = None
+    """The client's own labels, which the Responses API repeats."""
     prompt_cache_key: Label | None = None
+    """A hint for OpenAI's prefix caches, without effect."""
     prompt_cache_retention: Label | None = None
+    """A hint for OpenAI's prefix caches, without effect."""
     prompt_cache_options: dict[str, Any] | None = None
+    """A hint for OpenAI's prefix caches, without effect."""
 
-    # Load generators send them. A run ends with its answer, or with its budget: what two models
-    # would write beyond the answer says nothing about a method.
+    # Load generators send these two. A run ends with its answer or its budget: text of two models
+    # beyond the answer would say nothing about a method.
     ignore_eos: bool | None = None
+    """Whether to write on after the end of the answer, without effect."""
     min_tokens: NotNegative | None = None
+    """The fewest tokens, which have to be at most the limit of tokens."""
 
-    # Features that no method has; clients may send the values that turn them off.
+    # Features that no method has. Clients may send the values that turn them off.
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    """Only the empty object is accepted."""
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    """Only 0 is accepted."""

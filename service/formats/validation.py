@@ -1,7 +1,4 @@
-"""
-From the JSON of a request to a validated one, or to an error that names the parameter and a cure.
-No I/O.
-"""
+"""Validation of the JSON of a request, and errors that name the parameter and a cure. No I/O."""
 
 from __future__ import annotations
 
@@ -18,14 +15,16 @@ from stepspec.orchestrator.errors import near
 
 from ..errors import ApiError, bad_request, format_path
 from .defaults import has_no_effect
-from .schemas import FUNCTIONS, SERVED, StepspecOptions, check_bounds
+from .schemas import FUNCTION_TOOLS_CURE, SERVED_MODEL_CURE, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
 
-EFFORT = "send low, medium or high: a method always thinks"
+EFFORT_CURE = "send low, medium or high: a method always thinks"
 
 CURES: Mapping[str, str] = {
-    **dict.fromkeys(("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTIONS),
+    **dict.fromkeys(
+        ("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTION_TOOLS_CURE
+    ),
     **dict.fromkeys(
         ("functions", "function_call", "messages.function_call"),
         "send tools, which have replaced it",
@@ -33,11 +32,12 @@ CURES: Mapping[str, str] = {
     "tools.function.strict": "send true or false",
     **dict.fromkeys(
         ("logprobs", "top_logprobs", "prompt_logprobs"),
-        f"the steps come from two models, and their probabilities do not compare; {SERVED}",
+        "the steps come from two models, and their probabilities do not compare;"
+        f" {SERVED_MODEL_CURE}",
     ),
     **dict.fromkeys(
         ("logit_bias", "stop_token_ids", "allowed_token_ids", "return_token_ids"),
-        f"the token ids of two models do not agree; {SERVED}",
+        f"the token ids of two models do not agree; {SERVED_MODEL_CURE}",
     ),
     **dict.fromkeys(
         (
@@ -53,13 +53,13 @@ CURES: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        f"send response_format with a JSON schema, or {SERVED}",
+        f"send response_format with a JSON schema, or {SERVED_MODEL_CURE}",
     ),
     **dict.fromkeys(
         ("chat_template_kwargs", "enable_thinking"),
-        f"a method always thinks; send reasoning_effort, or {SERVED}",
+        f"a method always thinks; send reasoning_effort, or {SERVED_MODEL_CURE}",
     ),
-    **dict.fromkeys(("reasoning_effort", "reasoning.effort", "output_config.effort"), EFFORT),
+    **dict.fromkeys(("reasoning_effort", "reasoning.effort", "output_config.effort"), EFFORT_CURE),
     "thinking_token_budget": "send max_completion_tokens or reasoning_effort",
     "include_reasoning": 'send {"stepspec": {"thinking": "none"}} for the answer alone',
     "priority": 'send {"stepspec": {"priority": 0}}, for servers that schedule by priority',
@@ -68,11 +68,12 @@ CURES: Mapping[str, str] = {
 
 CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
 """
-The codes that clients wait for, by parameter: after this one, Anthropic's SDK sends the whole
-conversation.
+Codes of errors on which clients act, by parameter.
+
+After this one, Anthropic's SDK sends the whole conversation.
 """
 
-SAME: Sequence[tuple[str, ...]] = (
+SYNONYMS: Sequence[tuple[str, ...]] = (
     ("max_completion_tokens", "max_tokens", "max_output_tokens"),
     ("response_format", "text", "output_config", "output_format"),
     ("reasoning_effort", "reasoning", "output_config"),
@@ -86,27 +87,26 @@ SAME: Sequence[tuple[str, ...]] = (
 Path: TypeAlias = tuple[int | str, ...]
 
 EXPECTED = "Input should be "
-LISTED = f"/openapi.json lists all parameters of a method; or {SERVED}"
-# pydantic names its class, which clients do not know
-OBJECTS = ("model_type", "model_attributes_type", "dict_type")
+LISTED = f"/openapi.json lists all parameters of a method; or {SERVED_MODEL_CURE}"
+OBJECT_ERRORS = ("model_type", "model_attributes_type", "dict_type")
+"""pydantic's errors whose messages name a class, which clients do not know."""
 
 
 def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
     """
-    Validate a request. What is null, or has no effect, counts as left out.
+    Validate a request. A parameter that is null, or that has no effect, counts as left out.
 
     Raise `ApiError`, which names the wrong parameter and a cure.
     """
     check_bounds(content)
     known = schema.model_fields
+    given = {
+        name: value
+        for name, value in content.items()
+        if value is not None and (name in known or not has_no_effect(name, value))
+    }
     try:
-        return schema.model_validate(
-            {
-                name: value
-                for name, value in content.items()
-                if value is not None and (name in known or not has_no_effect(name, value))
-            }
-        )
+        return schema.model_validate(given)
     except ValidationError as exc:
         raise explain(schema, content, exc) from exc
 
@@ -121,46 +121,58 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
         return bad_request(f"{param} is missing", param, "missing")
     name = ".".join(part for part in path if isinstance(part, str))
     unknown = error["type"] == "extra_forbidden"
-    others = [
-        other for names in SAME if name in names for other in names if other in schema.model_fields
-    ]
-    if unknown and others:
-        return bad_request(f"{param} is called {others[0]} in this API", param, "unknown_parameter")
-    if (cure := CURES.get(name)) is not None:
+    synonym = _synonym(name, schema)
+    if unknown and synonym:
+        return bad_request(f"{param} is called {synonym} in this API", param, "unknown_parameter")
+    cure = CURES.get(name)
+    if cure is not None:
         verb = "is not supported" if unknown else "cannot have this value"
-        return bad_request(
-            f"{param} {verb}: {cure}", param, CODES.get(name, "unsupported_parameter")
-        )
+        code = CODES.get(name, "unsupported_parameter")
+        return bad_request(f"{param} {verb}: {cure}", param, code)
     if unknown:
         hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
         return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
     if error["type"] == "none_required":
-        return bad_request(
-            f"{param} is not supported: leave it out", param, "unsupported_parameter"
-        )
+        message = f"{param} is not supported: leave it out"
+        return bad_request(message, param, "unsupported_parameter")
     messages = _joined(_message(other) for other, other_path in errors if other_path == path)
     return bad_request(f"{param}: {messages}", param)
 
 
+def _synonym(name: str, schema: type[BaseModel]) -> str | None:
+    """Return the parameter of *schema* that other APIs call *name*; None if there is none."""
+    synonyms = [synonym for names in SYNONYMS if name in names for synonym in names]
+    known = [synonym for synonym in synonyms if synonym in schema.model_fields]
+    return known[0] if known else None
+
+
 def body_path(location: Path, body: object, kind: str) -> Path:
     """
-    Return the part of an error's *location* that exists in *body*: pydantic adds the names of
-    alternatives.
+    Return the part of an error's *location* that exists in *body*.
+
+    pydantic adds the names of alternatives to the location. *kind* is pydantic's type of the error.
     """
-    path = list[int | str]()
+    path: list[int | str] = []
     value = body
-    for part, later in zip_longest(location, location[1:]):
+    for part, following in zip_longest(location, location[1:]):
         inner = _at(value, part)
         if inner is None:
-            path += [part] if later is None and kind == "missing" else []
-        elif later is None or _at(inner[0], later) is not None or _at(value, later) is None:
+            if following is None and kind == "missing":
+                path.append(part)
+            continue
+        is_alternative = (
+            following is not None
+            and _at(inner[0], following) is None
+            and _at(value, following) is not None
+        )
+        if not is_alternative:
             path.append(part)
             value = inner[0]
     return tuple(path) or location[:1]
 
 
 def _at(body: object, part: int | str) -> tuple[object] | None:
-    """Return the value at *part* in a tuple; None if *body* has no such part."""
+    """Return the value at *part*, in a tuple, as it may be None; None if *body* has no *part*."""
     if isinstance(body, dict) and part in body:
         return (cast("dict[Any, object]", body)[part],)
     if isinstance(body, list) and isinstance(part, int):
@@ -171,7 +183,9 @@ def _at(body: object, part: int | str) -> tuple[object] | None:
 
 def _weight(error_at: tuple[ErrorDetails, Path]) -> tuple[bool, int]:
     """
-    Order unknown parameters first; among failed alternatives, the one that matched the longest path
+    Return the sort key of an error.
+
+    Unknown parameters come first. Of failed alternatives, the one with the longest path comes
     first.
     """
     error, path = error_at
@@ -179,11 +193,9 @@ def _weight(error_at: tuple[ErrorDetails, Path]) -> tuple[bool, int]:
 
 
 def _message(error: ErrorDetails) -> str:
-    return (
-        EXPECTED + "an object"
-        if error["type"] in OBJECTS
-        else error["msg"].removeprefix("Value error, ")
-    )
+    if error["type"] in OBJECT_ERRORS:
+        return EXPECTED + "an object"
+    return error["msg"].removeprefix("Value error, ")
 
 
 def _joined(messages: Iterable[str]) -> str:
@@ -192,6 +204,7 @@ def _joined(messages: Iterable[str]) -> str:
 
 
 def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """Return the names of parameters that may stand at *path*."""
     if path[0] == "stepspec":
         return [*StepspecOptions.model_fields, *[field.name for field in fields(Budget)]]
     return [*schema.model_fields] if len(path) == 1 else []

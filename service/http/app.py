@@ -1,9 +1,7 @@
 """
-The application: routes, errors and middleware over an offer; and the server that runs it and drains
-at the end.
+The application (routes, errors, middleware), and the server that runs it and drains at the end.
 
-Its HTTP is that of uvicorn with limits for the size of a request's headers and the time they may
-take.
+The server is uvicorn with limits for the size of a request's headers and for their time.
 """
 
 from __future__ import annotations
@@ -38,19 +36,24 @@ from ..settings import ServiceSettings
 from ..watch.observers import Metrics
 from . import routes
 from .descriptors import OncePerSecond, connections_left, raise_limit
-from .middleware import RequestMiddleware, error_response, service_request
+from .middleware import RequestChecks, RequestMiddleware, error_response, service_request
 from .runs import ServiceContext
 
-MAX_HEADERS = 64 * 1024  # bytes
-HEADER_SECONDS = 75.0  # for the headers of a request, from its first byte or the connection's start
+MAX_HEADERS = 64 * 1024
+"""Bytes of the headers of one request."""
+HEADER_SECONDS = 75.0
+"""Seconds for the headers of a request, from its first byte or the connection's start."""
 ANY_ADDRESS = "::"
 NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-BACKLOG = 2048  # connections that the system accepts before the service does
+BACKLOG = 2048
+"""Connections that the system accepts before the service does."""
+CLOSE_SECONDS = 5.0
+"""Seconds to close open connections when the time to drain is over."""
 TOO_LARGE = f"The headers are larger than {MAX_HEADERS} bytes."
 
 
 class Unlimited(int):
-    """The length of a response that nobody knows: no part is longer, and it may end at any time."""
+    """The unknown length of a response. No part of a response exceeds it, and none is missing."""
 
     def __lt__(self, other: int) -> bool:
         return False
@@ -63,24 +66,23 @@ class LimitedProtocol(HttpToolsProtocol):
     """
     A connection whose client has `HEADER_SECONDS` for the headers of a request.
 
-    Whatever else is no part of a body counts as headers, such as trailers, extensions of chunks,
-    and blank lines.
+    Everything outside of a body counts as headers: trailers, extensions of chunks, blank lines.
     """
 
-    _packet = b""  # the one that is read now
-    _unread = 0  # bytes of headers that are not complete
-    _headers = 0  # bytes of the lines of the headers of this request
-    _waiting: asyncio.TimerHandle | None = None
-
-    most_connections: ClassVar[int]
-    """Connections at once. Further ones are closed as they come."""
+    max_connections: ClassVar[int]
+    """Connections that may be open at once. A further connection is closed as it comes."""
     warn: ClassVar[OncePerSecond]
-    """Logs that a connection was closed for that reason."""
+    """Logs that a connection was closed because too many were open."""
+
+    _packet = b""  # the last packet that was received
+    _unread = 0  # bytes of headers that are not complete
+    _headers = 0  # bytes of the header lines of this request
+    _waiting: asyncio.TimerHandle | None = None  # closes the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most_connections:
-            self.warn(f"more than {self.most_connections} connections: a new one is closed")
+        if len(self.connections) > self.max_connections:
+            self.warn(f"more than {self.max_connections} connections: a new one is closed")
             transport.abort()
             return
         self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
@@ -115,10 +117,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def _count(self, size: int) -> None:
-        """
-        Count *size* bytes of headers, all of which may be in one packet. Raise if they are too
-        many.
-        """
+        """Count *size* bytes of headers. Raise `HttpParserError` if a request has too many."""
         self._headers += size
         if self._headers > MAX_HEADERS:
             self.send_400_response(TOO_LARGE)
@@ -129,16 +128,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_waiting()
         if not self._offers_upgrade:
             super().on_headers_complete()
-            # knows no chunks: the end of the connection ends a stream
+            # HTTP/1.0 has no chunks: the end of the connection ends a stream
             if self.scope["http_version"] == "1.0":
-                self.cycle.chunked_encoding, self.cycle.expected_content_length = False, Unlimited()
+                self.cycle.chunked_encoding = False
+                self.cycle.expected_content_length = Unlimited()
 
     @property
     def _offers_upgrade(self) -> bool:
-        """
-        Whether the client offers to go on in another protocol than HTTP/1.1, none of which is
-        spoken here.
-        """
+        """Whether the client offers another protocol than HTTP/1.1. None is supported."""
         return (
             self.parser.should_upgrade()
             and self.parser.get_method() != b"CONNECT"
@@ -147,10 +144,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """
-        Read the request again without the offer, which may be ignored: Java's client makes it with
-        every first request.
+        Parse the request again without the offer of another protocol.
 
-        The parser takes the body of such a request for the other protocol's.
+        A server may ignore the offer, which Java's client makes with every first request. The
+        parser takes the body of such a request for the other protocol's.
         """
         if not self._offers_upgrade:
             self.send_400_response("CONNECT is not supported.")
@@ -172,12 +169,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # else the next request is there already
         if self.cycle.response_complete and not self.transport.is_closing():
             self._wait(self.timeout_keep_alive)
 
     def _wait(self, seconds: float) -> None:
-        """Close the connection after so many *seconds*, unless the headers of a request come."""
+        """Close the connection in *seconds*, unless the headers of a request are complete then."""
         self._stop_waiting()
         self._waiting = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
@@ -187,21 +183,23 @@ class LimitedProtocol(HttpToolsProtocol):
             self._waiting = None
 
 
-def limited_protocol(most: int, warning: OncePerSecond) -> type[LimitedProtocol]:
-    """Return the protocol of a service that holds *most* connections at once."""
+def limited_protocol(connections: int, warning: OncePerSecond) -> type[LimitedProtocol]:
+    """Return the protocol of a service that holds at most *connections* at once."""
 
     class Protocol(LimitedProtocol):
-        most_connections = most
+        max_connections = connections
         warn = warning
 
     return Protocol
 
 
-CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
-
-
 class Service:
-    """One service: the `app` that a server runs, its shared `context`, and its `metrics`."""
+    """
+    One service.
+
+    `app` is the application that a server runs, `context` what all requests share, and `metrics`
+    the observer that counts.
+    """
 
     def __init__(
         self, offer: Offer, settings: ServiceSettings, observers: Sequence[ServiceObserver] = ()
@@ -223,11 +221,12 @@ class Service:
             title="stepspec",
             version=offer.version,
             lifespan=lifespan,
-            docs_url=None,  # Both pages would load scripts from other sites.
+            docs_url=None,  # these two pages would load scripts from other sites
             redoc_url=None,
             root_path=settings.root_path,
         )
-        app.openapi = routes.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
+        describe = routes.describer(app, context.models, locked=settings.locked)
+        app.openapi = describe  # type: ignore[method-assign]
         for router in (
             routes.api_router(context),
             routes.messages_router(context),
@@ -237,15 +236,15 @@ class Service:
             app.include_router(router)
         app.add_exception_handler(ApiError, _error_response)
         app.add_exception_handler(HTTPException, _error_response)
-        app.add_middleware(
-            RequestMiddleware,
+        checks = RequestChecks(
             settings=settings,
             clients=context.clients,
-            version=offer.version,
-            observe=observe,
             admission=context.admission,
+            observe=observe,
+            version=offer.version,
             session_header=offer.session_header,
         )
+        app.add_middleware(RequestMiddleware, checks=checks)
         if settings.cors_origins:
             app.add_middleware(
                 CORSMiddleware,
@@ -258,29 +257,30 @@ class Service:
 
 async def _error_response(request: Request, exc: Exception) -> Response:
     record = service_request(request)
-    record.error = error = record.in_its_api(
-        exc if isinstance(exc, ApiError) else _http_error(request, exc)
-    )
+    error = exc if isinstance(exc, ApiError) else _http_error(request, exc)
+    error = record.in_its_api(error)
+    record.error = error
     return error_response(error, record)
 
 
 def _http_error(request: Request, exc: Exception) -> ApiError:
+    """Return the error for Starlette's own *exc*: no such path, or no such method."""
     assert isinstance(exc, HTTPException)
     path = request.scope["path"]
     if exc.status_code == 404:
         hint = near(path, (route.path for route in request.app.routes))
-        return ApiError(
-            404, f"there is no path {path}{hint}; /openapi.json lists all paths", code="not_found"
-        )
+        message = f"there is no path {path}{hint}; /openapi.json lists all paths"
+        return ApiError(404, message, code="not_found")
     message = f"{path} does not support {request.method}" if exc.status_code == 405 else exc.detail
     return ApiError(exc.status_code, message, code="method_not_allowed", headers=exc.headers)
 
 
 def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
     """
-    Open the port, at ``::`` for IPv4 too. Raise `ConfigurationError` if that is impossible.
+    Return a socket that listens at *host* and *port*. ``::`` includes IPv4.
 
-    On Linux, a connection is closed whose client reads nothing of what was sent for *send_seconds*.
+    On Linux, a connection is closed if its client reads nothing for *send_seconds*. Raise
+    `ConfigurationError` if the port cannot be opened.
     """
     try:
         listening = _listening(host, port)
@@ -289,8 +289,8 @@ def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
             f"cannot listen at {host} port {port}: {exc.strerror or exc}; choose another with"
             " --port (0: any)"
         ) from exc
-    # Without it a step waits up to 40 ms for the client to acknowledge the one before. Connections
-    # inherit it.
+    # Connections inherit both options. Without TCP_NODELAY a step waits up to 40 ms for the client
+    # to acknowledge the step before.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listening.setsockopt(
@@ -301,9 +301,9 @@ def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
 
 def _listening(host: str, port: int) -> socket.socket:
     """
-    Listen at *host*. ``::`` is every address of both families, or of IPv4 where IPv6 is off.
+    Return a socket that listens at *host*. Raise `OSError` if that is impossible.
 
-    Raise `OSError` if that is impossible.
+    ``::`` means every address of IPv6 and IPv4, or of IPv4 alone where IPv6 is off.
     """
     if host == ANY_ADDRESS:
         both = socket.has_dualstack_ipv6()
@@ -321,13 +321,10 @@ def _listening(host: str, port: int) -> socket.socket:
 
 class ServiceServer(uvicorn.Server):
     """
-    A uvicorn server that drains on the first signal: it admits no more requests, and exits when all
-    are answered.
+    A uvicorn server that drains on the first of SIGTERM, SIGINT and SIGHUP.
 
-    The signals are SIGTERM, SIGINT and SIGHUP.
-
-    Draining takes `drain_seconds` at most. On the second signal it exits at once. *log* receives
-    its messages.
+    It admits no more requests then, and exits when all are answered, after `drain_seconds` at the
+    latest. On the second signal it exits at once. *log* receives its messages.
     """
 
     def __init__(
@@ -358,7 +355,7 @@ class ServiceServer(uvicorn.Server):
             await super().serve(sockets)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log that this machine lacks something as one line, and anything else as asyncio does."""
+        """Log a shortage of this machine in one line. Log anything else as asyncio does."""
         exception = context.get("exception")
         reason = shortage(exception) if isinstance(exception, OSError) else ""
         if reason:
@@ -380,8 +377,9 @@ def _handled(
     number: signal.Signals, handler: Callable[[int, FrameType | None], None]
 ) -> Generator[None]:
     """
-    Have *handler* handle a signal while the block lasts, unless the process ignores it, as under
-    ``nohup``.
+    Handle a signal with *handler* while the block lasts.
+
+    A signal that the process ignores, as under ``nohup``, stays ignored.
     """
     if (
         threading.current_thread() is not threading.main_thread()

@@ -1,4 +1,4 @@
-"""The file descriptors of a service: how many there are, and how many connections they leave room for."""
+"""The file descriptors of a service: their number, and the connections that they allow."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from ..settings import ServiceSettings
 
-OWN_DESCRIPTORS = 64  # of the process itself: logs, libraries, health checks, metrics
-DESCRIPTORS_PER_RUN = 4  # its client, a draft, a verdict, and a repair or a bet
-MAX_DESCRIPTORS = 2**20  # the kernel's own limit by default; a hard limit may be infinite
-LOG_SECONDS = 1.0  # between two messages about the same shortage
+OWN_DESCRIPTORS = 64
+"""Descriptors of the process itself: logs, libraries, health checks, metrics."""
+DESCRIPTORS_PER_RUN = 4
+"""Descriptors of one run: its client, a draft, a verdict, and a repair or a bet."""
+MAX_DESCRIPTORS = 2**20
+"""The kernel's own limit by default, in place of a hard limit that is infinite."""
+LOG_SECONDS = 1.0
+"""Seconds between two messages about the same shortage."""
 
 
 def raise_limit() -> int:
@@ -28,7 +32,7 @@ def raise_limit() -> int:
 
 def connections_left(descriptors: int, settings: ServiceSettings) -> int:
     """
-    Return how many connections of clients a process with so many *descriptors* may hold.
+    Return how many connections of clients a process with *descriptors* may hold.
 
     Raise `ConfigurationError` if it cannot hold those of `max_running` requests.
     """
@@ -44,7 +48,7 @@ def connections_left(descriptors: int, settings: ServiceSettings) -> int:
 
 
 class OncePerSecond:
-    """Passes a message on to *log*, unless it passed one on within `LOG_SECONDS`."""
+    """Passes a message on to *log*, unless the last one was less than `LOG_SECONDS` ago."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log

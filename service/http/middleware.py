@@ -1,6 +1,6 @@
 """
-Between the server and the routes: the record of a request, its key and size, and the response while
-a client waits.
+The layer between the server and the routes: the record and the checks of a request, and a response
+that ends with its client.
 
 `RequestMiddleware` is the outermost layer of the application. A `StreamedResponse` is produced
 while the client waits, and cancelled as soon as the client disconnects.
@@ -13,6 +13,7 @@ import ipaddress
 import re
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -37,12 +38,12 @@ from ..settings import ServiceSettings
 
 PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
 """
-The only paths that need no key: health and metrics, and the page, which asks for a key itself.
+The only paths that need no key: health, metrics, and the page, which asks for a key itself.
 """
-
-# nobody can register a name below them
 LOCAL_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".test")
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""Domains below which nobody can register a name."""
+SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""An id that is safe in a header and in a log."""
 
 
 def service_request(connection: HTTPConnection) -> ServiceRequest:
@@ -53,46 +54,45 @@ def service_request(connection: HTTPConnection) -> ServiceRequest:
 
 
 def request_id(header: str | None) -> str:
-    """Return the client's own id if it is safe in a header and in a log; otherwise a new one."""
-    return header if header and _ID.fullmatch(header) else uuid.uuid4().hex
+    """Return the client's own id in *header* if it is safe, else a new id."""
+    return header if header and SAFE_ID.fullmatch(header) else uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class RequestChecks:
+    """What `RequestMiddleware` checks requests by, and where it reports them."""
+
+    settings: ServiceSettings
+    """The settings of the service."""
+    clients: Clients
+    """The clients with their keys and limits."""
+    admission: Admission
+    """The admission of the service. Once it is closed, each response closes its connection."""
+    observe: ServiceObserver
+    """The receiver of `RequestArrived`, `RequestFailed` and `RequestFinished`."""
+    version: str = "0"
+    """The version of the service, for a header of each response."""
+    session_header: str = ""
+    """The header of the session, which served models receive. "": there is none."""
 
 
 class RequestMiddleware:
     """
-    Makes a `ServiceRequest` of every HTTP request; refuses those without a key, over a limit, and
-    too large.
+    Makes a `ServiceRequest` of every HTTP request, and refuses requests by *checks*.
 
-    Where no key is needed, it refuses those of other sites' pages, unless *settings* allow them.
-
-    A slash at the end of a path is ignored. Once *admission* is closed, each response closes its
-    connection, so that the client's next request finds another process.
-
-    *observe* receives `RequestArrived`, `RequestFailed` and `RequestFinished`. The *session_header*
-    of a request is forwarded to the served models; "" if there is none.
+    It refuses a request without a key, over a limit of its client, or too large. Where no key is
+    needed, it refuses requests of other sites' pages unless the settings allow them. A slash at the
+    end of a path is ignored.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        settings: ServiceSettings,
-        clients: Clients,
-        version: str,
-        observe: ServiceObserver,
-        admission: Admission,
-        session_header: str = "",
-    ) -> None:
+    def __init__(self, app: ASGIApp, checks: RequestChecks) -> None:
         self._app = app
-        self._version = version
-        self._observe = observe
-        self._clients = clients
-        self._admission = admission
-        self._max_bytes = settings.max_body_bytes
-        self._body_seconds = settings.send_seconds
-        self._checks_origin = not (settings.locked or settings.insecure)
-        self._origins = settings.cors_origins
-        self._session_header = session_header.lower()
-        self._forward = (*TRACE_HEADERS, *([self._session_header] if session_header else []))
+        self._checks = checks
+        self._settings = checks.settings
+        self._session_header = checks.session_header.lower()
+        self._forward: tuple[str, ...] = TRACE_HEADERS
+        if self._session_header:
+            self._forward = (*TRACE_HEADERS, self._session_header)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -110,13 +110,13 @@ class RequestMiddleware:
         )
         request.session = request.forwarded.get(self._session_header, "")
         scope["stepspec.request"] = request
-        self._observe(RequestArrived(request))
+        self._checks.observe(RequestArrived(request))
         try:
             await self._handle(request, scope, receive, self._with_headers(request, send))
         finally:
             request.status = request.status or CLIENT_CLOSED
-            self._clients.charge(request)
-            self._observe(RequestFinished(request))
+            self._checks.clients.charge(request)
+            self._checks.observe(RequestFinished(request))
             forget_frames(request.error)
 
     async def _handle(
@@ -128,20 +128,20 @@ class RequestMiddleware:
         except ClientDisconnect:
             request.status = CLIENT_CLOSED
         except Exception as exc:
-            request.error = error = request.in_its_api(api_error(exc))
+            error = request.in_its_api(api_error(exc))
+            request.error = error
             if error.code == INTERNAL_ERROR:
-                self._observe(RequestFailed(request, exc))
-            if not request.status:
-                response = error_response(error, request)
-                # A response that has begun is broken off by the server.
-                await response(scope, receive, send)
+                self._checks.observe(RequestFailed(request, exc))
+            if not request.status:  # else the server breaks off the response, which has begun
+                await error_response(error, request)(scope, receive, send)
 
     def _check(self, request: ServiceRequest) -> None:
-        if self._checks_origin:
-            check_origin(request.headers, self._origins)
-        client = self._clients.find(
-            request.headers.get("authorization"), request.headers.get("x-api-key")
-        )
+        """Raise `ApiError` if the request is refused."""
+        headers = request.headers
+        settings = self._settings
+        if not (settings.locked or settings.insecure):
+            check_origin(headers, settings.cors_origins)
+        client = self._checks.clients.find(headers.get("authorization"), headers.get("x-api-key"))
         if client is None and request.path not in PUBLIC_PATHS:
             raise ApiError(
                 401,
@@ -151,16 +151,23 @@ class RequestMiddleware:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         request.client = client or ""
-        self._clients.admit(request)
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._max_bytes:
-            raise self._too_large()
+        self._checks.clients.admit(request)
+        length = headers.get("content-length", "")
+        self._check_size(int(length) if length.isdecimal() else 0)
+
+    def _check_size(self, size: int) -> None:
+        """Raise `ApiError` if a body of *size* bytes is too large."""
+        limit = self._settings.max_body_bytes
+        if size > limit:
+            message = f"the body is larger than {limit} bytes"
+            raise ApiError(413, message, code="body_too_large")
 
     def _limited(self, receive: Receive) -> Receive:
-        """Limit the size of the body, and the time until all of it is there."""
+        """Return *receive* with limits for the size of the body and the time until its end."""
         size = 0
         complete = False
-        deadline = asyncio.get_running_loop().time() + self._body_seconds
+        seconds = self._settings.send_seconds
+        deadline = asyncio.get_running_loop().time() + seconds
 
         async def limited() -> Message:
             nonlocal size, complete
@@ -168,20 +175,14 @@ class RequestMiddleware:
                 async with asyncio.timeout_at(None if complete else deadline):
                     message = await receive()
             except TimeoutError:
-                text = f"the body did not arrive within {self._body_seconds:g} s"
+                text = f"the body did not arrive within {seconds:g} s"
                 raise ApiError(408, text, retry=True) from None
             size += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if size > self._max_bytes:
-                raise self._too_large()
+            self._check_size(size)
             return message
 
         return limited
-
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413, f"the body is larger than {self._max_bytes} bytes", code="body_too_large"
-        )
 
     def _with_headers(self, request: ServiceRequest, send: Send) -> Send:
         async def send_with_headers(message: Message) -> None:
@@ -189,11 +190,11 @@ class RequestMiddleware:
                 request.status = request.status or message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request.id
-                if self._admission.closed:
+                if self._checks.admission.closed:  # the client's next request finds another process
                     headers["Connection"] = "close"
                 if request.anthropic:
                     headers["request-id"] = request.id
-                headers["x-stepspec-version"] = self._version
+                headers["x-stepspec-version"] = self._checks.version
                 headers["x-stepspec-overhead-ms"] = f"{request.overhead * 1000:.2f}"
             await send(message)
 
@@ -202,27 +203,30 @@ class RequestMiddleware:
 
 def request_path(scope: Scope) -> str:
     """
-    Return the path without the prefix that a proxy may leave in it; routes are found by the same
-    rule.
+    Return the path without the prefix that a proxy may leave in it.
+
+    Starlette finds routes by the same rule.
     """
     path = str(scope["path"])
     root = str(scope.get("root_path", "")).rstrip("/")
-    return path.removeprefix(root) or "/" if root and f"{path}/".startswith(f"{root}/") else path
+    if root and f"{path}/".startswith(f"{root}/"):
+        return path.removeprefix(root) or "/"
+    return path
 
 
 def forget_frames(error: ApiError | None) -> None:
     """
-    Take the traceback off *error*, which nobody reads any more, and off its causes.
+    Remove the tracebacks of *error* and its causes, which nobody reads any more.
 
-    The frames hold the request, the request the error, and all of them the parsed body, which may
-    take a hundred megabytes: only a full garbage collection would free it.
+    The frames hold the request with its parsed body, which may take a hundred megabytes. The
+    request holds the error, so only a full garbage collection would free the body.
     """
     seen: list[BaseException] = []  # causes may form a circle
-    each: BaseException | None = error
-    while each is not None and each not in seen:
-        seen.append(each)
-        each.__traceback__ = None
-        each = each.__cause__ or each.__context__
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
 
 
 def error_response(error: ApiError, request: ServiceRequest) -> Response:
@@ -231,21 +235,17 @@ def error_response(error: ApiError, request: ServiceRequest) -> Response:
 
 def check_origin(headers: Mapping[str, str], origins: Sequence[str]) -> None:
     """
-    Raise `ApiError` if a request to a service without keys comes from a page other than its own and
-    *origins*.
+    Raise `ApiError` if a page of another site asks a service that has no keys.
 
-    A browser sends a page's requests to any address, this machine's own included, and a page whose
-    name is made to point there (DNS rebinding) may read the answers too. Keys stop both; without
-    them, `Host` and `Origin` do.
+    Pages of *origins* may ask; "*" means every page. A browser sends a page's requests to any
+    address, also of this machine. A page whose name was made to point to this machine (DNS
+    rebinding) may read the answers too. Keys stop both. Without keys, the headers `Origin` and
+    `Host` do.
     """
     host = headers.get("host", "")
     origin = headers.get("origin")
-    if (
-        origin is not None
-        and "*" not in origins
-        and origin not in origins
-        and origin.partition("://")[2] != host
-    ):
+    own = origin is None or origin.partition("://")[2] == host
+    if not own and "*" not in origins and origin not in origins:
         raise ApiError(
             403,
             f"pages of {origin!r} may not use this service: list it in"
@@ -265,8 +265,9 @@ def check_origin(headers: Mapping[str, str], origins: Sequence[str]) -> None:
 
 def registrable(host: str) -> bool:
     """
-    Whether *host*, with or without a port, is a name that others can own: no address, and no name
-    of a local net.
+    Return whether *host*, with or without a port, is a name that others can own.
+
+    Addresses and the names of a local net are not.
     """
     before, _, port = host.rpartition(":")
     name = (before if port.isdecimal() else host).lower().rstrip(".")
@@ -282,7 +283,7 @@ EVENT_STREAM: Mapping[str, str] = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-Failure: TypeAlias = Callable[[ApiError, bytes], bytes]
+LastEvent: TypeAlias = Callable[[ApiError, bytes], bytes]
 """Makes the last event of a stream from an error, and from its body in the shape of the API."""
 
 
@@ -290,26 +291,29 @@ class ClientConnection:
     """
     Sends the response to *request*.
 
-    The client has to take each message within *send_seconds*, or `ApiError` is raised.
+    Each method raises `ApiError` if the client does not take a message within *send_seconds*.
     """
 
     def __init__(self, request: ServiceRequest, send: Send, send_seconds: float) -> None:
         self._request = request
         self._send = send
         self._send_seconds = send_seconds
-        self._failure: Failure | None = None
-        self.started = self.finished = False
+        self._failure: LastEvent | None = None
+        self.started = False
+        """Whether the response has begun."""
+        self.finished = False
+        """Whether the response is complete."""
 
     async def start(
-        self, headers: Mapping[str, str], status: int = 200, *, failure: Failure | None = None
+        self, headers: Mapping[str, str], status: int = 200, *, failure: LastEvent | None = None
     ) -> None:
         """Send status and *headers*. *failure* makes the last event of a stream that fails."""
         self._failure = failure
+        self.started = True
         raw = [
             (name.lower().encode(), value.encode("latin-1", "replace"))
             for name, value in headers.items()
         ]
-        self.started = True
         await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
 
     async def send(self, body: bytes) -> None:
@@ -323,8 +327,9 @@ class ClientConnection:
 
     async def fail(self, error: ApiError) -> None:
         """
-        End a stream that has started with *error*. Any other response stays incomplete: the server
-        cuts it off.
+        End a stream that has started with *error*.
+
+        Any other response stays incomplete, and the server cuts it off.
         """
         if self._failure is not None and not self.finished:
             error = self._request.in_its_api(error)
@@ -351,8 +356,8 @@ class StreamedResponse(Response):
     """
     Runs *work*, which sends the response over its connection.
 
-    When the client disconnects, or *aborted* is set, *work* is cancelled, and this waits until all
-    that it started is cancelled too. A client that is still connected receives an error.
+    *work* is cancelled when the client disconnects or *aborted* is set. The call ends when all
+    tasks of *work* have ended. A client that is still connected receives an error.
     """
 
     def __init__(
@@ -371,8 +376,7 @@ class StreamedResponse(Response):
         ) as tasks:
             working, disconnecting, _ = tasks
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # A complete response counts as a disconnect.
-            if connection.finished and not working.done():
+            if connection.finished and not working.done():  # which counts as a disconnect
                 await asyncio.wait([working])
             done = working.done()
             disconnected = disconnecting.done()
@@ -385,12 +389,14 @@ class StreamedResponse(Response):
 
     async def _abort(self, connection: ClientConnection) -> None:
         message = "the service shut down before the answer was complete"
-        error = self._request.error = ApiError(503, message, code="shut_down", retry=True)
+        error = ApiError(503, message, code="shut_down", retry=True)
+        self._request.error = error
         if not connection.started:
             raise error
         await connection.fail(error)
 
 
 async def _disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

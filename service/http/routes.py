@@ -1,6 +1,7 @@
 """
-The routes, described for ``/openapi.json``: OpenAI's and Anthropic's APIs, the page with its own
-runs, health.
+The routes: OpenAI's and Anthropic's APIs, the page with its own runs, and health.
+
+``/openapi.json`` describes them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from ..settings import Thinking
 from .middleware import PUBLIC_PATHS, ClientConnection, service_request
 from .runs import Runs, ServiceContext, reply
-from .upstream import Forwarding
+from .upstream import ForwardedRequest, Forwarding
 
 P = TypeVar("P", bound=BaseModel)
 B = TypeVar("B", bound=RunRequestBody)
@@ -62,7 +63,8 @@ DESCRIPTIONS: Mapping[int, str] = {
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 JSON = "application/json"
 STREAM = "text/event-stream"
-UNKNOWN = "unknown"  # the label in metrics of a model that there is not
+UNKNOWN_MODEL = "unknown"
+"""The label in metrics of a name that no model has."""
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -75,30 +77,34 @@ ANTHROPIC_ERROR = _object(
 )
 
 
+def _schema(name: str) -> dict[str, Any]:
+    return {JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
 def _answers(
     success: str, kinds: Iterable[str], *statuses: int, error: str = "Error"
 ) -> dict[str, Any]:
     """
-    Describe a route that answers with a body of one of these *kinds*, or with an *error* of these
-    *statuses*.
+    Describe a route for FastAPI.
+
+    It answers with a body of one of *kinds*, which are content types, or with a body of the schema
+    *error* and one of *statuses*.
     """
-    failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
-    schemas = {kind: {"schema": {"type": "object"} if kind == JSON else {}} for kind in kinds}
-    responses: dict[int | str, Any] = {200: {"description": success, "content": schemas}}
+    content = {kind: {"schema": {"type": "object"} if kind == JSON else {}} for kind in kinds}
+    responses: dict[int | str, Any] = {200: {"description": success, "content": content}}
     for status in statuses:
-        responses[status] = {"description": DESCRIPTIONS[status], "content": failure}
+        responses[status] = {"description": DESCRIPTIONS[status], "content": _schema(error)}
     return {"responses": responses, "response_class": Response}
 
 
 def _calls(success: str, request: str, *kinds: str) -> dict[str, Any]:
     """Describe a route that calls models for a body of the schema *request*."""
-    anthropic = request in ("MessagesRequest", "CountTokensRequest")
-    statuses, error = (
-        ((*MODEL_ERRORS, 529), "AnthropicError") if anthropic else (MODEL_ERRORS, "Error")
-    )
-    body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{request}"}}}
-    more = {"openapi_extra": {"requestBody": {"required": True, "content": body}}}
-    return _answers(success, kinds, *statuses, error=error) | more
+    if request in ("MessagesRequest", "CountTokensRequest"):
+        answers = _answers(success, kinds, *MODEL_ERRORS, 529, error="AnthropicError")
+    else:
+        answers = _answers(success, kinds, *MODEL_ERRORS)
+    body = {"required": True, "content": _schema(request)}
+    return answers | {"openapi_extra": {"requestBody": body}}
 
 
 READY = _answers('New requests are admitted, if "degraded" by the large model alone.', [JSON])
@@ -111,6 +117,7 @@ READY["responses"][503] = {
 
 
 def api_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of OpenAI's APIs."""
     router = APIRouter()
 
     @router.post(
@@ -159,6 +166,7 @@ def api_router(context: ServiceContext) -> APIRouter:
 
 
 def messages_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of Anthropic's API."""
     router = APIRouter()
 
     @router.post(
@@ -184,6 +192,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
 
 
 def page_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of the page."""
     router = APIRouter()
 
     @router.get("/", **_answers("The page.", ["text/html"]))
@@ -203,9 +212,9 @@ def page_router(context: ServiceContext) -> APIRouter:
             {"name": name, "about": method.description, "options": offer.default_options(name)}
             for name, method in offer.methods.items()
         ]
-        served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
+        models = {"small": offer.engine.small.name, "large": offer.engine.large.name}
         return json_response(
-            {"default": offer.defaults.policy, "methods": methods, "models": served}
+            {"default": offer.defaults.policy, "methods": methods, "models": models}
         )
 
     @router.post("/live", **_calls("The events of the run.", "LiveRequest", STREAM))
@@ -217,15 +226,17 @@ def page_router(context: ServiceContext) -> APIRouter:
             raise bad_request(
                 "model is a served model, and only the runs of methods have events", "model"
             )
-        return call.reply(call.runs(call.model, call.parsed(LiveRequest)), LiveReply(), stream=True)
+        runs = call.runs(call.model, call.parsed(LiveRequest))
+        return call.reply(runs, LiveReply(), stream=True)
 
     return router
 
 
 def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str]]) -> APIRouter:
     """
-    Make the routes for operators, none of which calls a model. *scrape* returns metrics and their
-    content type.
+    Make the routes for operators. None of them calls a model.
+
+    *scrape* returns the metrics and their content type.
     """
     router = APIRouter()
 
@@ -250,10 +261,8 @@ def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
         The status is "degraded" while only the small model is down: the large one answers alone.
         """
         status = "draining" if context.admission.closed else context.health.status
-        roles: dict[str, bool] = {role: role_up for role, role_up in context.health.up.items()}
-        return json_response(
-            {"status": status, **roles}, 200 if status in ("ready", "degraded") else 503
-        )
+        code = 200 if status in ("ready", "degraded") else 503
+        return json_response({"status": status} | context.health.up, code)
 
     @router.get("/version", **_answers("The version.", [JSON]))
     async def version() -> Response:
@@ -271,33 +280,41 @@ def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A request to a *model*: a method, or a served model. *content* is its *body*, parsed."""
+    """A request that names a model."""
 
     context: ServiceContext
+    """What all requests of the service share."""
     request: ServiceRequest
+    """The record of the request."""
     body: bytes
+    """The body."""
     content: Mapping[str, Any]
+    """The parsed body."""
     model: str | ServedModel
+    """The name of a method, or a served model."""
 
     @classmethod
     async def read(
-        cls, context: ServiceContext, http_request: Request, usual: str | None = None
+        cls, context: ServiceContext, http_request: Request, default: str | None = None
     ) -> ModelCall:
-        """Read the body and find the model, by default the *usual* one. Raise `ApiError`."""
+        """
+        Read the body and find the model.
+
+        A body without a model means the model *default*. Raise `ApiError` for a wrong body.
+        """
         request = service_request(http_request)
-        if (coding := http_request.headers.get("content-encoding", "identity")) != "identity":
-            raise bad_request(
-                f"the body has the Content-Encoding {coding}: send it uncompressed",
-                code="invalid_json",
-            )
+        coding = http_request.headers.get("content-encoding", "identity")
+        if coding != "identity":
+            message = f"the body has the Content-Encoding {coding}: send it uncompressed"
+            raise bad_request(message, code="invalid_json")
         body = await http_request.body()
         content = parse_json(body)
-        name = content.get("model", usual)
+        name = content.get("model", default)
         if name is None and "model" not in content:
             raise bad_request("model is missing", "model", "missing")
         if not isinstance(name, str) or not name:
             raise bad_request("model has to be a name", "model")
-        request.model = UNKNOWN
+        request.model = UNKNOWN_MODEL
         request.stream = content.get("stream") is True
         model = context.models.find(name)
         request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
@@ -316,31 +333,29 @@ class ModelCall:
         return Runs(context, self.request, resolver.runs(body))
 
     def reply(self, runs: Runs, format: ReplyFormat, *, stream: bool) -> Response:
-        """Answer with *runs*, written in *format*."""
+        """Answer with *runs* in *format*."""
         return self.context.respond(self.request, partial(reply, runs, format, stream=stream))
 
     def forward(self, model: ServedModel) -> Response:
-        """Answer with what the server of *model* answers."""
+        """Answer with the answer of *model*'s server."""
+        context = self.context
 
         async def work(connection: ClientConnection) -> None:
-            priority = forwarded_priority(
-                self.content, self.context.clients.best_priority(self.request.client)
+            best = context.clients.best_priority(self.request.client)
+            priority = forwarded_priority(self.content, best)
+            forwarded = ForwardedRequest(
+                record=self.request,
+                model=model,
+                content=self.content,
+                body=self.body,
+                priority=priority,
             )
-            async with self.context.admitted(self.request, priority or 0) as seconds:
-                endpoint = leaves(self.context.models.endpoint(model.role))[-1]
-                forwarding = Forwarding(
-                    self.context.http,
-                    endpoint,
-                    self.request,
-                    model,
-                    self.content,
-                    self.body,
-                    connection,
-                    priority,
-                )
+            async with context.admitted(self.request, priority or 0) as seconds:
+                endpoint = leaves(context.models.endpoint(model.role))[-1]
+                forwarding = Forwarding(context.http, endpoint, forwarded, connection)
                 await forwarding.run(seconds)
 
-        return self.context.respond(self.request, work)
+        return context.respond(self.request, work)
 
     def count(self, conversation: tuple[Message, ...], tools: tuple[Tool, ...]) -> Response:
         """Answer with the number of tokens of *conversation* with *tools*."""
@@ -362,9 +377,7 @@ async def answer(
     schema: type[B],
     format: Callable[[Runs, ServiceRequest, B, Thinking], ReplyFormat],
 ) -> Response:
-    """
-    Answer a request of *schema* with runs, written in *format*, or forward it to a served model.
-    """
+    """Answer a request of *schema* with runs in *format*, or forward it to a served model."""
     call = await ModelCall.read(context, http_request)
     if isinstance(call.model, ServedModel):
         return call.forward(call.model)
@@ -377,8 +390,9 @@ async def answer(
 
 def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[], dict[str, Any]]:
     """
-    Return a function that describes *app* with the current models; *locked* says that it needs an
-    API key.
+    Return a function that describes *app* with the current models.
+
+    *locked* says whether *app* needs an API key.
     """
     generate = app.openapi
 
@@ -397,8 +411,8 @@ def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[
                 "key": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
             }
-            for path, operations in description["paths"].items():
-                for operation in operations.values() if path not in PUBLIC_PATHS else ():
+            for path in description["paths"].keys() - PUBLIC_PATHS:
+                for operation in description["paths"][path].values():
                     operation["security"] = [{"key": []}, {"x-api-key": []}]
         return description
 
@@ -410,5 +424,6 @@ def _model_names(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _schemas(request: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of *request*, and of all parts of it, by name."""
     schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
     return {**schema.pop("$defs", {}), request.__name__: schema}

@@ -1,9 +1,7 @@
 """
-What all requests of one service share, and the runs of one request: an asynchronous iterator over
-what happens.
+What all requests of one service share, and the runs of one request.
 
-`reply` answers a request with its runs, as a stream or in one piece, written by the format of its
-API.
+`reply` answers a request with its runs, as a stream or in one piece, in the format of its API.
 """
 
 from __future__ import annotations
@@ -35,48 +33,43 @@ from ..formats.requests import ModelCatalog, Offer, RunRequest
 from ..records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
 from ..settings import ServiceSettings
 from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
-from .upstream import CHECK_SECONDS, IDLE, HealthMonitor
+from .upstream import CHECK_SECONDS, IDLE_SECONDS, HealthMonitor
 
-LEAST_SECONDS = 0.001  # for a run whose deadline was over before it began
-
-
-# seconds that a run may exceed its deadline; it keeps the deadline unless a server does not even
-# tokenize
-GRACE = 10.0
+MIN_SECONDS = 0.001
+"""Seconds for a run whose deadline was over before it began."""
+GRACE_SECONDS = 10.0
+"""Seconds beyond its deadline after which a run is cut off. A server that hangs needs them."""
 
 
 class ServiceContext:
-    """
-    Settings, admission, models, clients and connections of one service.
-
-    `http` and `health` exist while the context is `open`; `created` is in seconds since 1970.
-    """
+    """Settings, admission, models, clients and connections of one service."""
 
     http: aiohttp.ClientSession
+    """The connections for forwarded requests, while the context is `open`."""
     health: HealthMonitor
+    """The health of the servers, while the context is `open`."""
 
     def __init__(self, offer: Offer, settings: ServiceSettings, observe: ServiceObserver) -> None:
-        self.offer, self.settings, self.observe = offer, settings, observe
-        self.admission, self.models, self.clients = (
-            Admission(settings),
-            ModelCatalog(offer),
-            Clients(settings),
-        )
+        self.offer = offer
+        self.settings = settings
+        self.observe = observe
+        self.admission = Admission(settings)
+        self.models = ModelCatalog(offer)
+        self.clients = Clients(settings)
         self.created = int(time.time())
+        """The start of the service, in seconds since 1970."""
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
-        """
-        Hold the connections of the service itself, and check the servers' health, while the block
-        lasts.
-        """
-        small, large = self.offer.engine.small, self.offer.engine.large
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
-        async with aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar()
-        ) as http:
+        """Hold connections, and check the health of the servers, while the block lasts."""
+        engine = self.offer.engine
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+        cookies = aiohttp.DummyCookieJar()
+        async with aiohttp.ClientSession(connector=connector, cookie_jar=cookies) as http:
             self.http = http
-            self.health = HealthMonitor({"small": small, "large": large}, self.observe)
+            self.health = HealthMonitor(
+                {"small": engine.small, "large": engine.large}, self.observe
+            )
             async with self.health.checking(self.settings.health_every):
                 yield
 
@@ -89,7 +82,7 @@ class ServiceContext:
             request.queued = waited
             request.admitted = request.seconds
             with waiting_at_most(self.settings.max_wait, waited):
-                yield max(self.settings.max_seconds - waited, LEAST_SECONDS)
+                yield max(self.settings.max_seconds - waited, MIN_SECONDS)
 
     def respond(self, request: ServiceRequest, work: Work) -> StreamedResponse:
         return StreamedResponse(request, work, self.settings.send_seconds, self.admission.aborted)
@@ -97,20 +90,26 @@ class ServiceContext:
 
 class Runs:
     """
-    One run for each of the *run_requests* of a request.
+    The runs of a request, one for each of *run_requests*.
 
-    Iterating yields everything that happened since the last iteration, in order; an empty list if
-    that was nothing for `keep_alive` seconds. The exception that ended a run is raised after what
-    happened before it. `solutions` has the runs that are over, by the index of their choice.
+    Each iteration yields the items since the last iteration, in order. The list is empty if nothing
+    happened for `keep_alive` seconds. If a run fails, its exception is raised after the items
+    before it.
     """
 
     def __init__(
         self, context: ServiceContext, request: ServiceRequest, run_requests: Sequence[RunRequest]
     ) -> None:
-        self._context, self._request, self.run_requests = context, request, run_requests
+        self.run_requests = run_requests
+        """What each run was asked for, by the index of its choice."""
         self.counts = [TokenCounts() for _ in run_requests]
+        """The tokens of each run, by the index of its choice."""
         self.solutions: dict[int, Solution] = {}
+        """The solutions of the runs that are over, by the index of their choice."""
         self.thinks = context.offer.engine.large.template.thinks
+        """Whether the large model thinks before it answers."""
+        self._context = context
+        self._request = request
         self._keep_alive = context.settings.keep_alive
         self._items: list[RunItem] = []
         self._failure: Exception | None = None
@@ -119,29 +118,25 @@ class Runs:
     @asynccontextmanager
     async def started(self) -> AsyncGenerator[Self]:
         """
-        Wait for admission and run everything while the block lasts. Raise `ApiError` if it is
-        refused.
+        Wait for admission, and run everything while the block lasts.
 
-        Leaving the block cancels the runs that are not over, and waits until they are gone.
+        Raise `ApiError` if the request is refused. At the end of the block, runs that are not over
+        are cancelled and awaited.
         """
-        priority = min(each.run.priority for each in self.run_requests)
+        priority = min(run_request.run.priority for run_request in self.run_requests)
         async with self._context.admitted(self._request, priority) as seconds:
+            runs = [
+                self._run(choice, run_request.within(seconds))
+                for choice, run_request in enumerate(self.run_requests)
+            ]
             try:
-                async with asyncio.timeout(seconds + GRACE):
-                    async with background(
-                        *(
-                            self._run(choice, each.within(seconds))
-                            for choice, each in enumerate(self.run_requests)
-                        )
-                    ):
-                        yield self
+                async with asyncio.timeout(seconds + GRACE_SECONDS), background(*runs):
+                    yield self
             finally:
-                ledgers = self._request.ledgers = [
-                    Ledger.of(counts.events) for counts in self.counts
-                ]
-                self._request.large_tokens = sum(
-                    each.large.written + each.large.judging for each in ledgers
-                )
+                ledgers = [Ledger.of(counts.events) for counts in self.counts]
+                tokens = [ledger.large.written + ledger.large.judging for ledger in ledgers]
+                self._request.ledgers = ledgers
+                self._request.large_tokens = sum(tokens)
 
     def __aiter__(self) -> Self:
         return self
@@ -153,15 +148,14 @@ class Runs:
 
     async def until(self, events: tuple[type[Event], ...]) -> list[RunItem]:
         """
-        Wait for the first of these *events*, or for `keep_alive` seconds; return everything that
-        happened until then.
+        Wait for the first of *events*, or for `keep_alive` seconds. Return the items until then.
 
-        The headers of a stream wait for it, so that an early failure is answered with its own
-        status.
+        The headers of a stream wait for the event, so that an early failure gets its own status.
         """
         loop = asyncio.get_running_loop()
-        ends, items = loop.time() + self._keep_alive, list[RunItem]()
-        while (left := ends - loop.time()) > 0:
+        deadline = loop.time() + self._keep_alive
+        items: list[RunItem] = []
+        while (left := deadline - loop.time()) > 0:
             new = await self._next(left)
             items += new
             if any(isinstance(item, RunResult) or isinstance(item.event, events) for item in new):
@@ -176,7 +170,8 @@ class Runs:
                     await self._changed.wait()
         if self._failure is not None and not self._items:
             raise self._failure
-        items, self._items = self._items, []
+        items = self._items
+        self._items = []
         return items
 
     async def _run(self, choice: int, run_request: RunRequest) -> None:
@@ -221,16 +216,16 @@ class Runs:
 
     async def prompt_tokens(self) -> int:
         """The tokens of the conversation, as the large model reads it."""
+        first = self.run_requests[0]
+        tools = first.tools.tools if first.tools else ()
         try:
-            first = self.run_requests[0]
-            tools = first.tools.tools if first.tools else ()
             async with asyncio.timeout(CHECK_SECONDS):
                 return await self._context.offer.engine.large.count(first.problem, tools)
-        except (EndpointError, TimeoutError):  # No reason to lose the answer.
+        except (EndpointError, TimeoutError):  # which is no reason to lose the answer
             return self.counts[0].prompt
 
     def extension(self, choices: Sequence[int]) -> dict[str, Any]:
-        """The fields beyond OpenAI's API, about the runs of some *choices* that are over."""
+        """Return the fields beyond OpenAI's API about the runs of *choices*, which are over."""
         solutions = [self.solutions[choice] for choice in choices]
         ledgers = [payloads.ledger(solution.ledger) for solution in solutions]
         about = [
@@ -243,13 +238,10 @@ class Runs:
         }
 
     async def fail(self, exc: Exception, connection: ClientConnection) -> None:
-        """
-        Answer with the error: raise it as `ApiError`, or end with it a stream that has started.
-        """
+        """End a stream that has started with *exc*, or raise *exc* as `ApiError`."""
         request = self._request
-        error = request.error = api_error(
-            exc, partial=any(counts.written for counts in self.counts)
-        )
+        error = api_error(exc, partial=any(counts.written for counts in self.counts))
+        request.error = error
         if error.code == INTERNAL_ERROR:
             self._context.observe(RequestFailed(request, exc))
         if not connection.started:
@@ -264,17 +256,20 @@ async def reply(
     runs: Runs, format: ReplyFormat, connection: ClientConnection, *, stream: bool
 ) -> None:
     """
-    Run *runs* and answer over *connection*. Raise `ApiError` before the response starts; later
-    errors end it.
+    Run *runs* and answer over *connection*.
+
+    Raise `ApiError` before the response starts. Later errors end the response.
     """
+    answer = _stream if stream else _whole
     try:
         async with runs.started():
-            await (_stream if stream else _whole)(runs, format, connection)
+            await answer(runs, format, connection)
     except Exception as exc:
         await runs.fail(exc, connection)
 
 
 async def _whole(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
+    """Answer in one piece."""
     async for items in runs:
         for item in items:
             format.render(item)
@@ -282,9 +277,11 @@ async def _whole(runs: Runs, format: ReplyFormat, connection: ClientConnection) 
 
 
 async def _stream(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
+    """Answer with a stream."""
     first = await runs.until(format.starts_at)
     await connection.start(EVENT_STREAM, failure=format.failed)
     await connection.send(await format.opening() + b"".join(map(format.render, first)))
     async for items in runs:
-        await connection.send(b"".join(map(format.render, items)) if items else format.keep_alive)
+        events = b"".join(map(format.render, items)) if items else format.keep_alive
+        await connection.send(events)
     await connection.finish(await format.closing())

@@ -1,6 +1,5 @@
 """
-The servers of both models: whether they are up, and forwarding of requests to a served model by its
-own name.
+The servers of both models: their health, and the forwarding of requests to a served model.
 """
 
 from __future__ import annotations
@@ -8,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -49,21 +49,25 @@ from ..formats.requests import ServedModel
 from ..records import MESSAGES_PATH, HealthChecked, ServiceObserver, ServiceRequest
 from .middleware import EVENT_STREAM, ClientConnection
 
-# seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is
-# under way
-IDLE = 2.0
-CHECK_SECONDS = 5.0  # for one health check
+IDLE_SECONDS = 2.0
+"""
+Seconds that an idle connection stays open. vLLM closes its own after five, perhaps just when a
+request is under way.
+"""
+CHECK_SECONDS = 5.0
+"""Seconds for one health check."""
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
-# bytes of a failed answer that are passed on, and of one in a piece
-LARGEST_FAILURE = 1 << 20
-LARGEST_ANSWER = 1 << 28
-BROKEN = (aiohttp.ClientError, OSError)
+MAX_FAILURE_BYTES = 1 << 20
+"""Bytes of a failed answer that are passed on."""
+MAX_ANSWER_BYTES = 1 << 28
+"""Bytes of an answer in one piece that are passed on."""
+CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
+SERVER_DIED = "did the server die?"
 
 
 class HealthMonitor:
     """
-    Checks the health of the servers; `up` is the last result by role. *observe* receives every
-    result.
+    Checks the health of the servers. *observe* receives every result.
 
     A server that fails a check is reported to its circuit breaker, which probes it from then on.
     """
@@ -71,21 +75,25 @@ class HealthMonitor:
     def __init__(self, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver) -> None:
         self._observe = observe
         self._endpoints: dict[Role, ModelEndpoint] = {
-            role: leaves(each)[-1] for role, each in endpoints.items()
+            role: leaves(endpoint)[-1] for role, endpoint in endpoints.items()
         }
         self.up: dict[Role, bool] = {role: endpoint.usable for role, endpoint in endpoints.items()}
+        """Whether a server of each role is up, by the last check."""
 
     @property
     def status(self) -> Literal["ready", "degraded", "down"]:
         """
-        Degraded while the small model is down, as runs go on with the large one alone; down without
-        the large.
+        "degraded" while only the small model is down, as the large one answers alone.
+
+        "down" while the large model is down.
         """
-        return "ready" if all(self.up.values()) else "degraded" if self.up["large"] else "down"
+        if not self.up["large"]:
+            return "down"
+        return "ready" if self.up["small"] else "degraded"
 
     @asynccontextmanager
     async def checking(self, seconds: float) -> AsyncGenerator[None]:
-        """Check every server, and again *seconds* after that, while the block lasts."""
+        """Check every server now and every *seconds* while the block lasts."""
 
         async def check() -> None:
             while True:
@@ -98,25 +106,28 @@ class HealthMonitor:
     async def _check(self, role: Role) -> None:
         endpoint = self._endpoints[role]
         assert isinstance(endpoint, ReplicatedEndpoint)
-        self.up[role] = any(
-            await asyncio.gather(*(_is_healthy(endpoint, server) for server in endpoint.up))
-        )
+        healthy = await asyncio.gather(*[_is_healthy(endpoint, server) for server in endpoint.up])
+        self.up[role] = any(healthy)
         self._observe(HealthChecked(role, self.up[role]))
 
 
 async def _is_healthy(endpoint: ReplicatedEndpoint, server: Server) -> bool:
+    """
+    Return whether *server* is healthy. Report to *endpoint* if it is not.
+
+    If this machine lacks what a check needs, nothing is known, and the server counts as healthy.
+    """
     url = server.settings.url
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             await server.check_health()
     except TimeoutError:
         message = f"/health does not answer within {CHECK_SECONDS:g} s"
-        endpoint.report(
-            url, EndpointUnavailable(message, role=endpoint.role, url=url, verb="health")
-        )
+        error = EndpointUnavailable(message, role=endpoint.role, url=url, verb="health")
+        endpoint.report(url, error)
         return False
     except LocalShortage:
-        return True  # Nothing is known of the server.
+        return True
     except EndpointError as exc:
         endpoint.report(url, exc)
         return False
@@ -127,164 +138,199 @@ class BrokenAnswer(Exception):
     """A server broke off its answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardedRequest:
+    """A request to a served model, as the client sent it."""
+
+    record: ServiceRequest
+    """The record of the request."""
+    model: ServedModel
+    """The served model."""
+    content: Mapping[str, Any]
+    """The parsed body."""
+    body: bytes
+    """The body. It is forwarded unchanged where nothing has to be added."""
+    priority: int | None
+    """The priority among runs, for servers that take one. None: the request keeps its own."""
+
+
 class Forwarding:
     """
-    Forwards a *request* to the servers of *model*, an *endpoint*, over *http*, and the answer over
-    *connection*.
+    Forwards a request to a server of *endpoint* over *http*, and the answer over *connection*.
 
-    It goes to the server that the request's session prefers, or to the one with the least to do,
-    and to the next one if it fails before its answer begins. The *body* of the client (parsed:
-    *content*) is sent unchanged where nothing has to be added. *priority* is that of a run, for
-    servers that take one; None: the request keeps its own.
+    The request goes to the server that its session prefers, or to the server with the least to do.
+    It goes to the next server if that one fails before its answer begins.
     """
 
     def __init__(
         self,
         http: aiohttp.ClientSession,
         endpoint: ModelEndpoint,
-        request: ServiceRequest,
-        model: ServedModel,
-        content: Mapping[str, Any],
-        body: bytes,
+        forwarded: ForwardedRequest,
         connection: ClientConnection,
-        priority: int | None,
     ) -> None:
         assert isinstance(endpoint, ReplicatedEndpoint)
-        self.http = http
-        self.endpoint = endpoint
-        self.request = request
-        self.model = model
-        self.connection = connection
-        self.priority = priority if endpoint.settings.priorities else None
-        # whether the tokens of the answer are charged
-        self.counted = bool(request.client) and model.role == "large"
-        changed = content if content["model"] == model.name else {**content, "model": model.name}
-        asking = asking_for_usage(request.path, changed) if self.counted else None
-        self.hidden = asking is not None  # whether the client has not asked for their number
-        self.content = asking or changed
-        self.client_body = body if self.content is content else None
-        self.status = 0  # of the last failed answer that was not passed on
+        self._http = http
+        self._endpoint = endpoint
+        self._request = forwarded.record
+        self._model = forwarded.model
+        self._connection = connection
+        self._priority = forwarded.priority if endpoint.settings.priorities else None
+        # whether the tokens of the answer are charged to the client
+        self._counted = bool(self._request.client) and self._model.role == "large"
+        content = forwarded.content
+        if content["model"] != self._model.name:
+            content = {**content, "model": self._model.name}
+        with_usage = asking_for_usage(self._request.path, content) if self._counted else None
+        self._hides_usage = with_usage is not None  # the client has not asked for the usage
+        self._content = with_usage or content
+        self._client_body = forwarded.body if self._content is forwarded.content else None
+        self._failed_status = 0  # of the last failed answer that was not passed on
 
     async def run(self, seconds: float) -> None:
-        """Answer within so many *seconds*. Raise `ApiError`."""
-        SESSION.set(self.request.session)  # in the task of this request
+        """Answer within *seconds*. Raise `ApiError`."""
+        SESSION.set(self._request.session)  # in the task of this request
         try:
             async with asyncio.timeout(seconds):
-                await self.endpoint.call(self.to)
+                await self._endpoint.call(self._send_to)
         except EndpointError as exc:
-            raise self.refusal(exc) from exc
+            raise self._refusal(exc) from exc
         except ApiError as exc:  # the client takes nothing
-            if not self.connection.started:
+            if not self._connection.started:
                 raise
-            self.request.error = exc
-            self.request.status = exc.status
+            self._request.error = exc
+            self._request.status = exc.status
         except TimeoutError:
-            error = ApiError(
-                504,
-                f"the {self.model.role} model did not answer in time",
-                code="deadline",
-                retry=False,
-            )
-            if not self.connection.started:
+            message = f"the {self._model.role} model did not answer in time"
+            error = ApiError(504, message, code="deadline", retry=False)
+            if not self._connection.started:
                 raise error from None
-            self.request.error = error
-            await self.connection.fail(error)
+            self._request.error = error
+            await self._connection.fail(error)
 
-    async def to(self, server: Server) -> None:
+    async def _send_to(self, server: Server) -> None:
         """
-        Send the request to *server* and its answer to the client. Raise `EndpointError` before it
-        has begun.
+        Send the request to *server* and its answer to the client.
+
+        Raise `EndpointError` before the answer has begun.
         """
         assert isinstance(server, VllmEndpoint)
-        call = Call(
-            self.model.role, server.settings.url, "forward", server.settings.api_key is not None
-        )
-        prioritised = self.priority is not None and server.connection.priorities
-        async with server.apart() if reads_likeliest(self.content) else nullcontext():
-            if not await self._try(server, call, prioritised=prioritised):
+        settings = server.settings
+        call = Call(self._model.role, settings.url, "forward", settings.api_key is not None)
+        prioritised = self._priority is not None and server.connection.priorities
+        async with server.apart() if reads_likeliest(self._content) else nullcontext():
+            answered = await self._try(server, call, prioritised=prioritised)
+            if not answered:
                 await self._try(server, call, prioritised=False)
-                # then the request is at fault
-                server.connection.priorities &= self.request.calls[-1].status >= 400
+                # if this fails too, the request is at fault and not the priority
+                server.connection.priorities &= self._request.calls[-1].status >= 400
 
     async def _try(self, server: VllmEndpoint, call: Call, *, prioritised: bool) -> bool:
         """
-        Send the request once; return False if the server refuses the priority that was added to it.
+        Send the request once.
+
+        Return False if the server refuses the priority that was added to the request.
         """
-        with self.request.calling(self.model.role, self.model.name, call.url) as record:
+        request = self._request
+        with request.calling(self._model.role, self._model.name, call.url) as record:
             response = await self._open(server, call, prioritised=prioritised)
             async with response:
-                record.answered(response.status, self.request.seconds)
-                try:
-                    if response.status < 400:
-                        await self._answer(response, server, call)
-                    elif not await self._failure(response, server, call, prioritised=prioritised):
-                        return False
-                except (BrokenAnswer, EventTooLarge) as exc:
-                    raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
-        self.request.upstream = self.request.seconds - (self.request.admitted or 0.0)
-        return True
+                record.answered(response.status, request.seconds)
+                answered = await self._pass_on(response, server, call, prioritised=prioritised)
+        if answered:
+            request.upstream = request.seconds - (request.admitted or 0.0)
+        return answered
 
     async def _open(
         self, server: VllmEndpoint, call: Call, *, prioritised: bool
     ) -> aiohttp.ClientResponse:
         """
-        Send the request, and once more if the server closed an idle connection just then; return
-        its answer.
+        Send the request and return the answer, which has begun.
+
+        Send the request again if the server closed the idle connection just then.
         """
         settings = server.settings
-        content = self.content
         proxy = server.connection.proxy
-        if prioritised and self.priority is not None:
-            content = {**content, "priority": run_place(self.priority)}
-        unchanged = content is self.content and self.client_body is not None
-        body = self.client_body if unchanged else write_json(content)
+        content = self._content
+        if prioritised and self._priority is not None:
+            content = {**content, "priority": run_place(self._priority)}
+        body = self._client_body
+        if body is None or content is not self._content:
+            body = write_json(content)
         headers = {
-            **self.request.forwarded,
+            **self._request.forwarded,
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
         }
         if settings.api_key is not None:
             headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
-        url = f"{call.url}{self.request.path}"
-        timeout = aiohttp.ClientTimeout(sock_connect=settings.deadlines.connect)
+        post = partial(
+            self._http.post,
+            f"{call.url}{self._request.path}",
+            data=body,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(sock_connect=settings.deadlines.connect),
+            proxy=proxy,
+        )
 
         async def send() -> aiohttp.ClientResponse:
             try:
-                return await self.http.post(
-                    url, data=body, headers=headers, timeout=timeout, proxy=proxy
-                )
+                return await post()
             except aiohttp.ClientConnectorError:
                 raise
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-                return await self.http.post(
-                    url, data=body, headers=headers, timeout=timeout, proxy=proxy
-                )
+                return await post()
 
         async with background(send()) as (sending,):
             await self._wait(sending, server, call)
             try:
                 return sending.result()
-            except BROKEN as exc:
+            except CONNECTION_ERRORS as exc:
                 raise connection_error(call, exc, settings.deadlines.connect, proxy) from exc
 
     async def _wait(self, sending: asyncio.Task[Any], server: VllmEndpoint, call: Call) -> None:
         """
-        Wait for the beginning of an answer. Raise `EndpointUnavailable` if it does not begin in
-        time.
+        Wait until the answer begins. Raise `EndpointUnavailable` if it does not begin in time.
 
-        One in one piece begins when all of it is written: it may take longer, as long as the server
+        An answer in one piece begins when all of it is written. It may take longer while the server
         is healthy.
         """
-        first = server.settings.deadlines.first
-        while not (await asyncio.wait([sending], timeout=first))[0]:
-            late = call.error(EndpointUnavailable, f"no answer after {first:g} s (deadlines.first)")
-            if self.content.get("stream") is True:
+        seconds = server.settings.deadlines.first
+        while True:
+            await asyncio.wait([sending], timeout=seconds)
+            if sending.done():
+                return
+            message = f"no answer after {seconds:g} s (deadlines.first)"
+            late = call.error(EndpointUnavailable, message)
+            if self._content.get("stream") is True:
                 raise late
             try:
-                async with asyncio.timeout(min(first, CHECK_SECONDS)):
+                async with asyncio.timeout(min(seconds, CHECK_SECONDS)):
                     await server.check_health()
             except TimeoutError:
                 raise late from None
+
+    async def _pass_on(
+        self,
+        response: aiohttp.ClientResponse,
+        server: VllmEndpoint,
+        call: Call,
+        *,
+        prioritised: bool,
+    ) -> bool:
+        """
+        Pass on an answer.
+
+        Return False if the server refuses the priority that was added to the request. Raise
+        `EndpointError` before any of the answer is sent.
+        """
+        try:
+            if response.status >= 400:
+                return await self._failure(response, server, call, prioritised=prioritised)
+            await self._answer(response, server, call)
+        except (BrokenAnswer, EventTooLarge) as exc:
+            raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
+        return True
 
     async def _failure(
         self,
@@ -295,93 +341,105 @@ class Forwarding:
         prioritised: bool,
     ) -> bool:
         """
-        Pass on a failed answer; return False if the server refuses the priority that was added to
-        the request.
+        Pass on a failed answer.
 
-        Raise `EndpointError` if another server may answer, or the prompt is too long.
+        Return False if the server refuses the priority that was added to the request. Raise
+        `EndpointError` if another server may answer, or if the prompt is too long.
         """
         status = response.status
-        body = await _all(response, server.settings.deadlines.between)
+        body = await _read_all(response, server.settings.deadlines.between, MAX_FAILURE_BYTES)
         if prioritised and status == 400 and b"priority" in body.lower():
             return False
-        error = http_error(call, status, body, self.request.path)
+        error = http_error(call, status, body, self._request.path)
         if isinstance(error, EndpointUnavailable):
             now = http_date(response.headers.get("Date")) or time.time()
             error.retry_after = retry_after(response.headers.get("Retry-After"), now)
         if status >= 500 or status in UNUSABLE or isinstance(error, ContextTooLong):
-            self.status = status
+            self._failed_status = status
             raise error
-        await self.connection.start(_returned(response), status)
-        await self.connection.finish(body)
+        await self._connection.start(_returned(response), status)
+        await self._connection.finish(body)
         return True
 
     async def _answer(
         self, response: aiohttp.ClientResponse, server: VllmEndpoint, call: Call
     ) -> None:
         """
-        Pass on an answer that has begun. Raise `BrokenAnswer` or `EndpointError` before any of it
-        is sent.
+        Pass on an answer that has begun.
+
+        Raise `BrokenAnswer`, `EventTooLarge` or `EndpointError` before any of it is sent.
         """
-        deadlines = server.settings.deadlines
-        most = most_tokens(self.content, self.endpoint.room)
-        answer = ForwardedAnswer(self.request.path, counted=self.counted, hidden=self.hidden)
-        if self.content.get("stream") is not True and response.content_type != "text/event-stream":
-            body = await _all(response, deadlines.between, LARGEST_ANSWER)
-            if failed := no_reply(call, body):
-                raise failed
-            self.request.large_tokens += (
-                min(written_tokens(object_in(body)), most) if self.counted else 0
-            )
-            await self.connection.start(_returned(response), response.status)
-            await self.connection.finish(body)
+        if self._content.get("stream") is True or response.content_type == "text/event-stream":
+            await self._stream(response, server, call)
             return
-        passed = await _first_event(response, answer, call, deadlines)
-        await self.connection.start(
-            {**EVENT_STREAM, **_returned(response)}, response.status, failure=answer.failed
+        between = server.settings.deadlines.between
+        body = await _read_all(response, between, MAX_ANSWER_BYTES)
+        failed = no_reply(call, body)
+        if failed:
+            raise failed
+        self._charge(written_tokens(object_in(body)) or 0)
+        await self._connection.start(_returned(response), response.status)
+        await self._connection.finish(body)
+
+    async def _stream(
+        self, response: aiohttp.ClientResponse, server: VllmEndpoint, call: Call
+    ) -> None:
+        """Pass on a stream. Raise the same errors as `_answer`."""
+        connection = self._connection
+        deadlines = server.settings.deadlines
+        answer = ForwardedAnswer(
+            self._request.path, counted=self._counted, hidden=self._hides_usage
         )
+        first = await _first_event(response, answer, call, deadlines)
+        headers = {**EVENT_STREAM, **_returned(response)}
+        await connection.start(headers, response.status, failure=answer.failed)
         try:
-            await self.connection.send(passed)
-            # parsers of calls keep their text until it is whole
-            healthy = partial(_is_healthy, self.endpoint, server)
+            await connection.send(first)
+            # a server may be silent: parsers of calls keep their text until it is whole
+            healthy = partial(_is_healthy, self._endpoint, server)
             while part := await _read(response, deadlines.between, healthy):
-                await self.connection.send(answer.add(part))
+                await connection.send(answer.add(part))
             rest = answer.finish()
         except (BrokenAnswer, EventTooLarge) as exc:
             message = f"the answer broke off: {exc}"
-            self.endpoint.report(call.url, call.error(EndpointUnavailable, message))
-            self.request.calls[-1].failure = type(exc).__name__
-            self.request.error = error = ApiError(503, message, code="upstream_error", retry=False)
-            await self.connection.fail(error)
+            self._endpoint.report(call.url, call.error(EndpointUnavailable, message))
+            self._request.calls[-1].failure = type(exc).__name__
+            error = ApiError(503, message, code="upstream_error", retry=False)
+            self._request.error = error
+            await connection.fail(error)
             return
         finally:
-            self.request.large_tokens += min(answer.written, most) if self.counted else 0
-        await self.connection.finish(rest)
+            self._charge(answer.written)
+        await connection.finish(rest)
 
-    def refusal(self, exc: EndpointError) -> ApiError:
+    def _charge(self, tokens: int) -> None:
+        """Count *tokens* of the answer, if the client is charged for them."""
+        if self._counted:
+            limit = max_answer_tokens(self._content, self._endpoint.room)
+            self._request.large_tokens += min(tokens, limit)
+
+    def _refusal(self, exc: EndpointError) -> ApiError:
         """Return the error of a request that no server has answered."""
-        # the client's own key was accepted already
+        # the service has accepted the client's own key, so the server has refused the service's
         if isinstance(exc, EndpointRejected) and exc.status in (401, 403):
-            role = self.model.role
-            keyed = self.endpoint.settings.api_key is not None
-            key = (
-                "the service's key for it"
-                if keyed
-                else "a request without a key; the service has none"
-            )
+            role = self._model.role
+            key = "the service's key for it"
+            if self._endpoint.settings.api_key is None:
+                key = "a request without a key; the service has none"
             message = (
                 f"the {role} model's server at {exc.url} refused {key} (HTTP {exc.status}): the"
                 f" operator has to set STEPSPEC_{role.upper()}__API_KEY"
             )
             return ApiError(500, message, code="upstream_error", retry=False)
-        if exc.status == self.status in (404, 405):
-            return ApiError(self.status, str(exc), code="upstream_rejected")
+        if exc.status == self._failed_status in (404, 405):
+            return ApiError(self._failed_status, str(exc), code="upstream_rejected")
         return api_error(exc)
 
 
 async def _first_event(
     response: aiohttp.ClientResponse, answer: ForwardedAnswer, call: Call, deadlines: Deadlines
 ) -> bytes:
-    """Return what is to be passed on of a stream once its first event is whole."""
+    """Return the bytes of a stream to pass on as soon as its first event is whole."""
     part = await _read(response, deadlines.first)
     head = part
     passed = b""
@@ -392,56 +450,60 @@ async def _first_event(
         part = await _read(response, deadlines.first)
         head += part
     if head.strip() and begins_events(head):
-        raise BrokenAnswer("did the server die?")
-    raise no_stream(call, head + await _all(response, deadlines.between))
+        raise BrokenAnswer(SERVER_DIED)
+    rest = await _read_all(response, deadlines.between, MAX_FAILURE_BYTES)
+    raise no_stream(call, head + rest)
 
 
 LAST_EVENTS = frozenset(
     {"response.completed", "response.failed", "response.incomplete", "message_stop", "error"}
 )
+"""The types of events that end a stream."""
 USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""The paths whose streams tell the usage only if asked to."""
+"""The paths whose streams have the usage only if the request asks for it."""
 
 
 def asking_for_usage(path: str, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """
-    Return *content*, the body of a request to *path*, with the wish for the usage; None if it needs
-    no change.
+    Return *content*, the body of a request to *path*, asking for the usage.
+
+    Return None if it asks for the usage already, or if nothing has to ask.
     """
-    options = content.get("stream_options")
-    wished = isinstance(options, Mapping) and bool(
-        cast("Mapping[str, Any]", options).get("include_usage")
-    )
-    if path not in USAGE_PATHS or content.get("stream") is not True or wished:
+    if path not in USAGE_PATHS or content.get("stream") is not True:
         return None
-    kept = dict(cast("Mapping[str, Any]", options)) if isinstance(options, Mapping) else {}
-    return {**content, "stream_options": {**kept, "include_usage": True}}
+    given = content.get("stream_options")
+    options = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
+    if options.get("include_usage"):
+        return None
+    return {**content, "stream_options": {**options, "include_usage": True}}
 
 
-def most_tokens(content: Mapping[str, Any], room: int) -> int:
+def max_answer_tokens(content: Mapping[str, Any], room: int) -> int:
     """
-    Return how many tokens an answer to *content* can have: *room*, the model's, for each prompt and
-    choice.
+    Return the most tokens that an answer to *content* can have.
+
+    Each prompt and each choice can have *room* tokens, the model's context. A list of numbers is
+    one prompt.
     """
     prompt = content.get("prompt")
     choices = content.get("n")
-    prompts = cast("list[object]", prompt) if isinstance(prompt, list) else []
-    several = any(type(each) is not int for each in prompts)  # a list of numbers is one prompt
-    return (
-        room
-        * (len(prompts) if several else 1)
-        * (choices if type(choices) is int and choices > 0 else 1)
-    )
+    answers = 1
+    if isinstance(prompt, list):
+        prompts = cast("list[object]", prompt)
+        if any(type(item) is not int for item in prompts):
+            answers = len(prompts)
+    if type(choices) is int and choices > 0:
+        answers *= choices
+    return room * answers
 
 
 class ForwardedAnswer:
     """
-    Reads a stream that answers a request to *path* as it passes. `written` is the tokens that the
-    model wrote.
+    Reads the stream that answers a request to *path* while it passes.
 
-    Only whole events are passed on, so that an error may follow at any time. Their tokens are
-    *counted* by the events until the usage is there. With *hidden* the event with the usage alone
-    is left out: the client did not ask for it.
+    Only whole events are passed on, so that an error may follow at any time. With *counted* the
+    events count as tokens until the usage is known. With *hidden* the event that has only the usage
+    is left out, as the client did not ask for it.
     """
 
     def __init__(self, path: str, *, counted: bool = False, hidden: bool = False) -> None:
@@ -449,115 +511,142 @@ class ForwardedAnswer:
         self._counted = counted
         self._hidden = hidden
         self._reader = EventReader()
-        self._first = self._last = b""  # the data of the first and the last event with an object
+        self._first = b""  # the data of the first event
+        self._last = b""  # the data of the last event with an object
         self._events = 0
-        self._told = -1
+        self._reported: int | None = None  # tokens of the last usage
         self._done = False
 
     @property
     def written(self) -> int:
-        return self._told if self._told >= 0 else self._events
+        """The tokens that the model has written."""
+        return self._events if self._reported is None else self._reported
 
     @property
     def _over(self) -> bool:
         """
-        Whether the last event may be the last of all: a stream without one was cut off, even if in
-        good order.
+        Whether the last event may end the stream.
+
+        A stream without such an event was cut off, even if its connection ended in good order.
         """
+        if self._done:
+            return True
         last = object_in(self._last)
         kind = last.get("type")
-        choices = cast("object", last.get("choices"))
-        each = cast("list[object]", choices) if isinstance(choices, list) else []
-        unfinished = {_field(choice, "finish_reason") for choice in each} == {None}
-        return self._done or (kind in LAST_EVENTS if isinstance(kind, str) else not unfinished)
+        if isinstance(kind, str):
+            return kind in LAST_EVENTS
+        choices: object = last.get("choices")
+        if not isinstance(choices, list):
+            return True
+        reasons = [_field(choice, "finish_reason") for choice in cast("list[object]", choices)]
+        return not reasons or any(reason is not None for reason in reasons)
 
     def add(self, part: bytes) -> bytes:
-        """Read the next *part*, and return what is to be passed on now. Raise `EventTooLarge`."""
-        return b"".join(raw for data, _, raw in self._reader.feed(part) if self._passes(data))
+        """Read the next *part*. Return the events to pass on. Raise `EventTooLarge`."""
+        passed: list[bytes] = []
+        for data, _, raw in self._reader.feed(part):
+            self._take(data)
+            if not self._hides(data):
+                passed.append(raw)
+        return b"".join(passed)
 
     def finish(self) -> bytes:
         """
-        Return what is still to be passed on at the end. Raise `BrokenAnswer` if a stream ends
-        before its own end.
+        Return the rest to pass on at the end of the connection.
+
+        Raise `BrokenAnswer` if the stream was cut off.
         """
         rest = self._reader.rest
         data = self._reader.end()
-        cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and not _whole(data)
-        passed = b"" if cut or not self._passes(data) else rest + b"\n\n" if data else rest
-        if cut or not self._first or not self._over:
-            raise BrokenAnswer("did the server die?")
-        return passed
+        has_event = rest.strip(b"\r\n") != b"" and not rest.startswith(b":")
+        if has_event and not _is_whole(data):
+            raise BrokenAnswer(SERVER_DIED)
+        self._take(data)
+        if not self._first or not self._over:
+            raise BrokenAnswer(SERVER_DIED)
+        if self._hides(data):
+            return b""
+        return rest + b"\n\n" if data else rest
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         """
-        Return the last event of a stream that breaks off: *error*, whose *body* is in the shape of
-        its API.
+        Return the last event of a stream that breaks off with *error*.
+
+        *body* is the error in the shape of the stream's API.
         """
+        if self._path == MESSAGES_PATH:
+            return FAILED_EVENT % body
         if self._path != "/v1/responses":
-            return (FAILED_EVENT if self._path == MESSAGES_PATH else FAILED) % body
-        last = object_in(self._last)
+            return FAILED % body
         begun = object_in(self._first).get("response")
-        number: Any = last.get("sequence_number")
         response = cast("dict[str, Any]", begun) if isinstance(begun, dict) else {}
-        return response_failed(
-            response, number + 1 if isinstance(number, int) else 0, error.status, error.message
-        )
+        last_number: object = object_in(self._last).get("sequence_number")
+        number = last_number + 1 if isinstance(last_number, int) else 0
+        return response_failed(response, number, error.status, error.message)
 
-    def _passes(self, data: bytes) -> bool:
-        data = data.strip()  # as JSON may have spaces around it
-        if not data:
-            return True
+    def _take(self, data: bytes) -> None:
+        """Take note of an event."""
+        data = data.strip()  # JSON may have spaces around it
         self._first = self._first or data
-        self._last = data if data.startswith(b"{") else self._last
-        self._done = self._done or data == DONE
-        if not (self._counted and data.startswith(b"{")):
-            return True
-        self._events += b'"error"' not in data
-        if b'"usage"' not in data:
-            return True
+        if data == DONE:
+            self._done = True
+        if not data.startswith(b"{"):
+            return
+        self._last = data
+        if not self._counted:
+            return
+        if b'"error"' not in data:
+            self._events += 1
+        if b'"usage"' in data:
+            tokens = written_tokens(object_in(data))
+            if tokens is not None:
+                self._reported = tokens
+
+    def _hides(self, data: bytes) -> bool:
+        """Return whether an event has only the usage, which the client did not ask for."""
+        if not self._hidden or b'"usage"' not in data:
+            return False
         content = object_in(data)
-        self._told = written_tokens(content, self._told)
-        return not (self._hidden and "usage" in content and not content.get("choices"))
+        return "usage" in content and not content.get("choices")
 
 
-def written_tokens(reply: Mapping[str, Any], unknown: int = 0) -> int:
+def written_tokens(reply: Mapping[str, Any]) -> int | None:
     """
-    Return how many tokens the model has written, by a *reply* or an event of one; *unknown* if it
-    does not say.
+    Return the number of tokens that the model has written, by the usage in *reply*.
+
+    *reply* is a reply or an event. Events of the Responses API have the usage within their
+    response. None: there is no usage.
     """
-    # the Responses API's events have a response
     usage = _field(_field(reply, "response") or reply, "usage")
-    counts = _field(usage, "completion_tokens"), _field(usage, "output_tokens")
-    tokens = counts[1] if counts[0] is None else counts[0]
-    return tokens if type(tokens) is int and tokens >= 0 else unknown
+    tokens = _field(usage, "completion_tokens")
+    if tokens is None:
+        tokens = _field(usage, "output_tokens")
+    return tokens if type(tokens) is int and tokens >= 0 else None
 
 
 def _field(value: object, name: str) -> Any:
-    """Return the field *name* of an object; None of anything else."""
+    """Return the field *name* of an object; None if *value* is no object."""
     return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
 
 
-def _whole(data: bytes) -> bool:
-    """Whether *data*, of an event without its blank line, is complete."""
+def _is_whole(data: bytes) -> bool:
+    """Return whether *data*, of an event without its blank line, is complete."""
     return data.strip() == DONE or bool(object_in(data))
 
 
 def reads_likeliest(content: Mapping[str, Any]) -> bool:
     """
-    Whether the answer to *content* has the likeliest tokens of positions, in the chat API or the
-    completions API.
+    Return whether the answer to *content* has the likeliest tokens of each position.
+
+    The chat API counts them in ``top_logprobs``, the completions API in ``logprobs``.
     """
     logprobs = content.get("logprobs")
-    top = content.get("top_logprobs")
-    return bool(top) or (bool(logprobs) and logprobs is not True)
+    return bool(content.get("top_logprobs")) or (bool(logprobs) and logprobs is not True)
 
 
 def _returned(response: aiohttp.ClientResponse) -> dict[str, str]:
-    return {
-        name: value
-        for name in RETURNED_HEADERS
-        if (value := response.headers.get(name)) is not None
-    }
+    headers = response.headers
+    return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
 
 
 async def _read(
@@ -566,28 +655,32 @@ async def _read(
     healthy: Callable[[], Awaitable[bool]] | None = None,
 ) -> bytes:
     """
-    Return the next part of an answer; b"" at its end. Raise `BrokenAnswer`, but not if a *healthy*
-    one is silent.
+    Return the next part of an answer; b"" at its end.
+
+    Raise `BrokenAnswer` if the connection breaks, or if nothing comes for *seconds* and the server
+    is not *healthy*.
     """
-    try:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    return await response.content.readany()
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                return await response.content.readany()
+        except TimeoutError:
             if healthy is None or not await healthy():
-                raise BrokenAnswer(f"nothing came for {seconds:g} s")
-    except BROKEN as exc:
-        raise BrokenAnswer("did the server die?") from exc
+                raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
+        except CONNECTION_ERRORS as exc:
+            raise BrokenAnswer(SERVER_DIED) from exc
 
 
-async def _all(
-    response: aiohttp.ClientResponse, seconds: float, most: int = LARGEST_FAILURE
-) -> bytes:
+async def _read_all(response: aiohttp.ClientResponse, seconds: float, max_bytes: int) -> bytes:
     """
-    Return the rest of an answer, each part of which comes within so many *seconds*. Raise
-    `BrokenAnswer`.
+    Return the rest of an answer, at most one part more than *max_bytes*.
+
+    Raise `BrokenAnswer` if a part takes longer than *seconds*.
     """
     whole = bytearray()
-    while len(whole) < most and (part := await _read(response, seconds)):
+    while len(whole) < max_bytes:
+        part = await _read(response, seconds)
+        if not part:
+            break
         whole += part
     return bytes(whole)

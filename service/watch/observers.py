@@ -39,6 +39,7 @@ from stepspec.orchestrator.events import (
     Moved,
     Started,
 )
+from stepspec.orchestrator.ledger import Account
 from stepspec.orchestrator.solution import Solution
 
 from ..admission import Admission
@@ -57,7 +58,8 @@ from ..records import (
 )
 from ..settings import ServiceSettings
 
-QUIET_PATHS = HEALTH_PATHS | {"/metrics"}  # polled every few seconds, so logged at level debug only
+POLLED_PATHS = HEALTH_PATHS | {"/metrics"}
+"""Paths that are polled every few seconds. Their requests are logged at level debug."""
 
 
 class RequestLog:
@@ -83,8 +85,9 @@ class RequestLog:
             case RequestFinished(request):
                 self._request(request)
             case HealthChecked(role, up):
+                write = self.log.info if up else self.log.warning
                 if self._up.get(role, True) != up:
-                    (self.log.info if up else self.log.warning)("upstream", role=role, up=up)
+                    write("upstream", role=role, up=up)
                 self._up[role] = up
             case RequestArrived():
                 pass
@@ -133,20 +136,24 @@ class RequestLog:
             **request.log_fields,
         }
         failed = request.status >= 500
-        quiet = request.path in QUIET_PATHS and not failed
-        write = self.log.debug if quiet else self.log.warning if failed else self.log.info
+        write = self.log.info
+        if failed:
+            write = self.log.warning
+        elif request.path in POLLED_PATHS:
+            write = self.log.debug
         known = {key: value for key, value in fields.items() if value is not None}
         write("request", request_id=request.id, method=request.method, path=request.path, **known)
 
 
 def _logger(settings: ServiceSettings) -> Any:
-    level, stream = logging.getLevelNamesMapping()[settings.log_level.upper()], GuardedStream()
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    stream = GuardedStream()
     shared: list[Any] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if settings.log_format == "json":
-        # Keys and problems are among the variables.
+        # keys and problems are among the local variables
         traceback = ExceptionDictTransformer(show_locals=False)
         last: list[Any] = [
             structlog.processors.ExceptionRenderer(traceback),
@@ -166,13 +173,14 @@ def _logger(settings: ServiceSettings) -> Any:
 
 def _printable(logger: Any, name: str, fields: Any) -> Any:
     """
-    Escape control characters: clients choose paths and users, and a terminal obeys its escape
-    sequences.
+    Return *fields* with escaped control characters.
+
+    Clients choose paths and users, and a terminal obeys the escape sequences in them.
     """
     escaped = {
-        k: v.encode("unicode_escape").decode()
-        for k, v in fields.items()
-        if isinstance(v, str) and not v.isprintable()
+        name: value.encode("unicode_escape").decode()
+        for name, value in fields.items()
+        if isinstance(value, str) and not value.isprintable()
     }
     return {**fields, **escaped}
 
@@ -180,7 +188,28 @@ def _printable(logger: Any, name: str, fields: Any) -> Any:
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
-NO_MODEL = "none"  # the label of requests that name no model, or that were refused unread
+OUTCOMES = {True: "accepted", False: "rejected", None: "unjudged"}
+"""The label of a judged answer, by the verdict."""
+NO_MODEL = "none"
+"""The label of requests that name no model, or that were refused unread."""
+
+
+class MetricFactory:
+    """Makes the metrics of one *registry*."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def histogram(
+        self, name: str, help: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"stepspec_{name}", help, labels, buckets=buckets, registry=self._registry)
+
+    def counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(f"stepspec_{name}", help, labels, registry=self._registry)
+
+    def gauge(self, name: str, help: str, *labels: str) -> Gauge:
+        return Gauge(f"stepspec_{name}", help, labels, registry=self._registry)
 
 
 class Metrics:
@@ -198,16 +227,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a sixth of all series
         self.registry = registry = CollectorRegistry()
         labels = ("endpoint", "model")
-
-        def histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"stepspec_{name}", help, labels, buckets=buckets, registry=registry)
-
-        def counter(name: str, help: str, *labels: str) -> Counter:
-            return Counter(f"stepspec_{name}", help, labels, registry=registry)
-
-        def gauge(name: str, help: str, *labels: str) -> Gauge:
-            return Gauge(f"stepspec_{name}", help, labels, registry=registry)
-
+        factory = MetricFactory(registry)
+        histogram = factory.histogram
+        counter = factory.counter
+        gauge = factory.gauge
         self._requests = counter(
             "requests", "Answered requests, by HTTP status.", *labels, "status"
         )
@@ -232,6 +255,31 @@ class Metrics:
         self._refused = counter(
             "refusals", "Requests without an answer or with an incomplete one.", "endpoint", "code"
         )
+        self._add_run_metrics(factory)
+        self._clients = counter(
+            "client_requests", "Answered requests of a named client.", "client", "status"
+        )
+        self._client_tokens = counter(
+            "client_large_tokens",
+            "Tokens that the large model wrote, or read to judge, for a client.",
+            "client",
+        )
+        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
+        gauge("requests_running", "Requests that are running.").set_function(
+            lambda: admission.running
+        )
+        gauge("requests_waiting", "Requests that wait for admission.").set_function(
+            lambda: admission.waiting
+        )
+        self._upstream_waiting = gauge(
+            "upstream_waiting", "Requests to a model that wait for a slot of its endpoint.", "role"
+        )
+        self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
+        Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
+
+    def _add_run_metrics(self, factory: MetricFactory) -> None:
+        histogram = factory.histogram
+        counter = factory.counter
         self._steps = counter("steps", "Written steps, by fate.", "model", "author", "fate")
         self._tokens = counter("tokens", "Written tokens, by fate.", "model", "role", "fate")
         self._prompt = counter(
@@ -257,26 +305,6 @@ class Metrics:
         self._fallbacks = counter(
             "verifier_failures", "Failures of the verifier, by fallback.", "stage", "fallback"
         )
-        self._clients = counter(
-            "client_requests", "Answered requests of a named client.", "client", "status"
-        )
-        self._client_tokens = counter(
-            "client_large_tokens",
-            "Tokens that the large model wrote, or read to judge, for a client.",
-            "client",
-        )
-        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
-        gauge("requests_running", "Requests that are running.").set_function(
-            lambda: admission.running
-        )
-        gauge("requests_waiting", "Requests that wait for admission.").set_function(
-            lambda: admission.waiting
-        )
-        self._upstream_waiting = gauge(
-            "upstream_waiting", "Requests to a model that wait for a slot of its endpoint.", "role"
-        )
-        self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
-        Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
 
     def scrape(self) -> tuple[bytes, str]:
         """Return the metrics as text, and its content type."""
@@ -308,8 +336,7 @@ class Metrics:
             case Decided(choice=choice):
                 self._decisions.labels(request.model, choice).inc()
             case AnswerJudged(accepted=accepted):
-                outcome = "unjudged" if accepted is None else "accepted" if accepted else "rejected"
-                self._answers.labels(request.model, outcome).inc()
+                self._answers.labels(request.model, OUTCOMES[accepted]).inc()
             case FellBack(stage=stage, fallback=fallback):
                 self._fallbacks.labels(stage, fallback).inc()
             case _:
@@ -327,25 +354,15 @@ class Metrics:
             self._accepted.labels(model).observe(solution.ledger.accept_rate)
 
     def _request(self, request: ServiceRequest) -> None:
-        endpoint, model = (
-            (request.path if request.path in MODEL_PATHS else "other"),
-            request.model or NO_MODEL,
-        )
+        endpoint = request.path if request.path in MODEL_PATHS else "other"
+        model = request.model or NO_MODEL
         self._requests.labels(endpoint, model, str(request.status)).inc()
         if request.client:
             self._clients.labels(request.client, str(request.status)).inc()
             self._client_tokens.labels(request.client).inc(request.large_tokens)
-        for account in [
-            each
-            for ledger in request.ledgers
-            for each in (ledger.small, ledger.large, ledger.critic)
-        ]:
-            for fate in ("kept", "discarded", "judging"):
-                self._tokens.labels(model, account.role, fate).inc(getattr(account, fate))
-            self._prompt.labels(model, account.role, "true").inc(account.cached)
-            self._prompt.labels(model, account.role, "false").inc(
-                max(0, account.prompt - account.cached)
-            )
+        for ledger in request.ledgers:
+            for account in (ledger.small, ledger.large, ledger.critic):
+                self._count_tokens(model, account)
         if request.error is not None:
             self._refused.labels(endpoint, request.error.code or str(request.error.status)).inc()
         if endpoint == "other":
@@ -357,3 +374,10 @@ class Metrics:
             self._queued.observe(request.queued)
         if request.upstream is not None:
             self._overhead.labels(endpoint, model).observe(request.overhead)
+
+    def _count_tokens(self, model: str, account: Account) -> None:
+        for fate in ("kept", "discarded", "judging"):
+            self._tokens.labels(model, account.role, fate).inc(getattr(account, fate))
+        uncached = max(0, account.prompt - account.cached)
+        self._prompt.labels(model, account.role, "true").inc(account.cached)
+        self._prompt.labels(model, account.role, "false").inc(uncached)

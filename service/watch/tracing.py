@@ -1,10 +1,9 @@
 """
-Traces in OpenTelemetry: one span for each request, and below it one for each request to a served
-model.
+Traces in OpenTelemetry: a span for each request, with a span for each request to a served model.
 
-Names and attributes follow OpenTelemetry's conventions for generative AI. Tokens are attributes of
-the requests to models only, so that a sum over spans counts nothing twice. No span contains text of
-problems or answers.
+Names and attributes follow OpenTelemetry's conventions for generative AI. Only the spans of
+requests to models have tokens, so that a sum over all spans counts no token twice. No span has text
+of problems or answers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.events import Called, Event, Started
+from stepspec.orchestrator.events import Called, Started
 
 from ..records import (
     COUNT_PATH,
@@ -50,14 +49,19 @@ except ImportError as exc:
 
 log = logging.getLogger("stepspec")
 
-FLUSH_SECONDS = 3.0  # for the last spans to be sent
-CALL = "text_completion"
-OPERATIONS: Mapping[str, str] = {"/v1/completions": CALL, COUNT_PATH: "count_tokens"}
-"""The convention's name of the operation by path; "chat" for all others."""
+FLUSH_SECONDS = 3.0
+"""Seconds for the last spans to be sent."""
+TEXT_COMPLETION = "text_completion"
+OPERATIONS: Mapping[str, str] = {"/v1/completions": TEXT_COMPLETION, COUNT_PATH: "count_tokens"}
+"""The convention's name of the operation, by path. Other paths are "chat"."""
 
 
 def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvider:
-    """Make the provider that sends spans with *exporter*, or where the ``OTEL_*`` variables say."""
+    """
+    Make the provider that sends spans.
+
+    It sends them with *exporter*, or to the receiver in the ``OTEL_*`` variables.
+    """
     name = os.environ.get("OTEL_SERVICE_NAME", "stepspec")
     provider = TracerProvider(
         resource=Resource.create({"service.name": name, "service.version": version})
@@ -66,19 +70,42 @@ def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvide
     return provider
 
 
-@dataclass(slots=True)
-class _Open:
-    """
-    The *span* of a request that is not answered yet, with its *runs* by the index of their choice.
+@dataclass(frozen=True, slots=True)
+class TracedRun:
+    """A run of a request."""
 
-    Of a run there is the time at which it began, in nanoseconds since 1970, and its models' names
-    by role or path.
-    """
+    began: int
+    """The start, in nanoseconds since 1970."""
+    models: Mapping[str, str]
+    """The names of the models, by role or path."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSpan:
+    """The span of a request that is not answered yet."""
 
     span: Span
-    runs: dict[int, tuple[int, Mapping[str, str]]] = field(
-        default_factory=dict[int, tuple[int, Mapping[str, str]]]
-    )
+    """The span."""
+    runs: dict[int, TracedRun] = field(default_factory=dict[int, TracedRun])
+    """The runs of the request, by the index of their choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSpan:
+    """A request to a served model, as its span shows it."""
+
+    operation: str
+    """The convention's name of the operation."""
+    model: str
+    """The name of the model."""
+    url: str
+    """The base URL of the server."""
+    began: int
+    """The start, in nanoseconds since 1970."""
+    seconds: float
+    """Seconds from the start to the end."""
+    attributes: Mapping[str, Any]
+    """Further attributes. ``error.type`` is None if the request did not fail."""
 
 
 class Tracing:
@@ -88,13 +115,14 @@ class Tracing:
         self._provider = provider
         self._tracer = provider.get_tracer("stepspec")
         self._propagator = TraceContextTextMapPropagator()
-        self._open: dict[ServiceRequest, _Open] = {}
+        self._open: dict[ServiceRequest, OpenSpan] = {}
 
     @asynccontextmanager
     async def flushed(self) -> AsyncGenerator[None]:
         """
-        Send the remaining spans at the end of the block; those not sent within `FLUSH_SECONDS` are
-        lost.
+        Send the remaining spans at the end of the block.
+
+        Spans that are not sent within `FLUSH_SECONDS` are lost.
         """
         try:
             yield
@@ -106,13 +134,14 @@ class Tracing:
                 )
 
     def __call__(self, event: ServiceEvent) -> None:
+        if isinstance(event, HealthChecked):
+            return
         if isinstance(event, RequestArrived):
             if event.request.path in MODEL_PATHS:
                 self._arrived(event.request)
-        elif (
-            not isinstance(event, HealthChecked)
-            and (traced := self._open.get(event.request)) is not None
-        ):
+            return
+        traced = self._open.get(event.request)
+        if traced is not None:
             self._traced(event, traced)
 
     def _arrived(self, request: ServiceRequest) -> None:
@@ -124,18 +153,18 @@ class Tracing:
             "stepspec.request": request.id,
         }
         span.set_attributes(about)
-        self._open[request] = _Open(span)
+        self._open[request] = OpenSpan(span)
         headers: dict[str, str] = {}
         self._propagator.inject(headers, set_span_in_context(span))
         request.forwarded = {**request.forwarded, **headers}
         request.log_fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
 
     def _traced(
-        self, event: RunEvent | RunResult | RequestFailed | RequestFinished, traced: _Open
+        self, event: RunEvent | RunResult | RequestFailed | RequestFinished, traced: OpenSpan
     ) -> None:
         match event:
-            case RunEvent(_, choice, at, run_event):
-                self._run_event(traced, choice, at, run_event)
+            case RunEvent():
+                self._run_event(traced, event)
             case RunResult(choice=0, solution=solution):
                 ledger = solution.ledger
                 about = {
@@ -151,25 +180,31 @@ class Tracing:
             case _:
                 pass
 
-    def _run_event(self, traced: _Open, choice: int, at: float, event: Event) -> None:
-        match event:
+    def _run_event(self, traced: OpenSpan, run_event: RunEvent) -> None:
+        choice = run_event.choice
+        match run_event.event:
             case Started(models=models):
-                traced.runs[choice] = time.time_ns() - int(at * 1e9), dict(models)
-            case Called() if choice in traced.runs:
-                began, names = traced.runs[choice]
-                model = names.get(event.path or event.role, event.role)
-                times = began + int(event.started * 1e9), event.seconds
-                more = _call_attributes(event) | {"stepspec.choice": choice}
-                self._client_span(traced.span, CALL, model, event.url, times, more)
+                began = time.time_ns() - _nanoseconds(run_event.at)
+                traced.runs[choice] = TracedRun(began, dict(models))
+            case Called() as call if choice in traced.runs:
+                run = traced.runs[choice]
+                span = ClientSpan(
+                    operation=TEXT_COMPLETION,
+                    model=run.models.get(call.path or call.role, call.role),
+                    url=call.url,
+                    began=run.began + _nanoseconds(call.started),
+                    seconds=call.seconds,
+                    attributes=_call_attributes(call) | {"stepspec.choice": choice},
+                )
+                self._add_client_span(traced.span, span)
             case _:
                 pass
 
     def _finished(self, request: ServiceRequest, span: Span) -> None:
         operation = OPERATIONS.get(request.path, "chat")
         error = request.error
-        span.update_name(
-            f"{operation} {request.model}" if request.model else f"{request.method} {request.path}"
-        )
+        if request.model:
+            span.update_name(f"{operation} {request.model}")
         about = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "stepspec",
@@ -181,51 +216,53 @@ class Tracing:
         span.set_attributes(_known(about))
         if request.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
-        arrived = time.time_ns() - int(request.seconds * 1e9)
+        arrived = time.time_ns() - _nanoseconds(request.seconds)
         for call in request.calls:
-            more = {
-                "http.response.status_code": call.status or None,
-                "gen_ai.response.time_to_first_chunk": call.first,
-                "error.type": call.failure,
-                "stepspec.role": call.role,
-            }
-            times = arrived + int(call.started * 1e9), call.seconds
-            self._client_span(span, operation, call.model, call.url, times, more)
+            client_span = ClientSpan(
+                operation=operation,
+                model=call.model,
+                url=call.url,
+                began=arrived + _nanoseconds(call.started),
+                seconds=call.seconds,
+                attributes={
+                    "http.response.status_code": call.status or None,
+                    "gen_ai.response.time_to_first_chunk": call.first,
+                    "error.type": call.failure,
+                    "stepspec.role": call.role,
+                },
+            )
+            self._add_client_span(span, client_span)
         span.end()
 
-    def _client_span(
-        self,
-        parent: Span,
-        operation: str,
-        model: str,
-        url: str,
-        times: tuple[int, float],
-        attributes: Mapping[str, Any],
-    ) -> None:
-        """
-        Make the span of a request to a model. *times* are its start in nanoseconds since 1970, and
-        its seconds.
-        """
-        (start, seconds) = times
-        address = urlsplit(url)
+    def _add_client_span(self, parent: Span, client_span: ClientSpan) -> None:
+        """Make the span of a request to a model below *parent*."""
+        address = urlsplit(client_span.url)
         about = {
-            "gen_ai.operation.name": operation,
+            "gen_ai.operation.name": client_span.operation,
             "gen_ai.provider.name": "vllm",
-            "gen_ai.request.model": model,
+            "gen_ai.request.model": client_span.model,
             "server.address": address.hostname,
             "server.port": address.port,
-            **attributes,
+            **client_span.attributes,
         }
         span = self._tracer.start_span(
-            *(f"{operation} {model}", set_span_in_context(parent), SpanKind.CLIENT, _known(about)),
-            start_time=start,
+            f"{client_span.operation} {client_span.model}",
+            set_span_in_context(parent),
+            SpanKind.CLIENT,
+            _known(about),
+            start_time=client_span.began,
         )
-        if attributes["error.type"] is not None:
+        if client_span.attributes["error.type"] is not None:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(start + int(seconds * 1e9))
+        span.end(client_span.began + _nanoseconds(client_span.seconds))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
 
 
 def _call_attributes(call: Called) -> dict[str, Any]:
+    """Return the attributes of a request to a model within a run."""
     return {
         "gen_ai.usage.input_tokens": call.prompt,
         "gen_ai.usage.output_tokens": call.written,
@@ -242,22 +279,22 @@ def _call_attributes(call: Called) -> dict[str, Any]:
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the attributes that are None."""
+    """Return *attributes* without those that are None."""
     return {name: value for name, value in attributes.items() if value is not None}
 
 
 async def _finishes(work: Callable[[], object], seconds: float) -> bool:
     """
-    Whether *work* finishes within *seconds*; if not, it goes on in a daemon thread.
+    Return whether *work* finishes within *seconds*. If it does not, a daemon thread goes on.
 
-    The SDK's own deadlines do not hold: it retries for ten seconds whatever the deadline.
+    The SDK does not keep its own deadlines: it retries for ten seconds in any case.
     """
     loop = asyncio.get_running_loop()
     finished = asyncio.Event()
 
     def run() -> None:
         work()
-        with suppress(RuntimeError):  # The loop is closed already.
+        with suppress(RuntimeError):  # the loop is closed already
             loop.call_soon_threadsafe(finished.set)
 
     threading.Thread(target=run, name="last-spans", daemon=True).start()

@@ -15,13 +15,17 @@ from stepspec.orchestrator.trace import parse
 __all__ = ["allowed", "headers", "html", "style"]
 
 FOLDER = Path(__file__).parent
-# In the order of their imports: they are joined into one script, so that no name may occur in two
-# of them.
 MODULES = (
-    "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans",
-    "announce", "text", "chain", "highlight", "timeline", "keys", "speed", "summary", "form", "live", "page",
+    "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds",
+    "ledger", "spans", "announce", "text", "chain", "highlight", "timeline", "keys", "speed",
+    "summary", "form", "live", "page",
 )  # fmt: skip
-LIVE = "'self'"  # the only origin that the live page may connect to
+"""
+The modules in the order of their imports. They are joined into one script, so no two of them may
+define the same name.
+"""
+LIVE_ORIGIN = "'self'"
+"""The only origin that the live page may connect to."""
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
@@ -33,8 +37,8 @@ def html(trace: bytes | None = None) -> str:
     Raise `ConfigurationError` if the bytes are no trace.
     """
     if trace is None:
-        return _page(connect=LIVE, composer="", trace="")
-    # JSON has it in strings only, so the value stays.
+        return _page(connect=LIVE_ORIGIN, composer="", trace="")
+    # JSON has this sign in strings only, where the escape means the same
     lines = _checked(trace).replace("<", "\\u003c")
     embedded = f'<script type="application/jsonl" id="trace">{lines}</script>'
     return _page(connect="'none'", composer="hidden", trace=embedded)
@@ -52,11 +56,9 @@ def _checked(trace: bytes) -> str:
 
 
 def headers() -> dict[str, str]:
-    """
-    Return the headers of the live page; a policy in the document itself cannot forbid framing.
-    """
+    """Return the headers of the live page. Only a header can forbid other pages to frame it."""
     return {
-        "Content-Security-Policy": f"{_policy(LIVE)}; frame-ancestors 'none'",
+        "Content-Security-Policy": f"{_policy(LIVE_ORIGIN)}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }

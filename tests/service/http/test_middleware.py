@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from stepspec.service.admission import Admission, Clients
-from stepspec.service.http.middleware import RequestMiddleware, registrable
+from stepspec.service.http.middleware import RequestChecks, RequestMiddleware, registrable
 from stepspec.service.records import HEALTH_PATHS
 
 from ...fakes import run
@@ -103,14 +103,13 @@ def test_the_timeout_is_for_the_complete_body() -> None:
             await Request(scope, receive).body()
 
         settings = chosen(send_seconds=10)
-        middleware = RequestMiddleware(
-            app,
+        checks = RequestChecks(
             settings=settings,
             clients=Clients(settings),
-            version="0",
-            observe=lambda event: None,
             admission=Admission(settings),
+            observe=lambda event: None,
         )
+        middleware = RequestMiddleware(app, checks)
         await middleware(
             {"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note
         )
