@@ -16,7 +16,7 @@ from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
 from stepspec.orchestrator.endpoints.settings import Address
 from stepspec.orchestrator.errors import EndpointError, EndpointUnreachable, StepspecError
-from stepspec.orchestrator.events import Called, Event, Fallback
+from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier
 from stepspec.orchestrator.verifiers.verifier import AnyVerifier
 
