@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias, cast
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -69,9 +69,9 @@ __all__ = [
 ]
 
 REWARD_MODEL = "reward-model"
-# pydantic puts them into the locations of errors
-CRITICS = frozenset({REWARD_MODEL, "http", "decisions", "function"})
-HASH = 16  # characters of a prompt's hash in a policy file
+CRITIC_KINDS = frozenset({REWARD_MODEL, "http", "decisions", "function"})
+"""The kinds of a critic. pydantic puts them into the locations of errors."""
+HASH_CHARACTERS = 16  # of a prompt's hash in a policy file
 _ABSENT = object()
 
 log = logging.getLogger("stepspec")
@@ -86,18 +86,19 @@ def _for_role(role: Role) -> BeforeValidator:
 
 
 def _function(value: Any) -> Any:
-    """Return a function as a verifier, and anything else as it is."""
-    return FunctionVerifier.model_validate({"function": value}) if callable(value) else value
+    """Return a function as a verifier, and other values as they are."""
+    if callable(value):
+        return FunctionVerifier.model_validate({"function": value})
+    return value
 
 
 def _critic(value: Any) -> Any:
-    """
-    Accept a reward model as its URL alone, a verifier as its function, and a table without its
-    kind.
-    """
-    table = for_role(_function(value), "critic")
-    kind = "function" if isinstance(table, dict) and "function" in table else REWARD_MODEL
-    return {"kind": kind, **cast("dict[str, Any]", table)} if isinstance(table, dict) else table
+    """Accept a URL as a reward model, a function as a verifier, and a table without its kind."""
+    table: Any = for_role(_function(value), "critic")
+    if not isinstance(table, dict):
+        return table
+    kind = "function" if "function" in table else REWARD_MODEL
+    return {"kind": kind, **table}
 
 
 def _read_prompts(folder: Path) -> Path:
@@ -164,7 +165,8 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
 
     def warn_of_differences(self, run: RunConditions) -> None:
         """Log a warning if the calibration does not cover *run*."""
-        if differences := self.differences(run):
+        differences = self.differences(run)
+        if differences:
             log.warning(
                 "what %s was calibrated for is not what runs now (other: %s): its promise does not"
                 " hold here; run `stepspec calibrate` again with these settings, or go back to"
@@ -176,35 +178,33 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True)
 class RunConditions:
-    """
-    What a calibration compares of a run: its *policy*, its *models* by role, and the *values* of
-    its options.
-    """
+    """What a calibration compares of a run."""
 
     policy: str
+    """The name of the policy."""
     models: Mapping[str, str]
+    """The names of the models, by role."""
     values: Mapping[str, Any]
+    """The options of the run (see `conditions`)."""
 
 
 def _differences(place: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """The paths at which *before* and *now* hold different values."""
+    """Yield the paths at which *before* and *now* have different values."""
     for name in dict.fromkeys((*before, *now)):
         path = f"{place}.{name}".lstrip(".")
-        old, new = before.get(name, _ABSENT), now.get(name, _ABSENT)
+        old: Any = before.get(name, _ABSENT)
+        new: Any = now.get(name, _ABSENT)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(
-                path, cast("Mapping[str, Any]", old), cast("Mapping[str, Any]", new)
-            )
+            yield from _differences(path, old, new)
         elif old != new:
             yield path
 
 
 class Settings(RunOptions, BaseSettings):
     """
-    Everything a solver is configured with: the options of its runs, which a run may override, and
-    what follows here.
+    The settings of a solver. They include the options of its runs, which a run may override.
 
-    Each field's own text says what it is; the small model may itself be a pair (`NestedPair`).
+    The small model may itself be a pair (`NestedPair`).
     """
 
     model_config = SettingsConfigDict(
@@ -256,8 +256,10 @@ class Settings(RunOptions, BaseSettings):
 
     @property
     def prompts(self) -> Mapping[str, PromptFile]:
-        """The prompts of *prompts_dir*, by the names of those that they replace."""
-        return prompts.read_folder(self.prompts_dir) if self.prompts_dir else {}
+        """The prompts of ``prompts_dir``, by the names of the prompts that they replace."""
+        if self.prompts_dir is None:
+            return {}
+        return prompts.read_folder(self.prompts_dir)
 
     @property
     def rates_steps(self) -> bool:
@@ -272,37 +274,39 @@ class Settings(RunOptions, BaseSettings):
 
     def turned(self, places: int) -> Self:
         """
-        The same, for one of several that begin at the same time: with other servers of each model
-        first.
+        Return settings in which the replicas of each model are turned by so many *places*.
+
+        Several solvers that begin at the same time then begin with different servers.
         """
-        ends = {"small": self.small, "large": self.large}
         return self.model_copy(
-            update={role: end and end.turned(places) for role, end in ends.items()}
+            update={
+                "small": self.small and self.small.turned(places),
+                "large": self.large and self.large.turned(places),
+            }
         )
 
 
 def conditions(run: RunOptions) -> dict[str, Any]:
     """
-    The values of *run* that a calibration depends on, in addition to the policy and the models; as
-    values of TOML.
+    Return the values of *run* that a calibration depends on besides policy and models, as TOML.
 
-    Defaults of the policy are filled in, so that a default that changes is noticed. The prompts
-    that decide what the policy does are there by their hashes.
+    Defaults of the policy are filled in, so that a default that changes is noticed. The prompts of
+    the policy are represented by their hashes.
     """
     method = policies.METHODS.find(run.policy)
-    roles = {
+    options = {**policies.defaults(run.policy), **run.options}
+    values: dict[str, Any] = {
+        **run.calibrated(),
         "ending": run.ending or ended_by(method.source),
         "answer": run.answer or answered_by(method.source),
+        "options": {name: value for name, value in options.items() if value is not None},
     }
-    known = prompts.known()
-    texts = (
-        {"prompts": {name: known[name].sha256[:HASH] for name in sorted(method.prompts)}}
-        if method.prompts
-        else {}
-    )
-    options = {**policies.defaults(run.policy), **run.options}
-    set_options = {name: value for name, value in options.items() if value is not None}
-    return run.calibrated() | roles | {"options": set_options} | texts
+    if method.prompts:
+        known = prompts.known()
+        values["prompts"] = {
+            name: known[name].sha256[:HASH_CHARACTERS] for name in sorted(method.prompts)
+        }
+    return values
 
 
 class SettingsOverrides(RunOverrides, total=False):
@@ -397,7 +401,7 @@ def without_models(settings: Settings) -> ConfigurationError:
 
 def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
     """Say what is wrong with which flag, variable, argument, or key of the file."""
-    hidden = TAGS | CRITICS
+    hidden = TAGS | CRITIC_KINDS
     message = explain_error(Settings, error, hidden=hidden)
     place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in hidden)
     if error["type"] == "extra_forbidden" and (meant := moved(Settings, place)):
@@ -406,9 +410,11 @@ def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
     if layer is None or layer.source == "argument" or not place:
         return message
     if layer.source == "file":
-        unstarted = error["type"] == "missing" and "model" in layer.values[place[0]]
-        hint = " (the file of a pair is for `stepspec up`, which prints settings)" * unstarted
-        return f"{layer.path}: {message}{hint}"
+        if error["type"] == "missing" and "model" in layer.values[place[0]]:
+            message += " (the file of a pair is for `stepspec up`, which prints settings)"
+        return f"{layer.path}: {message}"
+    name = layer.name(place)
+    if error["type"].startswith(("greater_than", "less_than")):
+        name += f" {error['input']}"
     reason = message.removeprefix(f"{'.'.join(place)}: ")
-    value = f" {error['input']}" if error["type"].startswith(("greater_than", "less_than")) else ""
-    return f"{layer.name(place)}{value}: {reason}"
+    return f"{name}: {reason}"
