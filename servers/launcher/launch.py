@@ -1,7 +1,4 @@
-"""
-Start vLLM servers as children of this program, wait until they answer, supervise them, and stop
-them at the end.
-"""
+"""Start vLLM servers as children of this program, wait until they answer, and stop them."""
 
 from __future__ import annotations
 

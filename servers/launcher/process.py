@@ -1,7 +1,4 @@
-"""
-A server as a child process: run it under a guard, reserve its port, and find in its log why it
-failed.
-"""
+"""Run a server as a child process under a guard, and find in its log why it failed."""
 
 from __future__ import annotations
 
