@@ -212,7 +212,9 @@ async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
     Under ``nohup``, SIGHUP does not cancel it.
     """
     loop = asyncio.get_running_loop()
-    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handled = set(STOP_SIGNALS)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        handled.remove(signal.SIGHUP)
     async with background(coroutine) as (task,):
         for number in handled:
             loop.add_signal_handler(number, task.cancel)
