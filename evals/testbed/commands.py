@@ -19,7 +19,7 @@ from stepspec.servers.launcher.up import until_signalled
 from ..arms import PLAIN, SHIPPED, SMALL
 from ..plan import turns
 from ..results import Result, summarise
-from ..sample import Arm, Sample, derive_seed, sample_once
+from ..sample import Arm, Sample, Task, derive_seed, sample_once
 from .servers import NO_SPECULATION, PAIR, SCORERS, running
 from .solving_pair import fresh_tasks, pair_solver
 
@@ -113,11 +113,8 @@ async def demo(
         samples: list[Sample] = []
         for number, task in enumerate(fresh_tasks(problems, seed)):
             for arm in turns(ARMS, number):
-                observe: Observer = ignore
-                if arm.name == SHIPPED.name:
-                    console.print()
-                    console.print(Text(task.problem, "bold"), soft_wrap=True)
-                    observe = printer(console)
+                is_shown = arm.name == SHIPPED.name
+                observe = _shown_run(task, printer, console) if is_shown else _ignore
                 sample = await sample_once(solver, arm, task, derive_seed(0, number, 0), observe)
                 mark = ("right", "green") if sample.correct else ("wrong", "red")
                 seconds = (f"{sample.seconds:6.2f} s  {arm.name}: ", "dim")
@@ -126,5 +123,12 @@ async def demo(
     return summarise(samples, ARMS)
 
 
-def ignore(event: Event) -> None:
-    """Observe nothing."""
+def _shown_run(task: Task, printer: Callable[[Console], Observer], console: Console) -> Observer:
+    """Print the problem, and return the observer that prints its run."""
+    console.print()
+    console.print(Text(task.problem, "bold"), soft_wrap=True)
+    return printer(console)
+
+
+def _ignore(event: Event) -> None:
+    """Print nothing."""

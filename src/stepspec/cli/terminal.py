@@ -108,7 +108,7 @@ def summary(solution: Solution) -> Text:
 
 
 def nested_lines(ledger: Ledger) -> Iterator[Text]:
-    """Yield a line for each model of a nested pair: its tokens, and how many of its drafts stood."""
+    """Yield a line for each model of a nested pair: its tokens, and the fate of its drafts."""
     sifted = {
         f"{path}.small": f", {stood} of {judged} drafts stood"
         for path, judged, stood in ledger.sifted
