@@ -31,9 +31,6 @@ OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 IGNORED: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 """Flags without effect since a version of vLLM. A later version will refuse them."""
 
-JSON_LISTS = {"allowed-origins", "allowed-methods", "allowed-headers"}
-"""Flags whose list vLLM reads as JSON."""
-
 ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 """
 Fills new memory with zeros.
@@ -88,9 +85,9 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
         if value is False:
             continue
         words.append(f"--{name}")
-        if isinstance(value, list) and name not in JSON_LISTS:
+        if isinstance(value, list):
             words.extend(map(str, cast("list[object]", value)))
-        elif isinstance(value, dict | list):
+        elif isinstance(value, dict):
             words.append(json.dumps(value))
         elif value is not True:
             words.append(str(value))
