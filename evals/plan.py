@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from stepspec import settings as configuration
@@ -25,9 +25,8 @@ class Plan:
     All *arms* solve all *tasks*, each *repeats* times, with the same sampling and budget.
 
     The seed of *sampling* is not used: every sample has its own, derived from *seed* and equal for
-    all arms. Each worker has at most *concurrency* runs at the same time. With *apart* the arms run
-    one after the other, else they take turns on every problem. All figures compare with the arm
-    *baseline*.
+    all arms. Each worker has at most *concurrency* runs at the same time. The
+    arms take turns on every problem. All figures compare with the arm *baseline*.
     """
 
     tasks: tuple[Task, ...]
@@ -37,7 +36,6 @@ class Plan:
     repeats: int = 1
     seed: int = 0
     concurrency: int = 1
-    apart: bool = False
     baseline: str = ""
 
 
@@ -58,15 +56,6 @@ class Trial:
 
 def trials(plan: Plan) -> Iterator[Trial]:
     """Every trial in starting order; a control comes after the arm whose accept rate it copies."""
-    if plan.apart:
-        order = {
-            arm.name: place
-            for place, arm in enumerate(sorted(plan.arms, key=lambda arm: bool(arm.like)))
-        }
-        yield from sorted(
-            trials(replace(plan, apart=False)), key=lambda trial: order[trial.arm.name]
-        )
-        return
     free, controls = (
         [arm for arm in plan.arms if not arm.like],
         [arm for arm in plan.arms if arm.like],
@@ -92,7 +81,6 @@ def identity(plan: Plan) -> Mapping[str, Any]:
         "repeats": plan.repeats,
         "seed": plan.seed,
         "concurrency": plan.concurrency,
-        "apart": plan.apart,
     }
 
 

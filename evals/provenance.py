@@ -111,19 +111,12 @@ def prompt_hashes() -> dict[str, str]:
     return {name: prompt.sha256 for name, prompt in sorted(prompts.known().items())}
 
 
-def digest(tasks: tuple[Task, ...]) -> str:
+def digest(tasks: Sequence[Task]) -> str:
     """A hash of the problems, as the models read them, and of what grades their answers."""
-    return digests(tasks)[-1]
-
-
-def digests(tasks: Sequence[Task]) -> list[str]:
-    """The hashes of the first 0, 1, 2, ... problems, up to all *tasks*."""
     hashed = blake2b(digest_size=16)
-    prefixes = [hashed.hexdigest()]
     for task in tasks:
         hashed.update(orjson.dumps([task.problem, task.gold.record()]))
-        prefixes.append(hashed.hexdigest())
-    return prefixes
+    return hashed.hexdigest()
 
 
 async def servers(solver: Solver) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ import ray as _ray
 from ray import exceptions
 from rich.console import Console
 
-from stepspec.orchestrator.concurrency import background, supervised
+from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError, WorkersLost
 from stepspec.settings import Settings
 
@@ -32,7 +32,7 @@ from .runner import WorkerLost, WorkerSlot
 from .sample import SolvedTask
 
 PATIENCE = 180.0  # seconds without a worker, after which the run ends
-POLL = 1.0  # seconds between checks of that, and of the head of the cluster
+POLL = 1.0  # seconds between checks of that
 PAUSE = 2.0  # seconds before a lost worker is replaced
 MUST_AGREE = ("python", "stepspec", "code")
 
@@ -71,7 +71,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        start: Callable[[], Awaitable[RemoteWorker]],
+        start: Callable[[], RemoteWorker],
         workers: int,
         cluster_record: Mapping[str, Any],
         console: Console,
@@ -99,7 +99,7 @@ class WorkerPool:
     @asynccontextmanager
     async def _slot(self, settings: Settings, plan: Plan) -> AsyncGenerator[_PooledWorker]:
         while True:
-            remote = await self._start()
+            remote = self._start()
             try:
                 async with self._entered(remote, settings, plan) as worker:
                     yield worker
@@ -219,7 +219,6 @@ ENVIRONMENT = {
 }
 OBJECTS = 100 * 2**20  # bytes of shared memory of a local cluster; messages are small
 CONNECT = 5.0  # seconds for the head of a cluster to accept a connection
-HEADLESS = 30.0  # seconds without a head, after which the run ends
 BECAUSE = re.compile(r"because ([^.\n]+)")
 CLOSING = 5.0  # seconds for the calls of a stopped worker to end
 
@@ -249,15 +248,7 @@ async def cluster(
                 if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
             ]
             record = {"address": address, "version": ray.__version__, "nodes": nodes}
-            head = None if address.startswith(f"{CLIENT}://") else _Head()
-
-            async def start() -> RemoteWorker:
-                if head:
-                    await head.listens()
-                return _Actor()
-
-            async with supervised(*([head.watch()] if head else [])):
-                yield WorkerPool(start, workers or max(1, len(nodes)), record, console)
+            yield WorkerPool(_Actor, workers or max(1, len(nodes)), record, console)
         finally:
             ray.shutdown()
 
@@ -298,53 +289,15 @@ async def _reach(address: str) -> None:
         raise ConfigurationError(
             f"--ray {address!r}: it is auto, local, HOST:PORT or ray://HOST:PORT"
         )
-    if not await _listens(host, port):
-        raise ConfigurationError(
-            f"nothing listens at {host}:{port}: begin a cluster with `ray start --head` there, and"
-            " `ray start --address=HOST:PORT` on the other machines"
-        )
-
-
-async def _listens(host: str, port: int) -> bool:
     try:
         async with asyncio.timeout(CONNECT):
             _, writer = await asyncio.open_connection(host, port)
             writer.close()
-    except (OSError, TimeoutError):
-        return False
-    return True
-
-
-class _Head:
-    """
-    The head of the cluster that this machine has joined.
-
-    Ray's own calls block the event loop while the head does not listen, and end the process after
-    60 seconds.
-    """
-
-    def __init__(self) -> None:
-        self._address = str(ray.get_runtime_context().gcs_address)
-        host, _, port = self._address.rpartition(":")
-        self._place = host.strip("[]"), int(port)
-
-    async def listens(self) -> None:
-        while not await _listens(*self._place):  # noqa: ASYNC110  # another process, which sets no event
-            await asyncio.sleep(POLL)
-
-    async def watch(self) -> None:
-        """Raise `WorkersLost` once it has not listened for a while."""
-        now = asyncio.get_running_loop().time
-        heard = now()
-        while now() - heard < HEADLESS:
-            await asyncio.sleep(POLL)
-            if await _listens(*self._place):
-                heard = now()
-        raise WorkersLost(
-            f"the Ray cluster is lost: its head at {self._address} has not answered for"
-            f" {HEADLESS:.0f} s; the same command goes on from there with another cluster, or"
-            " without --ray"
-        )
+    except (OSError, TimeoutError) as exc:
+        raise ConfigurationError(
+            f"nothing listens at {host}:{port}: begin a cluster with `ray start --head` there, and"
+            " `ray start --address=HOST:PORT` on the other machines"
+        ) from exc
 
 
 def _actor_class() -> type[Any]:

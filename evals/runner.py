@@ -106,19 +106,16 @@ class TrialQueue:
     Hands out trials in their order, each to one worker at a time. It decides only: no I/O, no
     waiting.
 
-    A trial that is not *ready* is set aside until it is; later trials go first. With *apart*,
-    trials of two arms are never under way at the same time. The trials of a lost worker go to the
-    other workers before any new trial.
+    A trial that is not *ready* is set aside until it is; later trials go first. The
+    trials of a lost worker go to the other workers before any new trial.
     """
 
     def __init__(
         self,
         todo: Iterable[Trial],
         ready: Callable[[Trial], bool] = lambda trial: True,
-        *,
-        apart: bool = False,
     ) -> None:
-        self._is_ready, self._apart = ready, apart
+        self._ready = ready
         self._new = deque(enumerate(todo))
         self._aside: list[tuple[int, Trial]] = []  # in order
         self._held: dict[Place, tuple[int, str]] = {}
@@ -133,11 +130,6 @@ class TrialQueue:
     def finished_for(self, worker: str) -> bool:
         """Whether *worker* will never get another trial."""
         return worker in self._left or self.finished
-
-    def _ready(self, trial: Trial) -> bool:
-        return self._is_ready(trial) and not (
-            self._apart and any(arm != trial.arm.name for _, arm in self._held)
-        )
 
     def take(self, worker: str) -> Trial | None:
         """The next trial for *worker*; None if no trial is ready."""
@@ -242,9 +234,7 @@ class _Run:
         self._traces, self._on_sample = traces, on_sample
         self._rates = AcceptRates(samples.done)
         todo = (trial for trial in trials(plan) if trial.place not in samples.done)
-        self._queue = TrialQueue(
-            todo, lambda trial: self._control_options(trial) is not None, apart=plan.apart
-        )
+        self._queue = TrialQueue(todo, lambda trial: self._control_options(trial) is not None)
         self._changed = asyncio.Condition()
 
     async def finished(self) -> None:

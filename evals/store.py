@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar, cast
+from typing import IO, Any, ClassVar, Self, TypeVar, cast
 
 import orjson
 from pydantic import TypeAdapter
@@ -41,6 +41,9 @@ class JsonlStore:
     grows, so that no line is ever lost. It has one writer at a time. Raise `ConfigurationError` for
     a file with another header.
     """
+
+    remedy: ClassVar[str] = REMEDY
+    """What to do about a file with another header."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
         self.path, self._head, self._fresh = path, orjson.dumps(dict(about)) + b"\n", fresh
@@ -126,7 +129,7 @@ class JsonlStore:
         held = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
         other = [key for key in about | held if held.get(key) != about.get(key)]
         raise ConfigurationError(
-            f"{self.path} holds another run (other: {', '.join(other)}): {REMEDY}"
+            f"{self.path} holds another run (other: {', '.join(other)}): {self.remedy}"
         )
 
     def _unbegun(self) -> bool:

@@ -17,11 +17,6 @@ SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
 READING = Arm.of("reading", "reading")
 REFLECTIVE = Arm.of("reflective", "reflective")
-AUTO = Arm.of("auto", "bild", {"scale": "step"}, auto=True)
-"""
-`auto` over the method that was the fastest on the short world: it chooses who writes, and not
-between methods.
-"""
 THINKING = Arm.of("SpecReason, thinking only", "specreason", ending="small", answer="large")
 """
 The part for which the miniature judge was trained, without answers and without steps that lack

@@ -5,8 +5,7 @@ bars.
 ``python -m lab.bench`` solves the same problems with every arm, interleaved, at the default
 sampling and greedily. One arm has three models: a nested pair of the tiny and the small model in
 the small one's place. With ``--stacked`` it measures vLLM's token-level speculation under the large
-model alone and under SpecReason instead. With ``--world long`` the problems have 32 to 80 steps,
-and models of their own; there is no tiny one among them.
+model alone and under SpecReason instead.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from stepspec.evals.results import Interval, Result, summarise
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.evals.testbed.servers import (
-    JUDGE,
     NO_SPECULATION,
     PAIR,
     SPECULATIONS,
@@ -44,6 +42,7 @@ from stepspec.evals.testbed.servers import (
     running,
     weights_digest,
 )
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
@@ -51,7 +50,7 @@ from stepspec.servers.launcher import TokenSpeculation
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import Sheet
-from .worlds import LONG, SHORT, SIZES, accounts, describe_pace, find_world, fresh_tasks, long_tasks
+from .worlds import SHORT, describe_pace
 
 THREE = Arm.of("three models", "specreason")
 NESTED: Mapping[str, Mapping[str, Any]] = {
@@ -108,15 +107,13 @@ def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
     )
 
 
-def small_print(profile: str, *more: str, world: str = SHORT) -> str:
+def small_print(profile: str, *more: str) -> str:
     """
-    The explanation of the table: models of *world*, *profile* and columns; *more* names further
-    models.
+    Explain the table: the models, their *profile*, and the columns; *more* names further models.
     """
-    sizes = SIZES[find_world(world).name]
     pace = describe_pace(profile, "large", "small", *more)
     return (
-        f"The miniature pair: two models of {sizes} parameters, trained on arithmetic, served by"
+        f"The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by"
         f" real vLLM on this CPU; {pace}. Seconds are the mean of one problem. Vs large: wall time"
         " divided by that of the large model alone. Vs floor: divided by the time to write every"
         " kept token on the model that wrote it. Brackets are 95% intervals. By large: the large"
@@ -128,7 +125,6 @@ def small_print(profile: str, *more: str, world: str = SHORT) -> str:
 
 STACKED = (LARGE, SHIPPED)
 WARM_UP = 2  # problems
-WARMING = accounts.Difficulty(steps=(3, 6))  # the first problems need not be long
 NO_NESTING: Mapping[str, Mapping[str, Any]] = {}
 
 STACKED_SMALL_PRINT = (
@@ -148,8 +144,6 @@ async def solvers(
     problems: int,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     nested: Mapping[str, Mapping[str, Any]] = NO_NESTING,
-    *,
-    world: str = SHORT,
 ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
     """
     Start the pair and yield a greedy solver over it, and solvers with a nested pair by the name of
@@ -160,9 +154,7 @@ async def solvers(
     """
     roles = (*PAIR, TINY) if nested else PAIR
     async with AsyncExitStack() as stack:
-        starting = running(
-            profile, roles, console=console, world=find_world(world), speculation=speculation
-        )
+        starting = running(profile, roles, console=console, world=SHORT, speculation=speculation)
         served = await stack.enter_async_context(starting)
         large = endpoint(served["large"], "large")
         plain = await stack.enter_async_context(
@@ -178,12 +170,7 @@ async def solvers(
             nested_solvers[name] = await stack.enter_async_context(
                 Solver(pair, large, sampling=GREEDY)
             )
-        tasks = (
-            long_tasks(problems, seed, WARMING)
-            if world == LONG
-            else fresh_tasks(problems, seed, world=world)
-        )
-        await measure(plain, warm_up, tasks, solvers=nested_solvers)
+        await measure(plain, warm_up, fresh_tasks(problems, seed), solvers=nested_solvers)
         yield plain, nested_solvers
 
 
@@ -212,21 +199,18 @@ async def measure_stacked(
     seed: int,
     samples: SampleStore,
     console: Console,
-    world: str = SHORT,
 ) -> list[Result]:
     """
     Measure every method's arms on the same fresh problems; *samples* that exist are not measured
     again.
     """
-    tasks = fresh_tasks(problems, seed, world=world)
+    tasks = fresh_tasks(problems, seed)
     chosen = {method: arms(method) for method in SPECULATIONS}
     with samples:
         for method, over in chosen.items():
             if left := missing(over, tasks, samples):
                 speculation = SPECULATIONS[method]
-                starting = solvers(
-                    profile, console, over, seed + 1, WARM_UP, speculation, world=world
-                )
+                starting = solvers(profile, console, over, seed + 1, WARM_UP, speculation)
                 async with starting as (solver, _):
                     with progress_bars(console) as progress:
                         advance = partial(progress.advance, progress.add_task(method, total=left))
@@ -300,8 +284,6 @@ Examples:
   python -m lab.bench --stacked --problems 50
 
   python -m lab.bench --profile slow --output build/slow.json
-
-  python -m lab.bench --world long --baselines --problems 20 --output build/long.json
 """
 
 
@@ -379,21 +361,18 @@ def heading(sampling: str) -> str:
 
 async def bench(
     arms: Sequence[Arm], samplings: Sequence[str], problems: int, profile: str, samples: SampleStore, console: Console,
-    world: str = SHORT,
 ) -> Mapping[str, list[Result]]:  # fmt: skip
     """
     Run the *arms* on the same fresh problems at each of the *samplings*, one at a time, all of them
     interleaved.
 
-    The problems and the models are those of *world*. What *samples* have is not run again. Return
-    the results by sampling; the arms have their own names in them.
+    What *samples* have is not run again. Return the results by sampling; the arms have their own
+    names in them.
     """
-    tasks = fresh_tasks(problems, SEED, world=world)
+    tasks = fresh_tasks(problems, SEED)
     nested = {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
     all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
-    solving = solvers(
-        profile, console, tuple(arms), SEED + 1, problems=2, nested=nested, world=world
-    )
+    solving = solvers(profile, console, tuple(arms), SEED + 1, problems=WARM_UP, nested=nested)
     async with solving as (solver, others):
         by_arm = {
             named(arm, sampling): others[arm.name]
@@ -433,9 +412,6 @@ def main(
         list[str] | None,
         typer.Option(help="Measure this arm and the baselines; by default all arms."),
     ] = None,
-    world: Annotated[
-        str, typer.Option(help="Kind of problems, with their models: short, long, tools.")
-    ] = SHORT,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Measure the baselines only.")
     ] = False,
@@ -477,26 +453,24 @@ def main(
             f"no such sampling: {sampling!r}; there are 'both', 'default', 'greedy'"
         )
     samplings = tuple(SAMPLINGS) if sampling == "both" else (sampling,)
-    arms = chosen(arm, baselines=baselines, world=world)
+    arms = chosen(arm, baselines=baselines)
     output = output or (FIGURES.with_stem(f"{FIGURES.stem}-stacked") if stacked else FIGURES)
-    explanation = note(arms, profile, stacked=stacked, world=world)
-    about = _about(profile, stacked=stacked, world=world)
+    explanation = note(arms, profile, stacked=stacked)
+    about = _about(profile, stacked=stacked)
     samples = SampleStore(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
     progress = Console(stderr=True)
     console = Console(width=180 if stacked else 150)
     results: Mapping[str, list[Result]]
     if stacked:
         results = {
-            "greedy": asyncio.run(
-                measure_stacked(problems, profile, SEED, samples, progress, world)
-            )
+            "greedy": asyncio.run(measure_stacked(problems, profile, SEED, samples, progress))
         }
     else:
-        results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress, world))
+        results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress))
     rows = [
         row
         for name, summary in results.items()
-        for row in report(summary, profile, explanation, name, world)
+        for row in report(summary, profile, explanation, name)
     ]
     output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     for name, summary in results.items():
@@ -525,12 +499,12 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
         sys.exit(1)
 
 
-def chosen(names: Sequence[str] | None, *, baselines: bool, world: str = SHORT) -> tuple[Arm, ...]:
+def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
     """
-    The baselines and the arms called *names*; None: all of *world*, or with *baselines* none but
-    the baselines.
+    The baselines and the arms called *names*; None: all, or with *baselines* none but the
+    baselines.
     """
-    known = {arm.name: arm for arm in OTHERS if world == SHORT or arm.name not in NESTED}
+    known = {arm.name: arm for arm in OTHERS}
     wrong = [name for name in names or () if name not in known]
     if wrong:
         listed, there = (", ".join(map(repr, names)) for names in (wrong, known))
@@ -547,40 +521,34 @@ def chosen(names: Sequence[str] | None, *, baselines: bool, world: str = SHORT) 
     return *BASELINES, *others
 
 
-def note(arms: Sequence[Arm], profile: str, *, stacked: bool, world: str = SHORT) -> str:
+def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
     """
-    The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile*
-    or *world*.
+    The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile*.
     """
-    pair = small_print(profile, world=world)
     if stacked:
-        return f"{pair} {STACKED_SMALL_PRINT}"
-    return (
-        f"{small_print(profile, TINY, world=world)} {NESTED_SMALL_PRINT}" if THREE in arms else pair
-    )
+        return f"{small_print(profile)} {STACKED_SMALL_PRINT}"
+    if THREE in arms:
+        return f"{small_print(profile, TINY)} {NESTED_SMALL_PRINT}"
+    return small_print(profile)
 
 
-def _about(profile: str, *, stacked: bool, world: str) -> dict[str, Any]:
+def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
     """The values that have to agree for samples to belong to one run; the arms may differ."""
-    roles = (*PAIR, TINY) if world == SHORT else PAIR
     about = {
         "profile": profile,
         "seed": SEED,
-        "models": weights_digest(*roles, world=find_world(world)),
+        "models": weights_digest(*PAIR, TINY, world=SHORT),
     }
-    if world != SHORT:  # samples from before there were worlds are of the short one
-        about["world"] = world
     return {**about, "stacked": server_settings()} if stacked else about
 
 
 def report(
-    results: Sequence[Result], profile: str, note: str, sampling: str = "greedy", world: str = SHORT
+    results: Sequence[Result], profile: str, note: str, sampling: str = "greedy"
 ) -> list[dict[str, Any]]:
     """One entry per arm with its figures, and the conditions under which they were measured."""
     how = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
     about: dict[str, Any] = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED}
-    about |= {"world": world, "concurrency": 1, "judge": JUDGE}
-    about |= {"note": note, "sampling": how}
+    about |= {"concurrency": 1, "note": note, "sampling": how}
     return [{**dataclasses.asdict(result), **about} for result in results]
 
 

@@ -2,19 +2,17 @@
 Simulate calibrations on many populations whose true losses are known, and count the promises that
 are broken.
 
-``python -m lab.calibration_simulation`` prints two tables.
+``python -m lab.calibration_simulation`` prints a table.
 
 Every population has a loss for each threshold, growing from the strictest to the loosest, and some
 gains. Each calibration uses a sample of one population; its promise is broken if the true loss at
-the promised threshold is above the limit. The second table runs the search of ``stepspec
-calibrate``, once and with further attempts on more problems.
+the promised threshold is above the limit.
 
 The bar: at most one promise of twenty is broken in a row.
 """
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,20 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.cli.program import script
-from stepspec.evals.calibration import search as calibration_search
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
-from stepspec.evals.calibration.search import CalibrationRun, RunMemory
 from stepspec.evals.progress import progress_bars
 from stepspec.evals.results import Interval, wilson
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies import Threshold
 
 from .tables import Sheet
 
 THRESHOLDS = 10
-SEARCHED = 10  # times fewer populations go through the search, which takes a task for every run
-SEARCH_PROBLEMS = 500
-ATTEMPTS = 3
 LEVEL = 0.05  # the share of promises that may be broken
 LARGEST = 0.2  # limit, above which the populations here lose more than there is
 EXAMPLES = """
@@ -125,16 +117,8 @@ def edge(rng: Generator, limit: float) -> Population:
     )
 
 
-def late_edge(rng: Generator, limit: float) -> Population:
-    """Hard in another place: from the second threshold on the loss is just above the *limit*."""
-    lost = np.full(THRESHOLDS, limit * 1.0001)
-    lost[0] = rng.uniform(0, 0.1) * limit
-    return Population(lost, np.zeros(THRESHOLDS))
-
-
 Kinds: TypeAlias = dict[str, Callable[[Generator, float], Population]]
 KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge": edge}
-SEARCH_KINDS: Kinds = {**KINDS, "at the edge from the second": late_edge}
 
 
 def simulate(
@@ -163,77 +147,20 @@ def _loosest(outcomes: list[Paired], limit: float, level: float) -> int:
     return sum(1 for _ in takewhile(lambda outcome: test.at(0, outcome).holds, outcomes)) - 1
 
 
-class SimulatedRuns:
-    """
-    Runs on problems of a *population*, for a search.
-
-    A number from 0 to 1, drawn anew for each run, decides at which thresholds its problem is lost
-    or gained.
-    """
-
-    threshold = Threshold(
-        "threshold", tuple(float(THRESHOLDS - place) for place in range(THRESHOLDS))
-    )
-
-    def __init__(self, population: Population, rng: Generator) -> None:
-        self._population, self._rng = population, rng
-
-    async def solve(self, problem: int, value: float | None) -> CalibrationRun:
-        place, population = self._rng.random(), self._population
-        best = place > 1 - population.gained[-1]
-        if value is None:
-            return CalibrationRun(problem, None, not best)
-        at = THRESHOLDS - int(value)
-        right = place > 1 - population.gained[at] if best else place >= population.lost[at]
-        return CalibrationRun(problem, value, bool(right))
-
-
-def search(
-    kind: str, n: int, limit: float, populations: int, *, attempts: int = 1, seed: int = 0,
-    on_population: Callable[[], object] = lambda: None,
-) -> Row:  # fmt: skip
-    """
-    Run the search of ``stepspec calibrate`` on a number of *populations*.
-
-    With several *attempts*, each has twice the problems of the one before, whatever its result.
-    """
-    rng = np.random.default_rng([seed, n, len(kind)])
-    broken = none = 0
-    for _ in range(populations):
-        population = SEARCH_KINDS[kind](rng, limit)
-        runs, store, best = SimulatedRuns(population, rng), RunMemory(), list[int]()
-        for attempt in range(attempts):
-            test, size = LossTest(limit, LEVEL, again=attempt > 0), n << attempt
-            result = asyncio.run(
-                calibration_search.search(runs.solve, size, runs.threshold, test, store, size)
-            )
-            best += [THRESHOLDS - int(result.loosest.threshold)] if result.loosest else []
-        none += not best
-        broken += any(bool(population.loss[index] > limit) for index in best)
-        on_population()
-    case = f"{attempts} attempt{'s' * (attempts > 1)}"
-    return Row(kind, case, populations, wilson(broken, populations), none / populations)
-
-
 def main(
     populations: Annotated[int, typer.Option(min=1, help="Populations for each row.")] = 1000,
     limit: Annotated[float, typer.Option(help="The most that may be lost, as a share.")] = 0.02,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the populations.")] = 0,
 ) -> None:
     """
-    Simulate, print two tables, and exit with 1 if promises are broken more often than the
-    confidence allows.
-
-    The second table runs the search of `stepspec calibrate` itself, on a tenth of the populations,
-    with one attempt and with several.
+    Simulate, print a table, and exit with 1 if promises are broken more often than the confidence
+    allows.
     """
     if not 0 < limit <= LARGEST:
         raise ConfigurationError(
             f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0"
         )
     sizes = (300, 1000, 4000)
-    searched = max(1, populations // SEARCHED)
-    searches = [(kind, attempts) for kind in SEARCH_KINDS for attempts in (1, ATTEMPTS)]
     with progress_bars(stderr) as progress:
         bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
         rows = [
@@ -243,20 +170,9 @@ def main(
             for kind in KINDS
             for n in sizes
         ]
-        bar = progress.add_task("searching", total=len(searches) * searched)
-        search_rows = [
-            search(
-                kind, SEARCH_PROBLEMS, limit, searched, attempts=attempts, seed=seed,
-                on_population=lambda: progress.advance(bar),
-            )
-            for kind, attempts in searches
-        ]  # fmt: skip
     about = f"a loss of at most {limit:.0%}, at 95% confidence, {datetime.date.today()}"
-    found = f"the search of `stepspec calibrate`, {SEARCH_PROBLEMS} problems"
-    Console(width=130).print(
-        table(f"the promise: {about}", rows), table(f"{found}: {about}", search_rows)
-    )
-    failures = missed([*rows, *search_rows])
+    Console(width=130).print(table(f"the promise: {about}", rows))
+    failures = missed(rows)
     for line in failures:
         stderr.print(line, style="red", highlight=False, soft_wrap=True)
     if failures:

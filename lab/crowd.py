@@ -1,31 +1,23 @@
 """
-Problems under load: what is measured of one arm under one load. A `Crowd` runs a block, a
-`BlockStore` keeps it.
+Problems under load: what is measured of one arm under one load. A `Crowd` runs a block.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
-
-import orjson
-from pydantic import TypeAdapter
+from typing import TypeAlias
 
 from stepspec.api import Solver
 from stepspec.evals.sample import Arm, Sample, Task, derive_seed, solve_once
-from stepspec.evals.store import REMEDY, JsonlStore
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
+from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Committed, Event
 from stepspec.orchestrator.solution import Solution
-
-TWO_LARGE = Arm.of("large alone, two replicas", "large")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +112,6 @@ class Crowd:
 Grade: TypeAlias = Callable[[Solution, Task], Awaitable[bool]]
 
 
-async def grade_equal(solution: Solution, task: Task) -> bool:
-    """Compare the answer with the true one as texts."""
-    return solution.answer == str(task.gold)
-
-
 async def attempt(
     solver: Solver,
     arm: Arm,
@@ -168,71 +155,3 @@ async def attempt(
     sample = solved.sample(arm, correct=await grade(solution, task), seed=seed)
     begun = first.get(Committed), first.get(Answering)
     return Timing(seconds, *begun, tokens, sample.correct, sample=sample)
-
-
-# problems at once, the name of the arm, and the number of the block
-BlockPlace: TypeAlias = tuple[int, str, int]
-_BLOCK: TypeAdapter[Block] = TypeAdapter(Block)
-
-
-class BlockStore(JsonlStore):
-    """The blocks that are measured already, a line each. Blocks of an arm have equal options."""
-
-    done: dict[BlockPlace, Block]
-
-    def __init__(
-        self, path: Path, about: Mapping[str, Any], arms: Sequence[Arm], *, fresh: bool = False
-    ) -> None:
-        self._arms = {arm.name: orjson.loads(orjson.dumps(arm.record())) for arm in arms}
-        super().__init__(path, about, fresh=fresh)
-
-    def add(self, place: BlockPlace, block: Block) -> None:
-        """Keep the *block*; it is on disk when this returns."""
-        self.done[place] = block
-        load, arm, number = place
-        self.write({"load": load, "arm": self._arms[arm], "block": number, "timings": block})
-
-    def _read(self) -> None:
-        self.done = {}
-        for place, arm, block in self.records(_placed, "block"):
-            if arm != self._arms.get(arm["name"], arm):
-                raise ConfigurationError(
-                    f"{self.path} has blocks of the arm {arm['name']!r} with other options:"
-                    f" {REMEDY}"
-                )
-            self.done[place] = block
-
-
-def _placed(line: bytes) -> tuple[BlockPlace, Mapping[str, Any], Block]:
-    fields = orjson.loads(line)
-    arm: Mapping[str, Any] = fields["arm"]
-    return (
-        (fields["load"], arm["name"], fields["block"]),
-        arm,
-        _BLOCK.validate_python(fields["timings"]),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """
-    Running servers: a solver over the pair, one in which the large model has a second replica, if
-    there is one.
-    """
-
-    pair: Solver
-    two_large: Solver | None = None
-
-    def solver(self, arm: Arm) -> Solver:
-        return self.two_large if arm.name == TWO_LARGE.name and self.two_large else self.pair
-
-
-async def run_block(crowd: Crowd, name: str) -> Block:
-    """
-    Run the *crowd*. Raise `StepspecError`, with the *name* of the block, if all of its problems
-    fail.
-    """
-    measured = await crowd.run()
-    if all(timing.failure for timing in measured):
-        raise StepspecError(f"{name}: no problem was solved: {measured[0].failure}")
-    return measured

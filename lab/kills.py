@@ -29,6 +29,7 @@ from stepspec.api import Solver
 from stepspec.cli.program import script
 from stepspec.evals.progress import progress_bars
 from stepspec.evals.testbed.servers import PAIR, endpoint, miniature_servers
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, ReplicatedEndpoint
@@ -38,14 +39,13 @@ from stepspec.servers.launcher import Served, Server, launch
 
 from .faults import free_ports
 from .tables import Sheet
-from .worlds import find_world, fresh_tasks
 
 EXAMPLES = """
 Examples:
 
   python -m lab.kills                 # 50 solutions; a quarter of an hour
 
-  python -m lab.kills --solutions 6 --world long
+  python -m lab.kills --solutions 6
 """
 ROLES: tuple[Role, Role] = ("small", "large")
 PATIENCE = 180.0  # seconds for a killed server to be used again
@@ -95,9 +95,9 @@ class Killed:
 
 
 @asynccontextmanager
-async def immortals(profile: str, world: str) -> AsyncGenerator[dict[Role, list[Immortal]]]:
+async def immortals(profile: str) -> AsyncGenerator[dict[Role, list[Immortal]]]:
     """Start two servers of each model."""
-    described = miniature_servers(profile, (*PAIR, *PAIR), world=find_world(world))
+    described = miniature_servers(profile, (*PAIR, *PAIR))
     with TemporaryDirectory(prefix="stepspec-kills-") as name:
         ports = free_ports(len(described))
         servers = [
@@ -125,14 +125,13 @@ def settings(role: Role, servers: Sequence[Immortal]) -> Endpoint:
 
 
 async def measure(
-    solutions: int, profile: str, world: str, policy: str, seed: int, tick: Callable[[], object]
+    solutions: int, profile: str, policy: str, seed: int, tick: Callable[[], object]
 ) -> list[Killed]:
     """Kill a server during each of so many *solutions*, one after the other."""
-    rng = random.Random(seed)
-    found = list[Killed]()
-    tasks = fresh_tasks(min(solutions, 10), seed, world=world)
+    rng, found = random.Random(seed), list[Killed]()
+    tasks = fresh_tasks(min(solutions, 10), seed)
     async with AsyncExitStack() as stack:
-        servers = await stack.enter_async_context(immortals(profile, world))
+        servers = await stack.enter_async_context(immortals(profile))
         small, large = (settings(role, servers[role]) for role in ("small", "large"))
         solver = await stack.enter_async_context(
             Solver(small, large, sampling=GREEDY, policy=policy)
@@ -216,9 +215,6 @@ def main(
         int, typer.Option(min=1, help="Number of solutions, each with a kill.")
     ] = 50,
     profile: Annotated[str, typer.Option(help="Pacing profile of the servers.")] = "paced",
-    world: Annotated[
-        str, typer.Option(help="Problems of the miniature models: short, long.")
-    ] = "short",
     policy: Annotated[str, typer.Option("--policy", "-p", help="The method.")] = "specreason",
     seed: Annotated[
         int, typer.Option(help="Seed of the problems, the victims and the moments.")
@@ -229,7 +225,7 @@ def main(
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task("solutions with a kill", total=solutions)
         found = asyncio.run(
-            measure(solutions, profile, world, policy, seed, lambda: progress.advance(bar))
+            measure(solutions, profile, policy, seed, lambda: progress.advance(bar))
         )
     console.print(table(found))
     for each in (different := [each for each in found if not each.equal]):

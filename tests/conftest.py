@@ -37,7 +37,6 @@ FIRST = (  # what takes longest: groups and files
     *(
         "the paced pair",
         "test_eval",
-        "test_gpu",
         "a small model of another vocabulary",
         "test_speculation",
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.bench import NESTED, THREE
-from lab.worlds import SHORT, find_world
+from lab.worlds import SHORT
 from stepspec import policies
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
@@ -114,7 +114,7 @@ def test_a_miniature_recipe_equals_the_pair_of_the_testbed(name: str) -> None:
     check_pair(pair, inspect_machine(pair))
     for ours, theirs in zip(
         servers(pair),
-        miniature_servers("off", MINIATURE[name], world=find_world(SHORT)),
+        miniature_servers("off", MINIATURE[name], world=SHORT),
         strict=True,
     ):
         assert Path(ours.model) == Path(theirs.model).resolve()

@@ -178,7 +178,7 @@ def test_options_belong_to_the_policy_that_was_set_with_them(
     assert settings.load(policy="specreason").options == {}
 
 
-HTTP = {"kind": "http", "url": "http://c:1"}
+DECISIONS = {"kind": "decisions", "url": "http://c:1"}
 
 
 @pytest.mark.parametrize(
@@ -215,11 +215,11 @@ HTTP = {"kind": "http", "url": "http://c:1"}
             "small.large.url: Field required",
         ),
         ({"small": {"url": "http://a", "large": "http://b"}}, "unknown setting 'small.large'"),
-        ({"critic": {"kind": "http"}}, "critic.url: Field required"),
-        ({"critic": {**HTTP, "kind": "htp"}}, "'reward-model', 'http', 'decisions', 'function'"),
-        ({"critic": {**HTTP, "layout": "chat"}}, "unknown setting 'critic.layout'"),
-        ({"critic": {**HTTP, "fallback": "guess"}}, "critic.fallback"),
-        ({"critic": {**HTTP, "seconds": 0}}, "critic.seconds"),
+        ({"critic": {"kind": "decisions"}}, "critic.url: Field required"),
+        ({"critic": {**DECISIONS, "kind": "http"}}, "'reward-model', 'decisions', 'function'"),
+        ({"critic": {**DECISIONS, "layout": "chat"}}, "unknown setting 'critic.layout'"),
+        ({"critic": {**DECISIONS, "fallback": "guess"}}, "critic.fallback"),
+        ({"critic": {**DECISIONS, "seconds": 0}}, "critic.seconds"),
         ({"critic": {"url": "http://c:1", "judges": "answer"}}, "unknown setting 'critic.judges'"),
     ],
 )

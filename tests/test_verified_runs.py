@@ -19,7 +19,7 @@ from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import AnswerJudged, Event, FellBack
 from stepspec.orchestrator.trace import Recorder, Stopwatch
-from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier
+from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
 from stepspec.servers.doctor import diagnose_critic, render
 from stepspec.servers.doctor.report import Report
 from stepspec.settings import load
@@ -141,25 +141,18 @@ def test_a_policy_that_needs_rated_steps_refuses_a_verifier_of_answers() -> None
 
 def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(load(critic="http://c:1").critic, CriticEndpoint)
-    http = load(
-        critic={"kind": "http", "url": "http://c:1/v1/judge", "seconds": 3, "fallback": "fail"}
+    served = load(
+        critic={"kind": "decisions", "url": "http://c:1/v1", "seconds": 3, "fallback": "fail"}
     ).critic
-    assert isinstance(http, HttpVerifier)
-    assert (http.url, http.address.url, http.path) == (
-        "http://c:1/v1/judge",
-        "http://c:1",
-        "/v1/judge",
-    )
-    assert (http.address.deadlines.total, http.address.deadlines.connect) == (3, 3)
-    assert isinstance(
-        load(critic={"kind": "decisions", "url": "http://c:1/v1"}).critic, DecisionsVerifier
-    )
+    assert isinstance(served, DecisionsVerifier)
+    assert served.url == "http://c:1"
+    assert (served.address.deadlines.total, served.address.deadlines.connect) == (3, 3)
     assert isinstance(load(critic=says_42).critic, FunctionVerifier)
-    monkeypatch.setenv("STEPSPEC_CRITIC__KIND", "http")
-    monkeypatch.setenv("STEPSPEC_CRITIC__URL", "http://d:1/judge")
+    monkeypatch.setenv("STEPSPEC_CRITIC__KIND", "decisions")
+    monkeypatch.setenv("STEPSPEC_CRITIC__URL", "http://d:1")
     monkeypatch.setenv("STEPSPEC_CRITIC__API_KEY", "secret")
     from_variables = load().critic
-    assert isinstance(from_variables, HttpVerifier)
+    assert isinstance(from_variables, DecisionsVerifier)
     assert from_variables.api_key is not None
 
 

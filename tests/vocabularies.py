@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from lab.vocabularies import VOCABULARIES, VocabularyUnavailable, tokenizer_file
 from stepspec.evals.testbed.servers import MODELS
+
+from .vocabulary_packages import VOCABULARIES, VocabularyUnavailable, tokenizer_file
 
 CACHE = Path(__file__).parent.parent / "build" / "vocabularies"
 MINIATURE = "miniature"  # the testbed's own vocabulary, which is always there

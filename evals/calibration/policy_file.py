@@ -152,35 +152,34 @@ class CalibrationSettings:
 
     @property
     def confidence(self) -> float:
-        return round(1 - self.result.level, 6)
+        return round(1 - self.result.test.level, 6)
 
     def summary(self) -> str:
         """The promise in one sentence, or the number of problems that it would take."""
-        c, best = self.result, self.result.loosest
+        result = self.result
+        limit = result.test.limit
+        best = result.loosest
         if best is not None:
-            attempts = f", all {c.attempt} attempts together" if c.attempt > 1 else ""
             return (
                 f"With {self.threshold.option} = {best.threshold:g}, {self.policy} loses at most"
-                f" {c.limit:.1%} of such problems to the large model alone, at"
-                f" {self.confidence:.0%} confidence{attempts}."
+                f" {limit:.1%} of such problems to the large model alone, at"
+                f" {self.confidence:.0%} confidence."
             )
-        strictest = c.tested[0]
+        strictest = result.tested[0]
         failure = (
             f"No {self.threshold.option} of {self.policy} can be promised: at"
             f" {strictest.threshold:g}, the strictest, {strictest.paired.n} problems with"
             f" {strictest.paired.lost} lost and {strictest.paired.gained} gained do not show that"
-            f" the loss is at most {c.limit:.1%} at {self.confidence:.0%} confidence."
+            f" the loss is at most {limit:.1%} at {self.confidence:.0%} confidence."
         )
-        if c.problems_needed is None:
+        if result.problems_needed is None:
             return (
                 f"{failure} Nor would more problems at these rates: the loss itself is no less than"
                 " the limit."
             )
-        least = c.next_test.needed()
         return (
-            f"{failure} At these rates {c.problems_needed:,} problems would do in another attempt"
-            f" with these trials, and with nothing lost at all {least:,}: the same command with a"
-            " larger --limit, if there are so many."
+            f"{failure} At these rates {result.problems_needed:,} problems would do: a new"
+            " calibration, on problems that were not used in this one."
         )
 
     def table(self) -> Table:
@@ -214,16 +213,15 @@ class CalibrationSettings:
 
     def toml(self) -> str:
         """The settings file. Raise `ConfigurationError` if nothing can be promised."""
-        c, best = self.result, self.result.loosest
+        best = self.result.loosest
         if best is None:
             raise ConfigurationError(self.summary())
         calibration = {
             "policy": self.policy,
             "option": self.threshold.option,
             "value": float(best.threshold),
-            "max_loss": c.limit,
+            "max_loss": self.result.test.limit,
             "confidence": self.confidence,
-            "attempt": c.attempt,
             "benchmark": self.benchmark,
             "problems": best.paired.n,
             "lost": best.paired.lost,

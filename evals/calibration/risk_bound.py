@@ -23,9 +23,6 @@ if TYPE_CHECKING:  # the functions import numpy and scipy: `stepspec` has to sta
 NUISANCE_SHARE = 0.1  # of the level, spent on the unknown share of gained problems
 NUISANCE_POINTS = 48
 MOST_PROBLEMS = 1_000_000
-FIRST_SHARE = 0.8  # of the level, for the first attempt
-BETS = 50
-MOST_LOG_CAPITAL = 700.0  # beyond it a float overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,47 +114,20 @@ def _at_most(
     return summed
 
 
-def betting_p_value(paired: Paired, limit: float) -> float:
-    """
-    A p-value that stays valid however often it is computed while problems are added, and whenever
-    one stops.
-
-    One over the capital of a gambler who bets, before each problem, that less than the *limit* is
-    lost: were the true loss the limit or more, the capital would hardly ever be large at any time
-    (Ville, 1939). The bets are spread over `BETS` stakes, up to the one that a single loss ruins
-    (Waudby-Smith and Ramdas, arXiv:2010.09686). It takes more problems than the exact test, whose
-    number of problems is fixed beforehand.
-    """
-    import numpy as np
-
-    stakes = np.arange(1, BETS + 1) / BETS / (1 - limit)
-    with np.errstate(divide="ignore"):
-        ruin = paired.lost * np.log1p(-stakes * (1 - limit)) if paired.lost else np.zeros(BETS)
-    gain = paired.gained * np.log1p(stakes * (1 + limit))
-    rest = (paired.n - paired.lost - paired.gained) * np.log1p(stakes * limit)
-    capital = float(np.mean(np.exp(np.minimum(ruin + gain + rest, MOST_LOG_CAPITAL))))
-    return min(1.0, 1 / capital) if capital > 0 else 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class LossTest:
     """
-    A test whether a loss is below the *limit*; *level* is the probability that it says so and is
-    wrong.
-
-    The first attempt gets four fifths of the level: an exact test on a number of problems that is
-    fixed beforehand. All further attempts together (*again*) get the rest: a test that may be
-    repeated on any number of problems. So the level holds for all attempts, and problems may be
-    added after an attempt that failed.
+    An exact test whether a loss is below a limit, on a number of problems that is fixed beforehand.
     """
 
     limit: float
+    """The largest loss that may be promised, as a share of all problems."""
     level: float
-    again: bool = False
+    """The probability that the test passes although the loss is at the limit or above."""
 
     def p(self, paired: Paired) -> float:
         """
-        The p-value of *paired*, to be compared with the whole level.
+        The p-value of *paired*, to be compared with the level.
 
         It is 1 on fewer problems than would do if nothing were lost, also where much is gained:
         none is tried.
@@ -167,9 +137,7 @@ class LossTest:
     def _p(self, paired: Paired) -> float:
         if paired.n == 0 or self.limit >= 1:
             return 1.0 if paired.n == 0 else 0.0
-        if self.again:
-            return min(1.0, betting_p_value(paired, self.limit) / (1 - FIRST_SHARE))
-        return min(1.0, p_value(paired, self.limit, FIRST_SHARE * self.level) / FIRST_SHARE)
+        return p_value(paired, self.limit, self.level)
 
     def at(self, threshold: float, paired: Paired) -> ThresholdTest:
         """Test the outcome at a *threshold*."""

@@ -13,7 +13,6 @@ from typing import TypeAlias
 from pydantic import TypeAdapter
 
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import Threshold
 
 from ..store import REMEDY, JsonlStore
@@ -32,29 +31,7 @@ class CalibrationRun:
     right: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStart:
-    """The start of an attempt on the first *problems*, whose digest this is."""
-
-    problems: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptEnd:
-    """
-    The end of an attempt on the first *problems*, with a promise or without, for these *values*.
-    """
-
-    problems: int
-    limit: float
-    level: float
-    values: tuple[float, ...]
-
-
-_LINE: TypeAdapter[CalibrationRun | AttemptEnd | AttemptStart] = TypeAdapter(
-    CalibrationRun | AttemptEnd | AttemptStart
-)
+_LINE = TypeAdapter(CalibrationRun)
 SolveAt: TypeAlias = Callable[[int, float | None], Awaitable[CalibrationRun]]
 """
 Solves one problem, named by its index, at one value of the threshold (None: the large model alone).
@@ -64,16 +41,13 @@ Solves one problem, named by its index, at one value of the threshold (None: the
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
     """
-    The result of a search: the *tested* values in order.
-
-    *attempt* numbers the attempts that share their runs; *limit* and *level* are those of all
-    attempts together.
+    The result of a search.
     """
 
-    limit: float
-    level: float
+    test: LossTest
+    """The test that every value had to pass."""
     tested: tuple[ThresholdTest, ...]
-    attempt: int = 1
+    """The tested values, the strictest first."""
 
     @property
     def loosest(self) -> ThresholdTest | None:
@@ -83,15 +57,11 @@ class CalibrationResult:
     @property
     def problems_needed(self) -> int | None:
         """
-        The problems that another attempt needs for the first value that failed; None if no number
+        The problems that the first value that failed needs at its observed rates; None if no number
         would do.
         """
         failed = next((test for test in self.tested if not test.holds), None)
-        return self.next_test.needed(failed.paired) if failed else None
-
-    @property
-    def next_test(self) -> LossTest:
-        return LossTest(self.limit, self.level, again=True)
+        return self.test.needed(failed.paired) if failed else None
 
 
 class RunMemory:
@@ -105,58 +75,21 @@ class RunMemory:
 
 
 class RunStore(JsonlStore, RunMemory):
-    """All runs and attempts so far, one line each."""
+    """All runs so far, one line each."""
 
-    started: list[AttemptStart]
-    ended: list[AttemptEnd]
+    remedy = (
+        "one calibration makes one promise; for a new one, take problems that no calibration has"
+        f" used, and {REMEDY}"
+    )
 
     def add(self, run: CalibrationRun) -> None:
         """Keep *run*; it is on disk when this returns."""
         super().add(run)
         self.write(asdict(run))
 
-    def start_attempt(self, digests: Sequence[str]) -> None:
-        """
-        Start an attempt on problems with these *digests*: of no problem, of the first one, and so
-        on to all of them.
-
-        Raise `ConfigurationError` if the file holds runs on other problems, or on more.
-        """
-        start = AttemptStart(len(digests) - 1, digests[-1])
-        for earlier in self.started:
-            if earlier.problems > start.problems:
-                raise ConfigurationError(
-                    f"{self.path} holds runs on {earlier.problems:,} problems, and these are "
-                    f"{start.problems:,}: take as many or more, {REMEDY}"
-                )
-            if digests[earlier.problems] != earlier.digest:
-                raise ConfigurationError(f"{self.path} holds runs on other problems: {REMEDY}")
-        if start not in self.started:
-            self.started.append(start)
-            self.write(asdict(start))
-
-    def attempt_number(self, end: AttemptEnd) -> int:
-        """
-        The number of the attempt that ends with *end*, which may have been recorded already,
-        whatever its limit.
-        """
-        return (*self.ended, end).index(end) + 1
-
-    def end_attempt(self, end: AttemptEnd) -> None:
-        if end not in self.ended:
-            self.ended.append(end)
-            self.write(asdict(end))
-
     def _read(self) -> None:
-        self.done, self.started, self.ended = {}, [], []
-        for record in self.records(_LINE.validate_json, "trial"):
-            match record:
-                case CalibrationRun():
-                    self.done[record.problem, record.value] = record
-                case AttemptStart():
-                    self.started.append(record)
-                case AttemptEnd():
-                    self.ended.append(record)
+        runs = self.records(_LINE.validate_json, "trial")
+        self.done = {(run.problem, run.value): run for run in runs}
 
 
 async def search(
@@ -187,4 +120,4 @@ async def search(
         tested.append(test.at(value, Paired.of(large, await solve_all(value))))
         if not tested[-1].holds:
             break
-    return CalibrationResult(test.limit, test.level, tuple(tested))
+    return CalibrationResult(test, tuple(tested))

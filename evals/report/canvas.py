@@ -32,7 +32,7 @@ class Markup(str):
 
 def element(name: str, *children: str, **attributes: Attribute) -> Markup:
     """
-    Build an element. *class_* is the attribute class, *data_author* data-author; None and False are
+    Build an element. *class_* is the attribute class, *aria_label* aria-label; None and False are
     left out.
     """
     inner = join(*children)
@@ -75,8 +75,8 @@ INK, SOFT, EDGE, LINE, CARD = (
     PLACEHOLDERS[name] for name in ("ink", "soft", "edge", "line", "card")
 )
 METADATA = {"Date": None, "Creator": None, "Type": None, "Format": None}
-KINDS = re.compile(r' id="(mark|part|label)"')
-OTHER_NAMES = re.compile(r' id="(?:\w+_\d+|[\w.]+_\d+|wasted)"')
+KINDS = re.compile(r' id="(mark|label)"')
+OTHER_NAMES = re.compile(r' id="(?:\w+_\d+|[\w.]+_\d+)"')
 STYLE = re.compile(r' style="([^"]*)"')
 FONT = re.compile(r"(?:^|; )font: (?:\w+ )?([\d.]+)px [^;]*")
 TAG = re.compile(r"<[^<>]*>")
@@ -99,7 +99,6 @@ SETTINGS: Any = {
     "ytick.color": SOFT,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
-    "hatch.linewidth": 2.0,
     "legend.frameon": False,
 }
 

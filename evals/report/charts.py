@@ -1,27 +1,26 @@
 # pyright: reportUnknownMemberType=false
 """
-The charts of a report, drawn by matplotlib: bars, intervals, accuracy against time.
+The charts of a report, drawn by matplotlib: intervals, accuracy against time.
 
 Each function returns a drawing with a text for screen readers. Nothing is told
-by colour alone: models and methods differ in their marks, and discarded parts are hatched.
+by colour alone: models and methods differ in their marks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from ..arms import LARGE
 from ..results import Interval
-from .canvas import CARD, EDGE, INK, PLACEHOLDERS, SOFT, WIDTH, Markup, plot, styled, svg
+from .canvas import CARD, EDGE, INK, PLACEHOLDERS, WIDTH, Markup, plot, styled, svg
 from .figures import ArmFigures, by_time
 
-ROW = 42.0  # pixels of a bar with its name
-COLOURS = {**PLACEHOLDERS, "method": INK, "bound": EDGE, "judging": SOFT}
+COLOURS = {**PLACEHOLDERS, "method": INK, "bound": EDGE}
 SHAPES = "oD^vP*Xph<>"  # of methods; a square is the large model's, a disc the small one's
 
 
@@ -30,79 +29,6 @@ def author(f: ArmFigures) -> str:
     if f.alone:
         return "small" if f.arm.policy == "small" else "large"
     return "critic" if f.arm.like else "method" if f.method else "bound"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a bar: its *author* gives its colour, and it is hatched if it was *wasted*."""
-
-    name: str
-    author: str
-    amount: float
-    wasted: bool = False
-
-
-Parts: TypeAlias = Callable[[ArmFigures], Sequence[Part]]
-Rows: TypeAlias = Sequence[tuple[str, Sequence[Part], str]]
-
-
-def step_parts(f: ArmFigures) -> list[Part]:
-    return [
-        Part("small", "small", f.steps.small),
-        Part("large", "large", f.steps.large),
-        Part("rejected", "small", f.steps.rejected, wasted=True),
-        Part("lost bets", "judging", f.steps.lost, wasted=True),
-    ]
-
-
-def token_parts(f: ArmFigures) -> list[Part]:
-    small = f.spent.get("small")
-    large = f.spent.get("large")
-    return [
-        Part("small, kept", "small", small.kept if small else 0.0),
-        Part("large, kept", "large", large.kept if large else 0.0),
-        Part("small, discarded", "small", small.discarded if small else 0.0, wasted=True),
-        Part("large, discarded", "large", large.discarded if large else 0.0, wasted=True),
-    ]
-
-
-@styled
-def stacked(rows: Rows, unit: str) -> Markup:
-    """Draw a stacked bar for each of the *rows*: name, parts, and a suffix of the total."""
-    figure, axes = plot(WIDTH, ROW * len(rows) + 12)
-    longest = max(sum(part.amount for part in parts) for _, parts, _ in rows) or 1.0
-    for row, (name, parts, suffix) in enumerate(rows):
-        start = 0.0
-        for part in parts:
-            if part.amount:
-                _bar(axes, row, start, part)
-            start += part.amount
-        axes.text(0, row - 0.3, name, color=INK, gid="label")
-        axes.text(longest, row - 0.3, f"{start:.1f} {unit}{suffix}", ha="right")
-    axes.set(xlim=(0, longest), ylim=(len(rows) - 0.6, -0.75))
-    axes.set_axis_off()
-    amounts = [
-        (name, [f"{part.name} {part.amount:.1f}" for part in parts if part.amount])
-        for name, parts, _ in rows
-    ]
-    label = "; ".join(f"{name}: {', '.join(each)}" for name, each in amounts)
-    return svg(figure, f"{unit} of a problem. {label}")
-
-
-def _bar(axes: Axes, row: int, start: float, part: Part) -> None:
-    colour = COLOURS[part.author]
-    look: dict[str, Any] = (
-        {"facecolor": CARD, "hatch": "////"} if part.wasted else {"facecolor": colour}
-    )
-    axes.barh(
-        row,
-        part.amount,
-        0.36,
-        start,
-        edgecolor=colour,
-        gid="wasted" if part.wasted else "part",
-        **look,
-    )
 
 
 def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:

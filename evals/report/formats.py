@@ -1,4 +1,4 @@
-"""A report as HTML (one document that loads nothing), Markdown and JSON."""
+"""A report as HTML (one document that loads nothing) and as JSON."""
 
 from __future__ import annotations
 
@@ -125,20 +125,12 @@ def _block(name: str, block: Block, stamp: str) -> Markup:
 
 
 def _figure(plot: Plot, stamp: str, heading: str = "h4") -> Markup:
-    keys = element("ul", *map(_key, plot.keys), class_="legend") if plot.keys else Markup()
     note = element("p", _with_code(plot.note), class_="note")
     caption = element("figcaption", note, element("p", stamp, class_="stamp"))
     drawing = element(
         "div", plot.draw(), class_="drawing", tabindex="0", role="region", aria_label=plot.title
     )
-    return element("figure", element(heading, plot.title), drawing, keys, caption, class_="card")
-
-
-def _key(key: tuple[str, str, bool]) -> Markup:
-    name, author, wasted = key
-    return element(
-        "li", element("span", class_="swatch", data_author=author, data_wasted=wasted), name
-    )
+    return element("figure", element(heading, plot.title), drawing, caption, class_="card")
 
 
 def _table(table: Table, stamp: str) -> Markup:
@@ -191,59 +183,6 @@ def _provenance(name: str, section: Section) -> Markup:
 
 def _read(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
-
-
-def to_markdown(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
-    """Render the tables of the report, without plots; *origin* is as for `to_html`."""
-    lines = ["# Report", "", origin, "The plots are in report.html.", ""]
-    for section, links in sections:
-        lines += _section_lines(section, links)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _section_lines(section: Section, links: Links) -> Iterator[str]:
-    yield from (f"## {_escape(section.title)}", "", _escape(section.stamp), "")
-    yield from _summary_lines(summarise(section))
-    for remark in section.remarks:
-        yield from (f"> {remark}", "")
-    for block in blocks(section, links):
-        yield from (f"### {block.title}", "")
-        for table in block.tables:
-            yield from _table_lines(table, section.stamp)
-    yield from ("### How it was measured", "")
-    yield from (f"- **{name}**: {_escape(value)}" for name, value in provenance(section))
-    yield ""
-
-
-def _summary_lines(summary: Summary) -> Iterator[str]:
-    if summary.headline:
-        yield from (f"**{_escape(summary.headline)}**", "")
-    if summary.sentences:
-        yield from (f"- **{_escape(name)}**: {_escape(said)}" for name, said in summary.sentences)
-        yield ""
-    yield from (summary.note, "")
-
-
-def _table_lines(table: Table, stamp: str) -> Iterator[str]:
-    yield from (f"**{_escape(table.title)}**", "")
-    rule = ["---" if index < table.words else "--:" for index in range(len(table.columns))]
-    for cells in (table.columns, rule, *table.rows):
-        yield f"| {' | '.join(map(_cell_text, cells))} |"
-    yield from ("", f"{table.note} *{_escape(stamp)}*".strip(), "")
-
-
-def _cell_text(cell: Cell) -> str:
-    return f"[{_escape(cell.text)}]({cell.target})" if isinstance(cell, Link) else _escape(cell)
-
-
-def _escape(text: str) -> str:
-    """
-    Join *text* to one line and escape the characters that have a meaning in Markdown, of which
-    problems are full.
-    """
-    return "".join(
-        f"\\{char}" if char in "\\|*_<>`$[]" else char for char in " ".join(text.split())
-    )
 
 
 def to_json(sections: Sequence[Section], origin: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The layout of a section in every format: blocks of plots and tables, in their order."""
+"""The layout of a section: blocks of plots and tables, in their order."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ MAX_PROBLEM = 220  # characters of a problem that are shown
 @dataclass(frozen=True, slots=True)
 class Plot:
     """
-    A plot of the page, and what will *draw* it, which only the page needs.
-
-    *keys* are its legend: a name, the author that gives the colour, whether it is hatched.
+    A plot of the page.
     """
 
     title: str
+    """Its heading."""
     note: str
+    """What it shows, in sentences."""
     draw: Callable[[], Markup]
-    keys: tuple[tuple[str, str, bool], ...] = ()
+    """Draws it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,7 @@ def summarise(section: Section) -> Summary:
 
 
 def blocks(section: Section, links: Links) -> Iterator[Block]:
-    ran = [f for f in section.figures if not f.bound]
-    compared = any(f.arm.name != section.baseline for f in ran)
+    compared = any(f.arm.name != section.baseline for f in section.figures if not f.bound)
     yield Block(
         "Accuracy and time",
         (
@@ -103,10 +102,7 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
     )
     yield Block(
         "Steps and tokens by author",
-        (
-            _stacked("Steps", ran, charts.step_parts, lambda f: ""),
-            _stacked("Tokens", ran, charts.token_parts, _judging_tokens),
-        ),
+        (),
         (tables.steps_table(section), tables.tokens_table(section)),
     )
     titles = {
@@ -125,34 +121,6 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
 def _join_names(arms: list[ArmFigures]) -> str:
     *others, last = [f.arm.name for f in arms]
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def _judging_tokens(f: ArmFigures) -> str:
-    judging = sum(account.judging for account in f.spent.values())
-    return f", judging {judging:.0f}" if judging else ""
-
-
-def _stacked(
-    title: str, ran: list[ArmFigures], parts: charts.Parts, suffix: Callable[[ArmFigures], str]
-) -> Plot:
-    rows = [(f.arm.name, parts(f), suffix(f)) for f in ran]
-    unit = title.split()[0].lower()
-    keys = tuple(
-        (part.name, part.author, part.wasted)
-        for index, part in enumerate(rows[0][1])
-        if any(row_parts[index].amount for _, row_parts, _ in rows)
-    )
-    return Plot(
-        f"{title} of a problem",
-        f"Means over all samples. Hatched {unit} were discarded."
-        + (
-            " Judging: tokens read to judge, which cost far less than written ones."
-            if unit == "tokens"
-            else ""
-        ),
-        partial(charts.stacked, rows, unit),
-        keys,
-    )
 
 
 def _case_table(title: str, cases: tuple[Case, ...], section: Section, links: Links) -> Table:

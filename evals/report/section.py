@@ -115,11 +115,6 @@ class Section:
                 " that load, and busy seconds are an upper bound, because requests of different"
                 " runs shared the servers."
             )
-        if len(self.run.folders) > 1:
-            remarks.append(
-                f"Merged from {len(self.run.folders)} run folders: arms of different folders were"
-                " not interleaved, and drift between the runs affects their ratios."
-            )
         if half := self.run.about.get("half"):
             remarks.append(
                 f"Only the half of the benchmark that is reserved for the {half} was used."
@@ -131,12 +126,12 @@ class Section:
 
     def _sharing(self, concurrency: int) -> list[str]:
         """Sentences about hardware that arms, or the two models, share."""
-        apart, remarks = self.run.about.get("apart", False), list[str]()
-        if concurrency > 1 and not apart:
+        remarks: list[str] = []
+        if concurrency > 1:
             remarks.append(
                 "Runs of different arms were in flight at the same time and shared the servers: an"
-                " arm is slower beside a demanding one. `stepspec eval --apart` runs the arms one"
-                " after the other."
+                " arm is slower beside a demanding one. To avoid that, measure each arm in a run of"
+                " its own, or with --concurrency 1."
             )
         places = [
             (server["role"], urlsplit(str(server["url"])).hostname)
@@ -179,9 +174,8 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
         )
     figures = compute_figures(run.done, run.arms, run.repeats, baseline)
     if not figures:
-        names = ", ".join(str(folder.path) for folder in run.folders)
         raise ConfigurationError(
-            f"{names}: no problem was solved by all arms yet; go on with the same `stepspec eval`"
+            f"{run.path}: no problem was solved by all arms yet; go on with the same `stepspec eval`"
         )
     samples = samples_by_number(run.done, run.arms, run.repeats)
     return Section(
@@ -236,9 +230,8 @@ def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:
 def provenance(section: Section) -> Iterator[tuple[str, str]]:
     """Yield the rows, name and value, of the list "How it was measured"."""
     about, (first, *_) = section.run.about, section.run.sessions
-    benchmark = section.run.folders[0].record["benchmark"]
-    for folder in section.run.folders:
-        yield "run folder", str(folder.path)
+    benchmark = section.run.record["benchmark"]
+    yield "run folder", str(section.run.path)
     for command in section.commands:
         yield "command", command
     yield "measured", _times(section)
@@ -249,7 +242,7 @@ def provenance(section: Section) -> Iterator[tuple[str, str]]:
             f" {about['problems']}"
         ),
     )
-    yield "graded as", ", ".join(section.run.folders[0].metrics)
+    yield "graded as", ", ".join(section.run.metrics)
     yield "sampling", _join(about["sampling"])
     yield "budget", _join(about["budget"])
     yield (
@@ -268,7 +261,7 @@ def _prompts(section: Section) -> str:
     about, first = section.run.about, section.run.sessions[0]
     replaced: Mapping[str, str] = about.get("prompts", {})
     methods = [METHODS[arm.policy] for arm in section.run.arms if arm.policy in METHODS]
-    template: str | None = section.run.folders[0].record["benchmark"].get("prompt")
+    template: str | None = section.run.record["benchmark"].get("prompt")
     names = {*replaced, *(name for method in methods for name in method.prompts)}
     of_template = {template: about["prompt"]} if template and about.get("prompt") else {}
     hashes: Mapping[str, str] = {**of_template, **first.get("prompts", {}), **replaced}

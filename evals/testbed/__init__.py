@@ -1,4 +1,4 @@
 """
-The miniature pair: tiny trained models that real vLLM serves on a CPU, with their problems and
-training.
+The miniature pair: tiny trained models that real vLLM serves on a CPU, with their
+problems.
 """

@@ -36,7 +36,6 @@ PROFILES = Path(__file__).with_name("profiles.toml")
 # a folder with the metadata of a distribution, for the servers' PYTHONPATH
 PLUGIN = Path(__file__).parent / "plugin"
 ARCHITECTURE = "PacedQwen3ForCausalLM"
-JUDGE = "large"  # the weights of the large model, which judges, where no other ones are named
 PAIR = ("large", "small")
 TINY = "tiny"  # drafts for the small model in a nested pair
 SERVED = "testbed-"  # the prefix of the names under which the models are served
@@ -102,17 +101,13 @@ class World:
     name: str
     """The name of the world."""
     folders: tuple[Path, ...]
-    """The folders that may have its models."""
+    """The folders of its models. The first folder that has a model counts."""
     context: int
     """The longest context, in tokens."""
     cache: int
     """The size of a server's key-value cache, in MiB."""
-    judge: str = JUDGE
-    """The name of the large model's weights."""
     sequences: int = SEQUENCES
     """Requests that a server runs at the same time."""
-    trainer: str = "`python -m lab.training train` in the repository"
-    """The command that makes the models."""
 
     def model(self, name: str) -> Path:
         """Return the folder of the model *name*. Raise `ConfigurationError` if there is none."""
@@ -120,7 +115,8 @@ class World:
             if (folder / name / "config.json").is_file():
                 return folder / name
         raise ConfigurationError(
-            f"no miniature model at {self.folders[0] / name}; {self.trainer} makes it"
+            f"no miniature model at {self.folders[0] / name}: install stepspec again, which brings"
+            " the models along"
         )
 
     @property
@@ -237,10 +233,9 @@ def miniature_servers(
     """
     Describe the servers of *roles*, which are names of the world's models.
 
-    A server serves ``testbed-<role>``. The large role has the weights of the world's judge, and
-    serves ``testbed-<judge>``. The second server of a role is called ``<role>-2``. *speculation* is
-    by role. *drafter* is the model of ``draft_model``; None: the small model. Raise
-    `ConfigurationError` for an unknown profile and for a missing model.
+    A server serves ``testbed-<role>``. The second server of a role is called ``<role>-2``.
+    *speculation* is by role. *drafter* is the model of ``draft_model``; None: the small model.
+    Raise `ConfigurationError` for an unknown profile and for a missing model.
     """
     drafting = {
         role: kind.configuration(str(drafter or world.model(DRAFTER)))
@@ -249,8 +244,7 @@ def miniature_servers(
     counts = Counter[str]()
     servers: list[Server] = []
     for role in roles:
-        model = world.model(world.judge if role == "large" else role)
-        server = _server(profile, role, model, world.flags, drafting.get(role))
+        server = _server(profile, role, world.model(role), world.flags, drafting.get(role))
         counts[role] += 1
         if counts[role] > 1:
             server = replace(server, name=f"{role}-{counts[role]}")

@@ -14,10 +14,29 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lab.gpu.kit.gguf_names import tensor_name
-
+NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 PERMUTED = ("attn_q", "attn_k")  # of Llama, whose halves of each head GGUF interleaves
+
+
+def tensor_name(name: str) -> str | None:
+    """Hugging Face's name of a tensor; None for one that follows from the others."""
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("blk."):
+        _, number, part = stem.split(".", 2)
+        return f"model.layers.{number}.{LAYER[part]}.{kind}"
+    return f"{NAMES[stem]}.{kind}" if stem in NAMES else None
 
 
 def convert(file: Path, folder: Path) -> None:

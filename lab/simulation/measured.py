@@ -11,21 +11,14 @@ from statistics import fmean
 from typing import Any
 
 from lab.script import Script, Turn
-from lab.simulation.figures import BUDGET, SimulatedSolver, simulate, start_servers
-from lab.simulation.models import SimulatedEndpoint
-from lab.virtual_clock import run
+from lab.simulation.figures import simulate
 from stepspec.evals.arms import LARGE
 from stepspec.evals.sample import Arm
-from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 
 from .grid import CLOSE, GPUS, Pair, find_pair
 
-# tokens of the chain of `lab/gpu/kit/scripted.py`, and of its answer
-TOTAL = 800
-ANSWER = 9
-# tokens of its problem, and of the judge's question
-PROMPT = 120
-QUESTION = 110
+TOTAL, ANSWER = 800, 9  # tokens of the chain that was measured, and of its answer
+PROMPT, QUESTION = 120, 110  # tokens of its problem, and of the judge's question
 DRAWS = 8  # orders of good and bad drafts, whose mean is taken
 
 
@@ -93,24 +86,6 @@ def seconds(pair: Pair, arm: Arm, case: Measured) -> float:
     shared = pair.shared and arm.policy != LARGE.policy
     drawn = scripts(case, question)
     return simulate(case.at, arm, drawn, pair.small, pair.large, problems=DRAWS, shared=shared).mean
-
-
-def trace_of(pair: Pair, arm: Arm, case: Measured) -> list[Moment]:
-    """The events of one simulated chain."""
-    script = scripts(case, QUESTION)[0]
-
-    async def work() -> list[Moment]:
-        servers = start_servers(pair.small, pair.large, shared=pair.shared)
-        small, large = (
-            SimulatedEndpoint(role, servers[role], {"chain": script}) for role in ("small", "large")
-        )
-        recorder = Recorder(clock := Stopwatch())
-        async with SimulatedSolver(small, large) as solver:
-            options = arm.resolve(solver.settings.run)
-            await solver.solve("chain", options, observe=recorder, clock=clock, budget=BUDGET)
-        return recorder.moments
-
-    return run(work())[0]
 
 
 def floor(pair: Pair, case: Measured) -> float:

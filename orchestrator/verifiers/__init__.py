@@ -1,10 +1,10 @@
 """
-Verifiers: programs that judge a step or the answer, over HTTP or as a function, with a deadline and
-a fallback.
+Verifiers: programs that judge a step or the answer, as a function or a served classifier, with a
+deadline and a fallback.
 """
 
 from .functions import VERIFIERS, Candidate, VerifierFunction
-from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier
+from .settings import DecisionsVerifier, FunctionVerifier
 from .verifier import AnswerCheck, CheckedAnswer, ConnectedVerifier, LargeJudge, Verifier
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "ConnectedVerifier",
     "DecisionsVerifier",
     "FunctionVerifier",
-    "HttpVerifier",
     "LargeJudge",
     "Verifier",
     "VerifierFunction",

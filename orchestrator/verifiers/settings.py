@@ -5,8 +5,7 @@ I/O.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit, urlunsplit
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -23,15 +22,6 @@ from ..events import Fallback, Stage
 from . import functions
 
 CONNECT = 5.0  # seconds until a connection stands
-
-
-def _whole_url(url: str) -> str:
-    """Check *url*, of which everything counts: the path too, and a query."""
-    parts = urlsplit(url.strip())
-    base_url(urlunsplit((parts.scheme, parts.netloc, "", "", "")))
-    if parts.fragment:
-        raise ValueError(f"{url!r} has a fragment; write it like http://localhost:9000/judge")
-    return url.strip()
 
 
 class VerifierSettings(BaseModel, frozen=True, extra="forbid"):
@@ -62,50 +52,7 @@ class VerifierSettings(BaseModel, frozen=True, extra="forbid"):
         return self.judges in (stage, "both")
 
 
-class ServedVerifier(VerifierSettings, frozen=True):
-    """What the verifiers on a server have in common."""
-
-    api_key: Annotated[SecretStr | None, BeforeValidator(none_if_empty)] = None
-    """The key that the server expects as a bearer token."""
-    retries: int = Field(default=2, ge=0, le=10)
-    """Further attempts after a failed connection, a 408, a 429 or a 5xx."""
-
-    def _address(self, url: str, model: str | None = None) -> Address:
-        """The server at the base *url*, as the HTTP client knows one."""
-        deadlines = Deadlines(
-            connect=min(CONNECT, self.seconds), first=self.seconds, total=self.seconds
-        )
-        limits: dict[str, Any] = {"retries": self.retries, "max_concurrency": self.max_concurrency}
-        return Address(
-            role="critic", url=url, model=model, api_key=self.api_key, deadlines=deadlines, **limits
-        )
-
-
-class HttpVerifier(ServedVerifier, frozen=True):
-    """A verifier that is asked over HTTP."""
-
-    kind: Literal["http"] = "http"
-    """Always ``http``."""
-    url: Annotated[str, AfterValidator(_whole_url)]
-    """The URL to which candidates are posted."""
-
-    @property
-    def name(self) -> str:
-        return f"verifier at {self.url}"
-
-    @property
-    def path(self) -> str:
-        """What is posted to at the server."""
-        parts = urlsplit(self.url)
-        return urlunsplit(("", "", parts.path or "/", parts.query, ""))
-
-    @property
-    def address(self) -> Address:
-        parts = urlsplit(self.url)
-        return self._address(urlunsplit((parts.scheme, parts.netloc, "", "", "")))
-
-
-class DecisionsVerifier(ServedVerifier, frozen=True):
+class DecisionsVerifier(VerifierSettings, frozen=True):
     """
     A classifier or judge behind the Decisions API (``/v1/decisions``): vLLM 0.33, SGLang and OpenAI
     have it.
@@ -122,6 +69,10 @@ class DecisionsVerifier(ServedVerifier, frozen=True):
         min_length=1,
     )
     """The statement whose probability is the score."""
+    api_key: Annotated[SecretStr | None, BeforeValidator(none_if_empty)] = None
+    """The key that the server expects as a bearer token."""
+    retries: int = Field(default=2, ge=0, le=10)
+    """Further attempts after a failed connection, a 408, a 429 or a 5xx."""
 
     @property
     def name(self) -> str:
@@ -129,7 +80,19 @@ class DecisionsVerifier(ServedVerifier, frozen=True):
 
     @property
     def address(self) -> Address:
-        return self._address(self.url, self.model)
+        """The server, as the HTTP client knows one."""
+        deadlines = Deadlines(
+            connect=min(CONNECT, self.seconds), first=self.seconds, total=self.seconds
+        )
+        return Address(
+            role="critic",
+            url=self.url,
+            model=self.model,
+            api_key=self.api_key,
+            deadlines=deadlines,
+            retries=self.retries,
+            max_concurrency=self.max_concurrency,
+        )
 
 
 class FunctionVerifier(VerifierSettings, frozen=True):

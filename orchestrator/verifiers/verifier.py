@@ -1,5 +1,5 @@
 """
-Verifiers at work: on a server, over HTTP or the Decisions API, or a function.
+Verifiers at work: on a server with the Decisions API, or a function.
 
 `ConnectedVerifier` is what all runs share, `Verifier` that of one run, with deadline and fallback.
 One that fails, or is too late, is replaced for that candidate alone: the next one may be easier.
@@ -30,12 +30,12 @@ from ..errors import (
 from ..events import AnswerJudged, FellBack, Observer, Stage
 from ..interfaces import REQUEST, Model, RequestContext, requesting
 from .functions import VERIFIERS, Candidate, FunctionRater, read_rating
-from .settings import DecisionsVerifier, FunctionVerifier, HttpVerifier
+from .settings import DecisionsVerifier, FunctionVerifier
 
 YES, NO = "Yes", "No"
 QUESTION = "candidate"  # the name of the one question in a request for a decision
 
-AnyVerifier: TypeAlias = HttpVerifier | DecisionsVerifier | FunctionVerifier
+AnyVerifier: TypeAlias = DecisionsVerifier | FunctionVerifier
 
 
 class Rater(Protocol):
@@ -46,46 +46,6 @@ class Rater(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class HttpRater:
-    r"""
-    Posts candidates to the URL of a verifier, in the project's own JSON.
-
-    The request says what to judge::
-
-        {"stage": "answer", "problem": [{"role": "user", "content": "..."}], "steps": ["...",
-         "..."], "text": "... \\boxed{42}", "answer": "42"}
-
-    *stage* is "step" or "answer", *steps* are the texts of the steps before, and *text* is what is
-    to be judged; *answer*, of an answer alone, is the content of its last box or its last line. The
-    reply is ``{"score": 0.0, "reason": "..."}``, where the score is from 0 to 1 and the reason may
-    be left out.
-    """
-
-    def __init__(self, settings: HttpVerifier) -> None:
-        self._connection, self._path = Connection(settings.address), settings.path
-
-    async def close(self) -> None:
-        await self._connection.close()
-
-    async def rate(self, candidate: Candidate) -> Rating:
-        """Return the server's rating. Raise an `EndpointError` if there is none."""
-        body: Body = {
-            "stage": candidate.stage,
-            "problem": [
-                {"role": message.role, "content": message.content} for message in candidate.problem
-            ],
-            "steps": list(candidate.steps),
-            "text": candidate.text,
-            **({"answer": candidate.answer} if candidate.stage == "answer" else {}),
-        }
-        call = self._connection.call(JUDGE)
-        reply = await self._connection.post(call, self._path, body)
-        try:
-            return read_rating(reply.get("score"), reply.get("reason"))
-        except ValueError as exc:
-            raise call.error(MalformedReply, str(exc)) from exc
 
 
 class DecisionsRater:
@@ -197,8 +157,6 @@ class ConnectedVerifier:
 
 def _rater(settings: AnyVerifier) -> Rater:
     match settings:
-        case HttpVerifier():
-            return HttpRater(settings)
         case DecisionsVerifier():
             return DecisionsRater(settings)
         case FunctionVerifier(function=name):

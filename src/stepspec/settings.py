@@ -22,7 +22,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeInt,
-    PositiveInt,
     ValidationError,
 )
 from pydantic_core import ErrorDetails
@@ -38,7 +37,6 @@ from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, 
 from stepspec.orchestrator.verifiers import (
     DecisionsVerifier,
     FunctionVerifier,
-    HttpVerifier,
     VerifierFunction,
 )
 from stepspec.service.settings import ServiceSettings
@@ -69,14 +67,14 @@ __all__ = [
 ]
 
 REWARD_MODEL = "reward-model"
-CRITIC_KINDS = frozenset({REWARD_MODEL, "http", "decisions", "function"})
+CRITIC_KINDS = frozenset({REWARD_MODEL, "decisions", "function"})
 """The kinds of a critic. pydantic puts them into the locations of errors."""
 HASH_CHARACTERS = 16  # of a prompt's hash in a policy file
 _ABSENT = object()
 
 log = logging.getLogger("stepspec")
 
-Critic: TypeAlias = CriticEndpoint | HttpVerifier | DecisionsVerifier | FunctionVerifier
+Critic: TypeAlias = CriticEndpoint | DecisionsVerifier | FunctionVerifier
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 
@@ -117,7 +115,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     settings file holds it.
 
     With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone.
-    That holds for all attempts with the same trials together.
     """
 
     policy: str
@@ -130,8 +127,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     """The guarantee: at most this share of the problems is lost to the large model alone."""
     confidence: float = Field(gt=0, lt=1)
     """The confidence of the guarantee."""
-    attempt: PositiveInt = 1
-    """Which attempt with the same trials it was."""
     benchmark: str = ""
     """Where the problems are from."""
     problems: NonNegativeInt = 0

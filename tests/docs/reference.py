@@ -27,7 +27,7 @@ from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.nesting import NestedPair
 from stepspec.orchestrator.run_options import Limits, run_options
-from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier, HttpVerifier
+from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
 from stepspec.service.http.app import Service
 from stepspec.service.settings import Scaling, ServiceSettings
 from stepspec.service_factory import offer
@@ -69,7 +69,6 @@ TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
         FunctionVerifier,
         "A verifier that is a Python function ([verifiers](extend.md#a-verifier)).",
     ),
-    "critic over HTTP": (HttpVerifier, "A verifier that is asked over HTTP."),
     "critic by decisions": (
         DecisionsVerifier,
         "A classifier or judge that is served with the Decisions API.",

@@ -199,7 +199,7 @@ def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) 
     """
     coming = iter(remotes)
 
-    async def ask() -> RemoteWorker:
+    def ask() -> RemoteWorker:
         return next(coming, None) or replace(remotes[-1], calls=[], stopped=0)
 
     return WorkerPool(ask, workers, {"version": "2"}, console or SILENT)

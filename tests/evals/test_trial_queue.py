@@ -53,21 +53,6 @@ def test_a_control_waits_for_its_method_and_then_precedes_new_trials() -> None:
     assert dealer.take("one") is None
 
 
-def test_arms_that_are_kept_apart_follow_each_other() -> None:
-    plan = Plan(
-        (Task("a", Answer("1")), Task("b", Answer("2"))), ARMS[:3], GREEDY, Budget(512), apart=True
-    )
-    wanted = list(trials(plan))
-    assert [trial.arm.name for trial in wanted] == [arm.name for arm in ARMS[:3] for _ in range(2)]
-    dealer = TrialQueue(wanted, apart=True)
-    first = [dealer.take("one") for _ in range(3)]
-    assert first == [*wanted[:2], None]
-    dealer.done(wanted[0])
-    assert dealer.take("one") is None
-    dealer.done(wanted[1])
-    assert [dealer.take("one") for _ in range(2)] == wanted[2:4]
-
-
 def test_the_trials_of_a_lost_worker_precede_new_ones_and_it_gets_no_more() -> None:
     wanted = todo()
     dealer = TrialQueue(wanted)

@@ -209,7 +209,9 @@ def test_the_code_in_the_documents_is_that_of_the_example() -> None:
     assert [block.splitlines()[0] for block in blocks if block not in shown] == [
         "from functools import partial",
         "from stepspec import Candidate, Rating, solve",
-        *["[critic]"] * 3,  # of verifiers, which examples/verifier shows
+        "[critic]",  # of verifiers, which examples/verifier shows
+        "import httpx",
+        "[critic]",
         (
             'prompts_dir = "my-prompts"    # my-prompts/specreason.grade.txt replaces the question'
             " of SpecReason"

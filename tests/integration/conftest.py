@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from lab.worlds import SHORT, TOOLS, find_world
+from lab.worlds import SHORT, TOOLS
 from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ServerDied
@@ -66,23 +66,21 @@ def pair(forked: tuple[str, ...]) -> Generator[Pair]:
 @pytest.fixture(scope="session")
 def small_other(pair: Pair, forked: tuple[str, ...]) -> Generator[Pair]:
     """The same large model with the small one of another vocabulary."""
-    with serving(
-        miniature_servers("off", ["small-other"], world=find_world(SHORT)), forked
-    ) as served:
+    with serving(miniature_servers("off", ["small-other"], world=SHORT), forked) as served:
         yield replace(pair, small=served["small-other"])
 
 
 @pytest.fixture(scope="session")
 def tiny(forked: tuple[str, ...]) -> Generator[Served]:
     """The model that drafts for the small one in a nested pair."""
-    with serving(miniature_servers("off", ["tiny"], world=find_world(SHORT)), forked) as served:
+    with serving(miniature_servers("off", ["tiny"], world=SHORT), forked) as served:
         yield served["tiny"]
 
 
 @pytest.fixture(scope="module")
 def tool_pair(forked: tuple[str, ...]) -> Generator[Pair]:
     """The pair that calls tools; it makes room for others after each file."""
-    with serving(miniature_servers("off", world=find_world(TOOLS)), forked) as served:
+    with serving(miniature_servers("off", world=TOOLS), forked) as served:
         yield Pair(served["large"], served["small"])
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.random_pair import measure, servers
 from stepspec.policies import METHODS
+from tests.random_pair import measure, servers
 from tests.vocabularies import CACHE, real_vocabulary
 
 from .conftest import serving

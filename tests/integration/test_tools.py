@@ -17,8 +17,8 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from openai import AsyncOpenAI
 
-from lab.worlds.tool_problems import NO_CALLS, THREE_CALLS, Loop, Message, Problem, generate, tools
 from stepspec.orchestrator.answer import extract
+from tests.tool_problems import NO_CALLS, THREE_CALLS, Loop, Message, Problem, generate, tools
 
 from ..program import Program, serve
 from .clients.conftest import serving_pair

@@ -8,7 +8,7 @@ from typing import Any
 from openai import AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from lab.worlds.tool_problems import Loop, Message, Problem, tool_loop, tools
+from tests.tool_problems import Loop, Message, Problem, tool_loop, tools
 
 
 async def solve_with_tools(

@@ -46,12 +46,10 @@ def script(call: SolveCall) -> Solution:
 @dataclass
 class Servers:
     """
-    Replaces the servers; *warmed* and *worlds* are the arms and the world of each start, *solver*
-    solves for all.
+    Replaces the servers; *warmed* has the arms of each start, *solver* solves for all.
     """
 
     warmed: list[list[str]] = field(default_factory=list[list[str]])
-    worlds: list[str] = field(default_factory=list[str])
     solver: Pair = field(default_factory=lambda: Pair(script))
 
     @asynccontextmanager
@@ -61,10 +59,8 @@ class Servers:
         console: Console,
         warm_up: tuple[Arm, ...],
         *more: Any,
-        world: str,
         **nested: Any,
     ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
-        self.worlds.append(world)
         self.warmed.append([arm.name for arm in warm_up])
         yield self.solver.solver, {THREE.name: self.solver.solver}
 
@@ -149,42 +145,6 @@ def test_samples_of_other_problems_are_refused_and_discarded_with_fresh(
     measured(fresh_start=True)
     assert len(servers.solver.calls) == 24
     assert orjson.loads(samples(FIGURES).read_bytes().partition(b"\n")[0])["seed"] == 7
-
-
-@pytest.fixture
-def long_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained(*roles: str, world: str) -> str:
-        return f"{world} {' '.join(roles)}"
-
-    monkeypatch.setattr(bench, "weights_digest", trained)
-
-
-@pytest.mark.usefixtures("long_models")
-def test_the_long_world_has_problems_of_its_own_and_no_arm_of_three_models(
-    servers: Servers,
-) -> None:
-    measured(world="long", baselines=False, output=Path("long.json"))
-    assert servers.worlds == ["long"]
-    assert {len(call.problem.split(". ")) for call in servers.solver.calls} <= set(range(30, 80))
-    figures = orjson.loads(Path("long.json").read_bytes())
-    assert {arm["world"] for arm in figures} == {"long"}
-    assert THREE.name not in {arm["name"] for arm in figures}
-    with pytest.raises(ConfigurationError, match="no such arm: 'three models'"):
-        measured(THREE.name, world="long", output=Path("long.json"))
-
-
-@pytest.mark.usefixtures("long_models")
-@pytest.mark.parametrize("stacked", [False, True])
-def test_samples_of_another_world_are_another_run(servers: Servers, stacked: bool) -> None:
-    first: dict[str, Any] = {"output": FIGURES, "stacked": stacked, "baselines": not stacked}
-    measured(**first)
-    assert {arm["world"] for arm in orjson.loads(FIGURES.read_bytes())} == {"short"}
-    before = len(servers.worlds)
-    with pytest.raises(ConfigurationError, match=r"holds another run \(other: .*world"):
-        measured(**first, world="long")
-    assert len(servers.worlds) == before
-    measured(**first, world="long", fresh_start=True)
-    assert set(servers.worlds[before:]) == {"long"}
 
 
 @pytest.mark.parametrize("also", [{"baselines": True}, {"arm": "choose"}])

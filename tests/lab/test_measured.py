@@ -1,4 +1,4 @@
-"""The simulation beside the seconds of a real GPU, and the waits of a run by name."""
+"""The simulation beside the seconds of a real GPU."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from lab.gpu.waits import KEPT_VERDICT, LOST, REPAIR, REPAIR_FIRST, lines, name_waits
 from lab.simulation.costs import ServerCosts
 from lab.simulation.grid import GPUS, find_pair
-from lab.simulation.measured import H200, TOTAL, lengths, rows, seconds, trace_of
+from lab.simulation.measured import H200, TOTAL, lengths, rows, seconds
 from lab.simulation.server import Card, Request, SimulatedServer
 from lab.virtual_clock import run
 from stepspec.evals.arms import SHIPPED
@@ -24,7 +23,7 @@ def test_the_simulation_is_within_a_tenth_of_what_was_measured() -> None:
         assert row["ratio"] == pytest.approx(row["measured ratio"], rel=0.1)
 
 
-def test_the_script_is_that_of_the_kit() -> None:
+def test_the_script_is_that_which_was_measured() -> None:
     assert sum(lengths()) == TOTAL
     assert lengths()[:3] == [28, 68, 67]
 
@@ -63,14 +62,3 @@ def test_a_hedge_from_the_start_gains_where_the_large_model_has_its_own_card(
     hedged = Arm.of("hedged", "specreason", hedge=1.0)
     times = [seconds(known, arm, H200[1]) for arm in (SHIPPED, hedged)]
     assert (times[1] < 0.92 * times[0]) == gain
-
-
-def test_the_waits_of_a_run_add_up_to_its_time() -> None:
-    moments = trace_of(find_pair(GPUS, ONE), SHIPPED, H200[1])
-    waits = name_waits(moments)
-    assert sum(waits.seconds.values()) == pytest.approx(moments[-1].at)
-    assert waits.counts[LOST] == waits.counts[REPAIR] == 6
-    assert waits.seconds[REPAIR] == pytest.approx(0.020 * waits.tokens[REPAIR], rel=0.1)
-    assert 0.02 < waits.seconds[REPAIR_FIRST] / 6 < 0.04
-    assert 0.02 < waits.seconds[KEPT_VERDICT] / waits.counts[KEPT_VERDICT] < 0.06
-    assert list(lines(waits))[-1].startswith("| all")

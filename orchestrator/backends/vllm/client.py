@@ -410,9 +410,7 @@ def _refusal(error: EndpointError, response: aiohttp.ClientResponse, path: str) 
         now = http_date(response.headers.get("date")) or time.time()
         error.retry_after = retry_after(response.headers.get("retry-after"), now)
     elif response.history and response.status in UNUSABLE:
-        return refused_elsewhere(
-            error, str(response.url).removesuffix("" if error.verb == JUDGE else path)
-        )
+        return refused_elsewhere(error, str(response.url).removesuffix(path))
     return error
 
 

@@ -164,8 +164,6 @@ def _not_found(call: Call, message: str, path: str) -> str:
             f"{message}, at {path}, which every vLLM server has: is this another server, or a proxy"
             " that forwards only /v1? Let it forward all paths, or use vLLM's own URL"
         )
-    if call.verb == JUDGE:
-        return f"{message}, at {path}; is the path of url in [critic] right?"
     return f"{message}; is a vLLM server at this URL?"
 
 

@@ -6,7 +6,6 @@ confidence.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +28,6 @@ from stepspec.evals.calibration.policy_file import (
 )
 from stepspec.evals.calibration.risk_bound import LossTest
 from stepspec.evals.calibration.search import (
-    AttemptEnd,
     CalibrationResult,
     RunStore,
     SolveAt,
@@ -38,7 +36,7 @@ from stepspec.evals.calibration.search import (
 from stepspec.evals.grading.graders import Graders, require_graders
 from stepspec.evals.plan import check_arm, testbed_settings
 from stepspec.evals.progress import progress_bars
-from stepspec.evals.provenance import digests
+from stepspec.evals.provenance import digest
 from stepspec.evals.sample import Task
 from stepspec.evals.testbed.servers import miniature, weights_digest
 from stepspec.evals.testbed.solving_pair import pair_solver
@@ -135,9 +133,9 @@ def calibrate(
     --confidence.
 
     Half of the benchmark is used, chosen by hash; `stepspec eval --half report` measures on the
-    other half. An interrupted calibration continues when the same command is run again. With a
-    larger --limit it becomes another attempt with the same runs, and the confidence holds for all
-    attempts together; --fresh discards runs and attempts.
+    other half. An interrupted calibration continues when the same command is run again. One
+    calibration makes one promise: other problems, another --max-loss or another --confidence need
+    another --output, or --fresh, and problems that no calibration has used.
     """
     if find_spec("scipy") is None:
         raise ConfigurationError(f"`stepspec calibrate` needs scipy: {install_command('evals')}")
@@ -164,26 +162,24 @@ def calibrate(
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
     require_graders(task.gold for task in tasks)
+    test = LossTest(max_loss, level=round(1 - confidence, 9))
+    _check_size(len(tasks), test)
     about = {
         "benchmark": chosen.name, "policy": policy, "option": threshold.option, "values": threshold.values,
         "seed": seed, "testbed": testbed, "weights": weights_digest("large", "small") if testbed else None,
+        "max_loss": max_loss, "confidence": confidence,
         "besides": changed_settings(settings), "conditions": promise_conditions(settings, threshold),
     }  # fmt: skip
     solving = own_solver or pair_solver(profile, stderr)
 
-    level = round(1 - confidence, 9)
-
     async def main() -> CalibrationSettings:
         async with solving as solver, Graders() as graders:
             solver.require_both()
-            store = RunStore(path, {**about, "models": dict(solver.models)}, fresh=fresh)
             put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
-            solve = solve_on_servers(solver, put, threshold, graders, seed)
-            end = AttemptEnd(len(tasks), max_loss, level, threshold.values)
-            _check_size(end, store)  # before the file is begun, which refuses other settings
-            with store:
-                store.start_attempt(digests(put))
-                result = await _attempt(solve, end, threshold, store, concurrency)
+            held = {**about, "problems": digest(put), "models": dict(solver.models)}
+            with RunStore(path, held, fresh=fresh) as store:
+                solve = solve_on_servers(solver, put, threshold, graders, seed)
+                result = await _search(solve, len(put), threshold, test, store, concurrency)
             return CalibrationSettings(
                 policy, threshold, f"{chosen.name}, {CALIBRATED_ON}", result, solver.settings.options,
                 changed_settings(solver.settings), dict(solver.models),
@@ -208,34 +204,27 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
     write_settings(output, calibrated.toml())
 
 
-def _check_size(end: AttemptEnd, store: RunStore) -> None:
-    """Raise `ConfigurationError` if the attempt that ends at *end* has too few problems."""
-    test = LossTest(end.limit, end.level, again=store.attempt_number(end) > 1)
+def _check_size(count: int, test: LossTest) -> None:
+    """Raise `ConfigurationError` if *count* problems are too few for *test*."""
     least = test.needed()
-    if least is None or end.problems < least:
+    if least is None or count < least:
         takes = "more than any number" if least is None else f"{least:,} even if none is lost"
-        raise ConfigurationError(f"too few problems, {end.problems}: this promise takes {takes}")
+        raise ConfigurationError(f"too few problems, {count}: this promise takes {takes}")
 
 
-async def _attempt(
-    solve: SolveAt, end: AttemptEnd, threshold: Threshold, store: RunStore, at_once: int
+async def _search(
+    solve: SolveAt, count: int, threshold: Threshold, test: LossTest, store: RunStore, at_once: int
 ) -> CalibrationResult:
-    """Make the attempt that ends at *end*."""
-    number = store.attempt_number(end)
-    test = LossTest(end.limit, end.level, again=number > 1)
+    """Search the threshold with *count* problems, and show how far it is."""
     with progress_bars(stderr) as progress:
-        bars: dict[float | None, TaskID] = {
-            None: progress.add_task("large alone", total=end.problems)
-        }
+        bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=count)}
 
         def on_problem(value: float | None) -> None:
             if value not in bars:
-                bars[value] = progress.add_task(f"{threshold.option} {value:g}", total=end.problems)
+                bars[value] = progress.add_task(f"{threshold.option} {value:g}", total=count)
             progress.advance(bars[value])
 
-        result = await search(solve, end.problems, threshold, test, store, at_once, on_problem)
-    store.end_attempt(end)
-    return replace(result, attempt=number)
+        return await search(solve, count, threshold, test, store, at_once, on_problem)
 
 
 def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:

@@ -285,12 +285,6 @@ def command(
             min=1, help="Number of problems solved at the same time; with --ray, at every worker."
         ),
     ] = 1,
-    apart: Annotated[
-        bool,
-        typer.Option(
-            "--apart", help="Run the arms one after the other, so that none runs beside another."
-        ),
-    ] = False,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -358,7 +352,7 @@ def command(
             else _tasks(chosen, source, seed, limit, part)
         )
         require_graders(task.gold for task in tasks)
-        plan = replace(plan, tasks=tasks, apart=apart, baseline=competing[0].name)
+        plan = replace(plan, tasks=tasks, baseline=competing[0].name)
         pair = own_solver or pair_solver(profile, stderr)
         sharing = _team(ray, workers, testbed=testbed)
         remarks = (

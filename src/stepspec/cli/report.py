@@ -14,7 +14,7 @@ import typer
 
 from stepspec import __version__
 from stepspec.evals.evaluation import TRACES
-from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import Section, build_section
 from stepspec.evals.report.verdict import MAX_LOSS
 from stepspec.orchestrator.errors import ConfigurationError, install_command
@@ -67,11 +67,9 @@ def command(
     ] = MAX_LOSS,
 ) -> None:
     """
-    Write report.md, report.json and report.html about runs: accuracy, time, tokens, and their
-    causes.
+    Write report.html and report.json about runs: accuracy, time, tokens, and their causes.
 
-    The verdict on each method comes first, and is printed too. Runs with the same problems, models,
-    sampling and budget share a section.
+    The verdict on each method comes first, and is printed too. Each run has a section of its own.
     """
     if find_spec("matplotlib") is None:
         raise ConfigurationError(f"`stepspec report` needs matplotlib: {install_command('evals')}")
@@ -79,16 +77,13 @@ def command(
         raise ConfigurationError(
             f"--max-loss {max_loss}: a share above 0 and below 1; 0.02 is 2 points of accuracy"
         )
-    sections = [
-        build_section(run, max_loss, baseline)
-        for run in merge_folders([read_folder(run) for run in runs])
-    ]
+    sections = [build_section(read_folder(run), max_loss, baseline) for run in runs]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
-    writable("--output", folder / "report.md")
+    writable("--output", folder / "report.html")
     write(folder, sections)
     for section in sections:
         _show(section)
-    for name in ("report.md", "report.json", "report.html"):
+    for name in ("report.json", "report.html"):
         stderr.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
 
 
@@ -100,7 +95,6 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
     from stepspec.evals.report.formats import (  # which import matplotlib
         to_html,
         to_json,
-        to_markdown,
     )
 
     origin = _origin()
@@ -111,7 +105,6 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
         (part, _write_traces(folder, part, prefix))
         for part, prefix in zip(sections, prefixes, strict=True)
     ]
-    (folder / "report.md").write_text(to_markdown(linked, origin), encoding="utf-8")
     (folder / "report.html").write_text(to_html(linked, origin), encoding="utf-8")
     (folder / "report.json").write_bytes(to_json(sections, origin))
 
@@ -142,7 +135,7 @@ def _write_traces(folder: Path, section: Section, prefix: str) -> Links:
     """
     links: dict[tuple[int, str], str] = {}
     for case in {case for cases in section.cases.values() for case in cases}:
-        trace = section.run.trace(case.number, section.run.done[case.number, case.arm])
+        trace = section.run.trace(case.number, case.arm)
         if trace is not None:
             target = Path(TRACES) / f"{prefix}{trace.stem}.html"
             (folder / TRACES).mkdir(exist_ok=True)

@@ -183,37 +183,38 @@ async def test_trials_with_other_settings_are_refused(
         assert not [path for path, _ in large.requests[before:] if path == "/v1/completions"]
 
 
-async def test_more_problems_are_another_attempt_with_the_same_trials(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+async def test_too_few_problems_are_refused_before_the_first_run(
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--limit")
+    words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--limit", "1")
     async with urls() as (servers, large):
-        # whose outcome would choose the next number
-        code, output = await calibrate(capfd, *words, "1", *servers)
-        assert (code, "too few problems, 1: this promise takes 2 even" in output) == (
-            2,
-            True,
-        ), output
+        code, output = await calibrate(capfd, *words, *servers)
+        assert code == 2
+        assert "too few problems, 1: this promise takes 2 even if none is lost" in output
         assert not [path for path, _ in large.requests if path == "/v1/completions"]
         assert "policy.trials.jsonl" not in os.listdir()  # it would refuse other settings
-        counts: list[int] = []
-        for count in ("3", "3", "8"):
-            before = len(large.requests)
-            code, output = await calibrate(capfd, *words, count, *servers)
-            assert code == 0, output
-            counts.append(
-                len([path for path, _ in large.requests[before:] if path == "/v1/completions"])
-            )
-            attempt = tomllib.loads((tmp_path / "policy.toml").read_text())["calibration"][
-                "attempt"
-            ]
-            assert attempt == (2 if count == "8" else 1)
-        assert counts[0] > counts[1] == 0
-        assert (
-            "at 95% confidence, all 2 attempts together." in (tmp_path / "policy.toml").read_text()
-        )
-        code, output = await calibrate(capfd, *words, "5", *servers)
-        assert (code, "holds runs on 8 problems, and these are 5" in output) == (2, True), output
+
+
+async def test_one_file_of_trials_makes_one_promise(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("arithmetic", "--values", "9,0.5")
+    first = ("--max-loss", "0.9", "--limit", "3")
+    async with urls() as (servers, large):
+        code, output = await calibrate(capfd, *words, *first, *servers)
+        assert code == 0, output
+        before = len(large.requests)
+        assert (await calibrate(capfd, *words, *first, *servers))[0] == 0
+        for other, changed in (
+            (("--max-loss", "0.9", "--limit", "8"), "problems"),
+            (("--max-loss", "0.8", "--limit", "3"), "max_loss"),
+            ((*first, "--confidence", "0.8"), "confidence"),
+        ):
+            code, output = await calibrate(capfd, *words, *other, *servers)
+            assert code == 2
+            assert f"other: {changed}): one calibration makes one promise" in output
+        assert not [path for path, _ in large.requests[before:] if path == "/v1/completions"]
+        code, output = await calibrate(capfd, *words, *first, "--fresh", *servers)
+        assert code == 0, output
+    assert [path for path, _ in large.requests[before:] if path == "/v1/completions"]
 
 
 def test_values_are_refused_unless_the_strictest_comes_first() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lab.calibration_simulation import KINDS, Population, Row, main, missed, simulate
-from stepspec.evals.calibration.risk_bound import LossTest, Paired, betting_p_value, p_value
+from stepspec.evals.calibration.risk_bound import LossTest, Paired, p_value
 from stepspec.evals.results import Interval
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -68,14 +68,13 @@ def test_outcomes_are_counted_problem_by_problem() -> None:
 @pytest.mark.parametrize("limit", [0.01, 0.05])
 def test_how_many_problems_a_promise_takes_at_least(limit: float) -> None:
     test = LossTest(limit, 0.05)
-    least = ceil(log(0.02) / log(1 - limit))  # four fifths of the level, for the price of two tests
+    least = ceil(log(0.025) / log(1 - limit))  # half of the level, for the price of two tests
     assert test.needed() == least
     assert test.p(Paired(least, 0, 0)) <= 0.05 < test.p(Paired(least - 1, 0, 0))
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_how_many_problems_it_takes_with_losses_and_when_none_would_do(again: bool) -> None:
-    test = LossTest(0.03, 0.05, again=again)
+def test_how_many_problems_it_takes_with_losses_and_when_none_would_do() -> None:
+    test = LossTest(0.03, 0.05)
     number = test.needed(Paired(100, 1, 0))
     assert number is not None
     assert test.p(Paired(number, ceil(number / 100), 0)) <= 0.05
@@ -84,40 +83,15 @@ def test_how_many_problems_it_takes_with_losses_and_when_none_would_do(again: bo
     assert test.needed(Paired(100, 3, 3)) is not None
 
 
-def test_a_further_attempt_takes_more_problems_than_the_first() -> None:
-    first, again = (LossTest(0.02, 0.05, again=again) for again in (False, True))
-    assert (first.needed() or 0) < (again.needed() or 0) < 2 * (first.needed() or 0)
-    for test in (first, again):
-        assert (test.p(Paired(0, 0, 0)), LossTest(1.0, 0.05, test.again).p(Paired(1, 1, 0))) == (
-            1.0,
-            0.0,
-        )
+def test_no_problem_promises_nothing_and_a_limit_of_all_problems_is_always_kept() -> None:
+    assert LossTest(0.02, 0.05).p(Paired(0, 0, 0)) == 1
+    assert LossTest(1.0, 0.05).p(Paired(1, 1, 0)) == 0
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_too_few_problems_give_no_guarantee_even_with_gains(again: bool) -> None:
-    test = LossTest(0.02, 0.05, again)
+def test_too_few_problems_give_no_guarantee_even_with_gains() -> None:
+    test = LossTest(0.02, 0.05)
     least = test.needed() or 0
     assert (test.p(Paired(least - 1, 0, 100)), test.p(Paired(least, 0, 100)) <= 0.05) == (1.0, True)
-
-
-@pytest.mark.parametrize("gained", [0.0, 0.03, 0.2])
-def test_a_bet_may_be_looked_at_as_often_as_one_likes(gained: float) -> None:
-    """Of 500 samples that grow, with a loss just at the limit, few pass at any of many looks."""
-    rng, limit, looks, passed = np.random.default_rng(5), 0.05, range(30, 1500, 30), 0
-    for _ in range(500):
-        place = rng.random(looks[-1])
-        lost, wins = np.cumsum(place < limit + gained), np.cumsum(place > 1 - gained)
-        results = (Paired(n, int(lost[n - 1]), int(wins[n - 1])) for n in looks)
-        passed += any(betting_p_value(paired, limit) <= 0.1 for paired in results)
-    assert 0 < passed / 500 <= 0.1 + 2 * 0.0134
-
-
-def test_a_bet_wins_where_nothing_is_lost_and_not_where_as_much_as_the_limit_is() -> None:
-    assert betting_p_value(Paired(1000, 0, 0), 0.01) < 0.01
-    assert betting_p_value(Paired(1000, 10, 0), 0.01) > 0.5
-    assert betting_p_value(Paired(1000, 1000, 0), 0.01) == 1
-    assert betting_p_value(Paired(100_000, 0, 50_000), 0.5) < 1e-100
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,16 +5,12 @@ outcomes.
 
 import asyncio
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab.calibration_simulation import SEARCH_KINDS, missed
-from lab.calibration_simulation import search as simulate_search
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
 from stepspec.evals.calibration.search import (
-    AttemptEnd,
     CalibrationResult,
     CalibrationRun,
     RunStore,
@@ -93,7 +89,8 @@ def test_trials_of_something_else_and_foreign_lines_are_refused(tmp_path: Path) 
     with RunStore(path, {"knob": "threshold"}) as trials:
         trials.add(CalibrationRun(0, 9, True))
     with pytest.raises(
-        ConfigurationError, match=r"holds another run \(other: knob\).*--output.*--fresh"
+        ConfigurationError,
+        match=r"other: knob\): one calibration makes one promise.*--output.*--fresh",
     ):
         RunStore(path, {"knob": "p"})
     with path.open("ab") as file:
@@ -124,32 +121,3 @@ async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
     ):
         await search(solve, 9, KNOB, LossTest(0.02, 0.05), trials, 9)
     assert len(asyncio.all_tasks()) == 1
-
-
-def test_a_further_attempt_counts_and_a_repeated_one_does_not(tmp_path: Path) -> None:
-    path, digests = tmp_path / "trials.jsonl", [str(problem) for problem in range(9)]
-    first, second = (AttemptEnd(problems, 0.04, 0.05, KNOB.values) for problems in (4, 8))
-    with RunStore(path, {}) as trials:
-        trials.start_attempt(digests[:5])
-        assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 1)
-        trials.end_attempt(first)
-        assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 2)
-        assert trials.attempt_number(replace(second, limit=0.1)) == 2
-    with RunStore(path, {}) as trials:
-        trials.start_attempt(digests)
-        trials.end_attempt(second)
-        trials.end_attempt(first)
-        assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 2)
-        with pytest.raises(
-            ConfigurationError, match=r"runs on 8 problems, and these are 4.*--fresh"
-        ):
-            trials.start_attempt(digests[:5])
-        with pytest.raises(ConfigurationError, match=r"holds runs on other problems.*--output"):
-            trials.start_attempt([*digests[:8], "other", "9"])
-    assert len(path.read_text().splitlines()) == 1 + 2 + 2
-
-
-@pytest.mark.parametrize("kind", SEARCH_KINDS)
-def test_the_level_is_that_of_all_attempts_together(kind: str) -> None:
-    """Twice as many problems after every attempt, and the promise is kept all the same."""
-    assert missed([simulate_search(kind, 60, 0.1, 25, attempts=3)]) == []

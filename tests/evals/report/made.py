@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import Section, build_section
 from stepspec.evals.sample import Arm, Sample, StepRecord
 from stepspec.evals.store import SampleStore
@@ -158,5 +158,5 @@ def crowd(count: int, problems: int = 20) -> tuple[tuple[Arm, ...], dict[tuple[i
 
 def make_section(path: Path, **changed: Any) -> Section:
     """The section of a report about a folder that is made at *path*."""
-    (run,) = merge_folders([read_folder(folder(path, **changed))])
+    run = read_folder(folder(path, **changed))
     return build_section(run)

@@ -8,7 +8,7 @@ import asyncio
 from pathlib import Path
 
 from stepspec.evals.report.formats import to_html
-from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import build_section
 
 from ...browser import browsing, find
@@ -22,7 +22,7 @@ async def main() -> None:
     executable = find()
     if executable is None:
         raise SystemExit("no browser: run `make browser`")
-    (run,) = merge_folders([read_folder(FOLDER)])
+    run = read_folder(FOLDER)
     async with browsing(executable) as browser:
         page = await browser.new_page(
             viewport={"width": 1280, "height": 800}, device_scale_factor=1.5, color_scheme="light"

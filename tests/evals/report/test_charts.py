@@ -102,17 +102,6 @@ def test_what_is_outside_of_the_scale_of_the_methods_is_an_arrow() -> None:
     assert drawn.count('class="mark"') == 2  # the baseline's is outside, and clipped
 
 
-def test_a_stacked_bar_has_its_parts_and_hatches_what_was_discarded(arms: list[ArmFigures]) -> None:
-    rows = [(f.arm.name, charts.token_parts(f), ", judging 9") for f in arms if not f.bound]
-    drawn = charts.stacked(rows, "tokens")
-    totals = [f"{sum(part.amount for part in parts):.1f} tokens, judging 9" for _, parts, _ in rows]
-    assert {*totals, *(name for name, _, _ in rows)} <= {*texts(drawn)}
-    kept = sum(bool(part.amount) and not part.wasted for _, parts, _ in rows for part in parts)
-    assert drawn.count('class="part"') == kept
-    assert "<pattern" in drawn
-    assert "small, kept" in label(drawn)
-
-
 def test_a_drawing_follows_the_theme_and_the_policy_of_the_page(arms: list[ArmFigures]) -> None:
     drawn = charts.scatter(arms)
     assert "style=" not in drawn

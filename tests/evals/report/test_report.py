@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from stepspec.evals.report.formats import to_html
-from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import build_section
 from stepspec.service.watch.page import html
 
@@ -50,7 +50,6 @@ def test_a_report_is_written_into_the_run_folder(
         "too few problems to exclude a loss above 2 points; about 180 more would."
     )
     assert [line.split("/")[-1] for line in printed.err.splitlines()] == [
-        "report.md",
         "report.json",
         "report.html",
     ]
@@ -82,17 +81,10 @@ def test_every_format_begins_with_the_verdict(recorded: Path) -> None:
         None,
     ]
     assert first["sentence"].endswith("no loss above 24.3 points at 95%")
-    for name, begins in {
-        "report.md": ("Of 2 methods, bild", "- **bild**: 1.9x faster", "> The miniature"),
-        "report.html": (
-            'class="headline">Of 2 methods',
-            "<strong>bild</strong>: 1.9x",
-            'class="notice"',
-        ),
-    }.items():
-        written = (recorded / name).read_text(encoding="utf-8")
-        places = [written.index(words) for words in begins]
-        assert places == sorted(places)
+    written = (recorded / "report.html").read_text(encoding="utf-8")
+    begins = ('class="headline">Of 2 methods', "<strong>bild</strong>: 1.9x", 'class="notice"')
+    places = [written.index(words) for words in begins]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("share", ["0", "1", "2", "-0.1", "nan"])
@@ -106,9 +98,6 @@ def test_every_link_leads_to_the_page_of_a_trace(recorded: Path) -> None:
     document = Path("elsewhere/report.html").read_text(encoding="utf-8")
     linked = set(re.findall(r'href="(traces/[^"]+)"', document))
     assert linked
-    assert linked == set(
-        re.findall(r"\]\((traces/[^)]+)\)", Path("elsewhere/report.md").read_text(encoding="utf-8"))
-    )
     assert linked == {f"traces/{path.name}" for path in Path("elsewhere/traces").iterdir()}
     for link in linked:
         trace = recorded / Path(link).with_suffix(".jsonl")
@@ -138,7 +127,7 @@ def test_a_folder_without_a_report_is_an_error_of_one_line(
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> str:
-    (run,) = merge_folders([read_folder(RECORDED)])
+    run = read_folder(RECORDED)
     recorded = build_section(run)
     case = recorded.cases["slowest"][0]
     links = {(case.number, case.arm): "traces/one.html"}

@@ -1,21 +1,18 @@
-"""Run folders are read back, and put together only where their samples may stand side by side."""
+"""Run folders are read back, and the limits of their figures are stated."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import build_section
-from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .made import folder, large, make_section, mixed, samples
+from .made import folder, make_section, samples
 
 
 def test_written_folders_are_read(tmp_path: Path) -> None:
@@ -38,51 +35,6 @@ def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path) -> None:
         read_folder(tmp_path / "b")
 
 
-def test_arms_of_the_same_measurement_are_put_together(tmp_path: Path) -> None:
-    other = Arm.of("loose", "specreason", {"threshold": 3})
-    more = {(n, LARGE.name): large(9.0) for n in range(4)} | {
-        (n, other.name): mixed(3.0, arm=other) for n in range(4)
-    }
-    (run,) = merge_folders(
-        [
-            read_folder(folder(tmp_path / "a")),
-            read_folder(folder(tmp_path / "b", more, (LARGE, other))),
-        ]
-    )
-    assert [arm.name for arm in run.arms] == [LARGE.name, SMALL.name, SHIPPED.name, "loose"]
-    assert run.done[0, LARGE.name].seconds == 4.0  # the first one's
-    assert run.done[0, "loose"].seconds == 3.0
-    section = build_section(run)
-    assert any("Merged from 2 run folders" in remark for remark in section.remarks)
-
-
-def test_a_run_that_was_made_longer_has_all_of_its_problems(tmp_path: Path) -> None:
-    more = read_folder(folder(tmp_path / "b", {}, texts=["one", "two", "three", "four", "five"]))
-    for folders in (
-        [read_folder(folder(tmp_path / "a")), more],
-        [more, read_folder(folder(tmp_path / "c"))],
-    ):
-        (run,) = merge_folders(folders)
-        assert (len(run.problems), len(run.done)) == (5, 12)
-
-
-@pytest.mark.parametrize(
-    "changed", [{"problems": "c0de"}, {"models": {"small": "tiny", "large": "other"}}]
-)
-def test_other_measurements_are_kept_apart(changed: dict[str, Any], tmp_path: Path) -> None:
-    one, other = read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", **changed))
-    assert [len(run.folders) for run in merge_folders([one, other, one])] == [2, 1]
-
-
-def test_arms_of_one_name_that_differ_are_kept_apart(tmp_path: Path) -> None:
-    arms = (LARGE, replace(SHIPPED, run=SHIPPED.run.with_overrides({"options": {"threshold": 3}})))
-    done = {place: sample for place, sample in samples().items() if place[1] != SMALL.name}
-    runs = merge_folders(
-        [read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", done, arms))]
-    )
-    assert len(runs) == 2
-
-
 def test_an_unfinished_run_is_marked_and_counts_complete_problems(tmp_path: Path) -> None:
     done = {place: sample for place, sample in samples().items() if place != (3, SHIPPED.name)}
     found = make_section(tmp_path, done=done)
@@ -97,18 +49,18 @@ def test_a_remark_of_several_folders_is_shown_once(tmp_path: Path) -> None:
     record = orjson.loads(path.read_bytes())
     record["sessions"] = [{**record["sessions"][0], "remarks": ["Beware."]}] * 2
     path.write_bytes(orjson.dumps(record))
-    assert build_section(merge_folders([read_folder(path.parent)])[0]).remarks == ["Beware."]
+    assert build_section(read_folder(path.parent)).remarks == ["Beware."]
 
 
 def test_models_on_one_machine_are_said_to_share_it(tmp_path: Path) -> None:
     path = folder(tmp_path / "a") / "run.json"
     path.write_bytes(path.read_bytes().replace(b"http://small:1", b"http://large:2"))
-    (remark,) = build_section(merge_folders([read_folder(path.parent)])[0]).remarks
+    (remark,) = build_section(read_folder(path.parent)).remarks
     assert remark.startswith("Both models are served at large. If they share a card or CPU cores")
 
 
 def test_the_baseline_is_that_of_the_run_or_another_arm_of_it(tmp_path: Path) -> None:
-    run = merge_folders([read_folder(folder(tmp_path / "a"))])[0]
+    run = read_folder(folder(tmp_path / "a"))
     assert build_section(run).baseline == LARGE.name
     section = build_section(run, baseline=SHIPPED.name)
     assert {f.arm.name: f.standing.result.ratio for f in section.figures}[SHIPPED.name] == 1.0
@@ -128,13 +80,10 @@ def test_the_limits_of_the_figures_are_stated(tmp_path: Path) -> None:
         "5 runs were executed at the same time" in r
         for r in make_section(tmp_path / "b", concurrency=5).remarks
     )
-    shared, apart = (
-        make_section(tmp_path / name, concurrency=5, apart=name == "apart").remarks
-        for name in ("i", "apart")
+    assert any(
+        "an arm is slower beside a demanding one" in r
+        for r in make_section(tmp_path / "i", concurrency=5).remarks
     )
-    assert [
-        any("`stepspec eval --apart`" in r for r in remarks) for remarks in (shared, apart)
-    ] == [True, False]
     assert any(
         "half" in r and "report" in r for r in make_section(tmp_path / "c", half="report").remarks
     )

@@ -12,11 +12,9 @@ import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import tables
-from stepspec.evals.report.formats import to_markdown
-from stepspec.evals.report.layout import blocks
-from stepspec.evals.report.run_folder import Run
+from stepspec.evals.report.layout import Links, blocks
 from stepspec.evals.report.section import Section, provenance
-from stepspec.evals.report.tables import Row, Table
+from stepspec.evals.report.tables import Link, Row, Table
 
 from .made import folder, make_section, samples
 
@@ -67,9 +65,9 @@ def test_of_several_samples_a_problem_there_is_no_exact_test(tmp_path: Path) -> 
 def test_a_session_that_was_interrupted_is_called_that(tmp_path: Path) -> None:
     section = make_section(tmp_path)
     assert dict(provenance(section))["measured"].endswith("to 2026-11-21T20:05:00+00:00")
-    home = section.run.folders[0]
+    home = section.run
     open_ = {key: value for key, value in section.run.sessions[0].items() if key != "ended"}
-    again = Run((replace(home, record={**home.record, "sessions": [open_]}),))
+    again = replace(home, record={**home.record, "sessions": [open_]})
     assert (
         dict(provenance(replace(section, run=again)))["measured"]
         == "2026-11-21T20:00:00+00:00 to interrupted"
@@ -78,11 +76,9 @@ def test_a_session_that_was_interrupted_is_called_that(tmp_path: Path) -> None:
 
 def test_prompts_are_quoted_by_hash_also_those_of_a_plugin_and_of_a_file(tmp_path: Path) -> None:
     section = make_section(tmp_path, prompt="f" * 64, prompts={"plugin.check": "a" * 64})
-    home = section.run.folders[0]
+    home = section.run
     benchmark = {**home.record["benchmark"], "prompt": "mine.txt"}
-    told = replace(
-        section, run=Run((replace(home, record={**home.record, "benchmark": benchmark}),))
-    )
+    told = replace(section, run=replace(home, record={**home.record, "benchmark": benchmark}))
     assert (
         dict(provenance(told))["prompts"]
         == f"mine.txt {'f' * 12}, plugin.check {'a' * 12} (replaced)"
@@ -122,32 +118,17 @@ def test_time_tokens_and_steps(section: Section) -> None:
     assert shipped["reasons of repairs"] == "grade 4"
 
 
-def test_markdown_has_every_table_and_its_stamp(section: Section) -> None:
-    written = to_markdown([(section, {})], "Made by hand")
-    for block in blocks(section, {}):
-        assert f"### {block.title}" in written
-        for table in block.tables:
-            assert f"**{table.title}**" in written
-    assert written.count("*sums, n = 4; huge with tiny; 2026-11-21*") == sum(
-        len(block.tables) for block in blocks(section, {})
-    )
-    assert "stepspec eval sums" in written
-
-
-def test_markdown_leaves_no_sign_of_a_problem_to_be_read_as_its_own(tmp_path: Path) -> None:
-    hostile = "a | b\n\n# c <img src=x> [d](e) *f* `g` $h$"
-    section = make_section(tmp_path, texts=[hostile] * 4)
-    line, *_ = [line for line in to_markdown([(section, {})], "").splitlines() if "img" in line]
-    assert r"a \| b # c \<img src=x\> \[d\](e) \*f\* \`g\` \$h\$" in line
-    assert line.replace(r"\|", "").count("|") == 8
-
-
 def test_links_lead_from_the_problems_to_their_traces(section: Section) -> None:
     case = section.cases["lost"][0]
     links = {(case.number, case.arm): "traces/2.html"}
-    assert "[look](traces/2.html)" in to_markdown([(section, links)], "")
-    assert "| 3 | What is 1 + 3? | SpecReason | wrong |" in to_markdown([(section, links)], "")
-    assert "keeps them" in to_markdown([(section, {})], "")
+    linked = [row for table in _tables(section, links) for row in table.rows]
+    found, *_ = [row for row in linked if row[:4] == ("3", "What is 1 + 3?", "SpecReason", "wrong")]
+    assert found[-1] == Link("look", "traces/2.html")
+    assert any("keeps them" in table.note for table in _tables(section, {}))
+
+
+def _tables(section: Section, links: Links) -> list[Table]:
+    return [table for block in blocks(section, links) for table in block.tables]
 
 
 def test_a_folder_without_the_small_model_alone_has_no_oracle(tmp_path: Path) -> None:

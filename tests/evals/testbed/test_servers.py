@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.worlds import find_world, with_judge
+from lab.worlds import TOOLS
 from stepspec.evals.testbed import serve_one
 from stepspec.evals.testbed.servers import (
     SHORT,
@@ -28,7 +28,6 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import Served, Server
 
 ROLES = ("large", "small", "small-other")
-LONG = find_world("long")
 OPEN = "--enable-scale-out"
 
 
@@ -48,24 +47,6 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
-    (models / "judge-75").mkdir()
-    (models / "judge-75" / "config.json").write_text("{}")
-    world = replace(of(models, LONG), judge="judge-75")
-    large, small, second = miniature_servers("paced", ("large", "small", "large"), world=world)
-    usual = miniature_servers("paced", ("large",), world=of(models, LONG))[0]
-    assert [(each.name, each.model) for each in (large, small, second)] == [
-        ("large", models / "judge-75"),
-        ("small", models / "small"),
-        ("large-2", models / "judge-75"),
-    ]
-    assert (large.served_name, usual.served_name) == ("testbed-judge-75", "testbed-large")
-    assert large.args == usual.args == second.args
-    assert with_judge("long", "judge-75") == replace(LONG, judge="judge-75")
-    with pytest.raises(ConfigurationError, match="has no judge 'judge-7'; it has: large"):
-        with_judge("long", "judge-7")
-
-
 def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
     (server,) = miniature_servers("off", ["small"], world=replace(of(models), context=1024))
     command = list(server.command(8001))
@@ -82,7 +63,7 @@ def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
 
 def test_no_prompt_is_read_in_parts(models: Path) -> None:
     """A part of a prompt whose request samples by a seed is the end of vLLM 0.32 on a CPU."""
-    for world in (of(models), of(models, LONG), replace(of(models), sequences=64)):
+    for world in (of(models), of(models, TOOLS), replace(of(models), sequences=64)):
         for server in miniature_servers("off", world=world):
             most, sequences, context = (
                 int(flag(server, f"max-{name}"))
@@ -136,13 +117,13 @@ def test_a_paced_server_gets_its_pace_and_loads_the_plugin(models: Path) -> None
         assert "PYTHONPATH" not in server.env
 
 
-def test_the_long_world_has_models_of_its_own_and_room_for_their_chains(models: Path) -> None:
-    short, long = (
-        miniature_servers("off", world=world) for world in (of(models), of(models, LONG))
+def test_another_world_has_models_of_its_own_and_room_for_their_chains(models: Path) -> None:
+    short, tools = (
+        miniature_servers("off", world=world) for world in (of(models), of(models, TOOLS))
     )
     assert short == miniature_servers("off", world=of(models))
-    for server in long:
-        assert flag(server, "max-model-len") == "8192"
+    for server in tools:
+        assert flag(server, "max-model-len") == "4096"
         assert int(flag(server, "kv-cache-memory-bytes")) > int(
             flag(short[0], "kv-cache-memory-bytes")
         )
@@ -150,12 +131,8 @@ def test_the_long_world_has_models_of_its_own_and_room_for_their_chains(models: 
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=f"{tmp_path / 'large'}; .*training train.* makes it"
-    ):
+    with pytest.raises(ConfigurationError, match=f"{tmp_path / 'large'}: install stepspec again"):
         miniature_servers(world=of(tmp_path))
-    with pytest.raises(ConfigurationError, match="training train --world long` makes it"):
-        miniature_servers(world=of(tmp_path, LONG))
 
 
 def test_the_small_model_drafts_for_the_large_one_and_ngram_serves_both(models: Path) -> None:

@@ -112,7 +112,7 @@ def test_answers_are_compared_and_calibrate_is_told_its_need() -> None:
     same = Accuracy(method=18, large=18, lost=0, gained=0, problems=20)
     assert same.sentence == (
         "18 of 20 right, the large model alone 18 (+0 [-16, +16] points). `stepspec calibrate`"
-        " needs 390 for a promise of 1%."
+        " needs 368 for a promise of 1%."
     )
     worse = Accuracy(method=16, large=18, lost=2, gained=0, problems=20)
     assert worse.sentence.endswith("A promise of 1% does not hold at this rate.")

@@ -27,7 +27,6 @@ from stepspec.orchestrator.verifiers import (
     Candidate,
     ConnectedVerifier,
     DecisionsVerifier,
-    HttpVerifier,
 )
 
 TURNS = (Message("system", "Be brief."), Message("user", "What is 6 x 7?"))
@@ -47,7 +46,7 @@ class Judge:
     by one.
     """
 
-    reply: Callable[[dict[str, Any]], Any] = lambda body: {"score": 0.75, "reason": "fine"}
+    reply: Callable[[dict[str, Any]], Any] = lambda body: predicate(0.75)
     refusals: deque[int] = field(default_factory=deque[int])
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     paths: list[str] = field(default_factory=list[str])
@@ -59,7 +58,7 @@ class Judge:
         if request.method == "GET":
             return web.json_response({"data": [{"id": self.names.pop(0)}]})
         self.paths.append(request.path_qs)
-        self.keys.append(request.headers["Authorization"])
+        self.keys.append(request.headers.get("Authorization", ""))
         if self.refusals:
             return web.json_response({"error": "no"}, status=self.refusals.popleft())
         self.bodies.append(await request.json())
@@ -71,66 +70,23 @@ class Judge:
             raise
 
     @asynccontextmanager
-    async def serve(
-        self, kind: type[Any] = HttpVerifier, path: str = "/judge", **settings: Any
-    ) -> AsyncGenerator[Any]:
+    async def serve(self, path: str = "", **settings: Any) -> AsyncGenerator[ConnectedVerifier]:
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self.judge)
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(
                 TestServer(application, handler_cancellation=True)
             )
-            settings["url"] = str(server.make_url(path))
-            yield await stack.enter_async_context(ConnectedVerifier(kind(**settings)))
-
-
-async def test_a_candidate_is_posted_as_documented() -> None:
-    judge = Judge()
-    async with judge.serve(path="/v1/judge?strict=1", api_key="secret") as verifier:
-        assert await verifier.rate(FINAL) == Rating(0.75, "fine")
-        assert await verifier.rate(Candidate.step(STEPS)) == Rating(0.75, "fine")
-    problem = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "What is 6 x 7?"},
-    ]
-    answer, step = judge.bodies
-    steps = ["Six sevens.\n\n", "That is 42.\n"]
-    assert answer == {
-        "stage": "answer",
-        "problem": problem,
-        "steps": steps,
-        "text": FINAL.text,
-        "answer": "42",
-    }
-    assert step == {
-        "stage": "step",
-        "problem": problem,
-        "steps": ["Six sevens.\n\n"],
-        "text": "That is 42.\n",
-    }
-    assert (set(judge.paths), set(judge.keys)) == ({"/v1/judge?strict=1"}, {"Bearer secret"})
-
-
-@pytest.mark.parametrize(
-    "reply", [{"score": 0, "more": 1}, {}, {"score": "1"}, {"score": 1.5}, {"score": None}, [0.5]]
-)
-async def test_a_reply_without_a_score_is_malformed_and_a_reason_may_be_left_out(
-    reply: Any,
-) -> None:
-    async with Judge(lambda body: reply).serve() as verifier:
-        if "more" in reply:
-            assert await verifier.rate(FINAL) == Rating(0.0)
-            return
-        with pytest.raises(MalformedReply):
-            await verifier.rate(FINAL)
+            served = DecisionsVerifier(url=str(server.make_url(path)), **settings)
+            yield await stack.enter_async_context(ConnectedVerifier(served))
 
 
 async def test_a_temporary_refusal_is_repeated_and_limited() -> None:
     judge = Judge(refusals=deque([503, 429]))
-    async with judge.serve(retries=2) as verifier:
+    async with judge.serve(model="d1", retries=2) as verifier:
         assert (await verifier.rate(FINAL)).score == 0.75
     judge = Judge(refusals=deque([503, 503]))
-    async with judge.serve(retries=1) as verifier:
+    async with judge.serve(model="d1", retries=1) as verifier:
         with pytest.raises(EndpointUnavailable, match="HTTP 503"):
             await verifier.rate(FINAL)
     assert len(judge.paths) == 2
@@ -139,22 +95,22 @@ async def test_a_temporary_refusal_is_repeated_and_limited() -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (404, "is the path of url in \\[critic\\] right"),
+        (404, "does this server have the Decisions API"),
         (401, "api_key in \\[critic\\]"),
         (400, "HTTP 400"),
     ],
 )
 async def test_a_refusal_names_the_cure_and_is_not_repeated(status: int, words: str) -> None:
     judge = Judge(refusals=deque([status] * 3))
-    async with judge.serve() as verifier:
+    async with judge.serve(model="d1") as verifier:
         with pytest.raises(EndpointRejected, match=words):
             await verifier.rate(FINAL)
     assert len(judge.paths) == 1
 
 
 async def test_a_request_that_is_too_late_is_closed() -> None:
-    judge = Judge(lambda body: asyncio.sleep(60, {"score": 1.0}))
-    async with judge.serve(seconds=0.2) as verifier:
+    judge = Judge(lambda body: asyncio.sleep(60, predicate(1)))
+    async with judge.serve(model="d1", seconds=0.2) as verifier:
         with pytest.raises(EndpointUnavailable, match=r"no (rating within|answer after) 0\.2 s"):
             await verifier.rate(FINAL)
         await asyncio.wait_for(judge.gone.wait(), 10)
@@ -162,18 +118,18 @@ async def test_a_request_that_is_too_late_is_closed() -> None:
 
 async def test_a_server_that_is_gone_is_a_failure() -> None:
     async with ConnectedVerifier(
-        HttpVerifier(url="http://127.0.0.1:9/judge", retries=0)
+        DecisionsVerifier(url="http://127.0.0.1:9", model="d1", retries=0)
     ) as verifier:
         with pytest.raises(EndpointError, match="nothing listens"):
             await verifier.rate(FINAL)
 
 
 @pytest.mark.parametrize(
-    "url", ["judge", "ftp://here/judge", "http:///judge", "http://here:99999/", "http://h/#part"]
+    "url", ["judge", "ftp://here", "http:///judge", "http://here:99999/", "http://h/#part"]
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="url"):
-        HttpVerifier(url=url)
+        DecisionsVerifier(url=url)
 
 
 def predicate(probability: Any, **fields: Any) -> dict[str, Any]:
@@ -192,11 +148,12 @@ async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(
     other = {"type": "predicate", "name": "other", "probability": 0.5}
     judge = Judge(lambda body: {"answers": [other, *predicate(probability)["answers"]]})
     async with judge.serve(
-        DecisionsVerifier, "/v1", model="d1", question="It is right."
+        "/v1", model="d1", question="It is right.", api_key="secret"
     ) as verifier:
         assert await verifier.rate(FINAL) == Rating(min(probability, 1.0))
     [body] = judge.bodies
     assert (judge.paths, body["model"]) == (["/v1/decisions"], "d1")
+    assert judge.keys == ["Bearer secret"]
     assert (
         body["input"]
         == "Problem:\nBe brief.\n\nWhat is 6 x 7?\n\nReasoning:\nSix sevens.\n\nThat is 42.\n\n"
@@ -222,7 +179,7 @@ async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(
 async def test_a_reply_without_a_probability_is_malformed(
     reply: dict[str, Any], words: str
 ) -> None:
-    async with Judge(lambda body: reply).serve(DecisionsVerifier, "", model="d1") as verifier:
+    async with Judge(lambda body: reply).serve(model="d1") as verifier:
         with pytest.raises(MalformedReply, match=words):
             await verifier.rate(FINAL)
 
@@ -232,7 +189,7 @@ async def test_a_server_without_decisions_is_named_and_its_model_is_learnt_again
     status: int,
 ) -> None:
     judge = Judge(lambda body: predicate(1), refusals=deque([status]), names=["d1", "d2"])
-    async with judge.serve(DecisionsVerifier, "", retries=0) as verifier:
+    async with judge.serve(retries=0) as verifier:
         with pytest.raises(EndpointError, match="does this server have the Decisions API"):
             await verifier.rate(FINAL)
         assert await verifier.rate(FINAL) == Rating(1.0)

@@ -1,1 +1,0 @@
-"""The campaign on a rented GPU without a network; see README.md."""
