@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
@@ -23,7 +23,7 @@ from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
 from .progress import progress_bars
 from .results import ArmSummary, compare_arms, small_print, usual_baseline
-from .runner import WorkerGroup, local_worker, run
+from .runner import WorkerGroup, WorkerSlot, local_worker, run
 from .sample import Sample, Task
 from .store import Place, SampleStore
 from .testbed.servers import weights_digest
@@ -129,7 +129,7 @@ async def _measure(
     traces = evaluation.folder / TRACES if evaluation.traces else None
     if traces is not None:
         traces.mkdir(exist_ok=True)
-    slots = [partial(local_worker, solver, plan)]
+    slots: Sequence[WorkerSlot] = [partial(local_worker, solver, plan)]
     if workers:
         slots = workers.slots(solver.settings, plan)
     async with Graders() as graders:

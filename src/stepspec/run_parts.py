@@ -181,7 +181,7 @@ class Models:
         """
         if self.formatting is not None:
             return _within(self.formatting, self.budget)
-        by = answer or answered_by(policies.METHODS.find(name).source)
+        by: str = answer or answered_by(policies.METHODS.find(name).source)
         if name in policies.BASELINES:
             by = name
         elif self.parser:

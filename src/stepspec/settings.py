@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias, cast
 
 from pydantic import (
     AfterValidator,
@@ -92,9 +92,10 @@ def _function(value: Any) -> Any:
 
 def _critic(value: Any) -> Any:
     """Accept a URL as a reward model, a function as a verifier, and a table without its kind."""
-    table: Any = for_role(_function(value), "critic")
-    if not isinstance(table, dict):
-        return table
+    value = for_role(_function(value), "critic")
+    if not isinstance(value, dict):
+        return value
+    table = cast("dict[str, Any]", value)
     kind = "function" if "function" in table else REWARD_MODEL
     return {"kind": kind, **table}
 
@@ -187,10 +188,12 @@ def _differences(place: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
     """Yield the paths at which *before* and *now* have different values."""
     for name in dict.fromkeys((*before, *now)):
         path = f"{place}.{name}".lstrip(".")
-        old: Any = before.get(name, _ABSENT)
-        new: Any = now.get(name, _ABSENT)
+        old = before.get(name, _ABSENT)
+        new = now.get(name, _ABSENT)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(path, old, new)
+            old_table = cast("Mapping[str, Any]", old)
+            new_table = cast("Mapping[str, Any]", new)
+            yield from _differences(path, old_table, new_table)
         elif old != new:
             yield path
 

@@ -115,7 +115,7 @@ def solve(
 def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: bool) -> None:
     text = problem.strip()
     if problem == "-":
-        text = read_text(STDOUT).strip()
+        text = read_text(Path(problem)).strip()
     if not text:
         raise ConfigurationError("the problem is empty")
     if os.path.isfile(text):  # False for a text that cannot be a name. A Path raises an error.
