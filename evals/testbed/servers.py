@@ -139,7 +139,7 @@ def miniature(names: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PassPace:
     """The least duration of a forward pass: a constant, and a duration for each of its tokens."""
 
     seconds_per_pass: float
@@ -156,7 +156,7 @@ class Pace:
         }
 
 
-def read_pace(profile: str, role: str) -> Pace | None:
+def read_pace(profile: str, role: str) -> PassPace | None:
     """
     Return the pace of *role* in *profile*; None if the profile has no paces.
 
@@ -175,11 +175,11 @@ def read_pace(profile: str, role: str) -> Pace | None:
         )
     if not paces:
         return None
-    return Pace(**paces[role])
+    return PassPace(**paces[role])
 
 
 @contextmanager
-def paced_drafter(model: Path, pace: Pace | None) -> Generator[Path]:
+def paced_drafter(model: Path, pace: PassPace | None) -> Generator[Path]:
     """
     Yield a copy of the folder *model* with the *pace* in its configuration.
 

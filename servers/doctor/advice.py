@@ -23,8 +23,8 @@ from .report import (
     Diagnosis,
     EndpointReport,
     Finding,
-    Outcome,
-    Pace,
+    FindingOutcome,
+    WritePace,
     milliseconds,
     tokens_read,
 )
@@ -201,7 +201,7 @@ def _about_thinking(report: EndpointReport) -> Iterator[Finding]:
     role = report.role
     block = report.block
     answers = "it reasons in its answer"
-    outcome: Outcome = "works"
+    outcome: FindingOutcome = "works"
     cure = ""
     match report.thinks_by, report.thinks:
         case "effect", True:
@@ -357,7 +357,7 @@ def _about_pair(
         yield from _about_speed(small.pace, large.pace)
 
 
-def _about_speed(small: Pace, large: Pace) -> Iterator[Finding]:
+def _about_speed(small: WritePace, large: WritePace) -> Iterator[Finding]:
     """Report a small model that is not much faster, if the noise of the timings allows to tell."""
     noise = max(small.noise, large.noise)
     ratio = small.between / large.between if large.between else math.nan

@@ -21,7 +21,7 @@ from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier
 from stepspec.orchestrator.verifiers.verifier import AnyVerifier
 
 from .advice import conclude, conclude_critic
-from .report import CriticReport, Diagnosis, EndpointReport, Pace, Reading, Report
+from .report import CriticReport, Diagnosis, EndpointReport, Reading, Report, WritePace
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Address)
@@ -231,7 +231,7 @@ class _Examination:
             return None
 
 
-async def _pace(endpoint: VllmEndpoint) -> Pace:
+async def _pace(endpoint: VllmEndpoint) -> WritePace:
     """Write a few tokens several times, one write after the other."""
     firsts: list[float] = []
     gaps: list[float] = []
@@ -245,7 +245,7 @@ async def _pace(endpoint: VllmEndpoint) -> Pace:
         gaps.append((called.seconds - first) / max(1, called.written - 1))
     between = median(gaps)
     noise = (max(gaps) - min(gaps)) / between if between else 0.0
-    return Pace(first=median(firsts), between=between, noise=noise)
+    return WritePace(first=median(firsts), between=between, noise=noise)
 
 
 def _calls(events: Iterable[Event]) -> list[Called]:

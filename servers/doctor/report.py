@@ -22,15 +22,15 @@ from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
 from stepspec.orchestrator.endpoints.chat_template import Source
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 
-Outcome: TypeAlias = Literal["works", "costs", "cannot work", "unknown"]
-ORDER: tuple[Outcome, ...] = ("cannot work", "costs", "unknown", "works")
-PHRASES: Mapping[Outcome, tuple[str, str]] = {
+FindingOutcome: TypeAlias = Literal["works", "costs", "cannot work", "unknown"]
+ORDER: tuple[FindingOutcome, ...] = ("cannot work", "costs", "unknown", "works")
+PHRASES: Mapping[FindingOutcome, tuple[str, str]] = {
     "cannot work": ("thing cannot work", "things cannot work"),
     "costs": ("costs speed or accuracy", "cost speed or accuracy"),
     "unknown": ("is unknown", "are unknown"),
 }
 """The words of the summary for one finding with an outcome, and for several."""
-COLOURS: Mapping[Outcome, str] = {
+COLOURS: Mapping[FindingOutcome, str] = {
     "works": "green",
     "costs": "yellow",
     "cannot work": "red",
@@ -41,7 +41,7 @@ COLOURS: Mapping[Outcome, str] = {
 class Lack(NamedTuple):
     """What it means that a capability is missing."""
 
-    outcome: Outcome
+    outcome: FindingOutcome
     """Whether anything works without it."""
     cost: str
     """What is slower, or does not work."""
@@ -92,7 +92,7 @@ class Finding:
     """A stable name of what was checked."""
     subject: str
     """Where: a role, "pair", "critic", or a replica as "large at URL"."""
-    outcome: Outcome
+    outcome: FindingOutcome
     """Whether it works, costs, or cannot work."""
     message: str
     """What was found, and what it costs."""
@@ -107,7 +107,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WritePace:
     """How fast a server writes: the median of several writes."""
 
     first: float
@@ -160,7 +160,7 @@ class EndpointReport:
     """Whether the encoded text of the chat template has the template's ids."""
     digits: float | None = None
     """The probability that the model's grade of a step is a digit."""
-    pace: Pace | None = None
+    pace: WritePace | None = None
     """How fast it writes."""
     can: Capabilities | None = None
     """Its capabilities."""
@@ -232,7 +232,7 @@ class Report:
         findings = [finding for pair in pairs for finding in pair.findings]
         if critic:
             findings.extend(critic.findings)
-        counts: Counter[Outcome] = Counter(finding.outcome for finding in findings)
+        counts: Counter[FindingOutcome] = Counter(finding.outcome for finding in findings)
         return cls(
             ok=not counts["cannot work"],
             summary=_summary(counts),
@@ -241,7 +241,7 @@ class Report:
         )
 
 
-def _summary(counts: Counter[Outcome]) -> str:
+def _summary(counts: Counter[FindingOutcome]) -> str:
     phrases: list[str] = []
     for outcome, (one, several) in PHRASES.items():
         if counts[outcome] == 1:
@@ -376,7 +376,7 @@ SUFFIX_SCORING_MARKS: Mapping[bool | None, Text] = {
 }
 
 
-def _mark(value: bool | None, *, missing: Outcome = "unknown") -> Text:
+def _mark(value: bool | None, *, missing: FindingOutcome = "unknown") -> Text:
     """Return yes, no or unknown in the colour of its outcome. *missing* is the outcome of a no."""
     if value is None:
         return Text("unknown", COLOURS["unknown"])

@@ -36,7 +36,7 @@ from stepspec.orchestrator.step_ends import StepEnds
 from . import policies, prompts
 from . import settings as configuration
 from .run_parts import (
-    Answering,
+    AnswerPlan,
     Connections,
     check_policies,
     connected,
@@ -108,7 +108,7 @@ class PreparedRun:
 
     chain: Chain
     """The problem."""
-    answering: Answering
+    answering: AnswerPlan
     """How the answer is written."""
     budget: Budget
     """The tokens, steps and seconds that are left."""

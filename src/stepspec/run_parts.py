@@ -111,7 +111,7 @@ REJECTED_BECAUSE = prompts.load("verifier.rejected-because")
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
+class AnswerPlan:
     """How an answer is written."""
 
     format: Format | None = None
@@ -233,10 +233,10 @@ class Connections:
         sampling: Sampling,
         observe: Observer,
         clock: Callable[[], float],
-        answering: Answering | None = None,
+        answering: AnswerPlan | None = None,
     ) -> Models:
         """Open the models of one run. *observe* sees their requests, timed by *clock*."""
-        answering = answering or Answering()
+        answering = answering or AnswerPlan()
         author = self.small if answering.by == "small" else self.large
 
         def formatted_by_author(format: Format | None) -> Model | None:
@@ -275,18 +275,18 @@ class Connections:
 
     async def answering(
         self, tools: Toolset | None, run: RunOptions, format: Format | None
-    ) -> Answering:
+    ) -> AnswerPlan:
         """
         Return how the answer of *run* is written.
 
         Raise `MissingCapability` if the server of the author has no parser for calls.
         """
         if tools is None or not tools.callable:
-            return Answering(format)
+            return AnswerPlan(format)
         by: Role = "small" if run.policy == "small" else "large"
         author = self.small if by == "small" else self.large
         may_answer = tools.choice == "auto" and not tools.named
-        return Answering(
+        return AnswerPlan(
             format=await author.tool_format(tools),
             parser=lambda: ServerParser(author, tools),
             by=by,

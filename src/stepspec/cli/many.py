@@ -18,7 +18,7 @@ from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 from ..api import Solver
-from .problems import Problem, text_digest
+from .problems import FileProblem, text_digest
 
 
 def settings_digest(solver: Solver) -> str:
@@ -77,7 +77,7 @@ class SolutionFile:
         self._file.seek(0)
         return self._file.read()
 
-    def write(self, problem: Problem, **fields: Any) -> None:
+    def write(self, problem: FileProblem, **fields: Any) -> None:
         """Add a line about *problem*. It is on disk when this returns."""
         line = {"id": problem.id, "problem": problem.text, **fields, "settings": self._digest}
         self._file.write(orjson.dumps(line) + b"\n")
@@ -120,7 +120,7 @@ class SolutionFile:
 
 async def solve_all(
     solver: Solver,
-    problems: Sequence[Problem],
+    problems: Sequence[FileProblem],
     file: SolutionFile,
     concurrency: int,
     *,

@@ -100,7 +100,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FileProblem:
     """One problem of a file."""
 
     id: str | int
@@ -150,7 +150,7 @@ def _ends(device: Path) -> bool:
         return file.isatty() or device.samefile(os.devnull)
 
 
-def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
+def read_problems(path: Path, limit: int | None = None) -> list[FileProblem]:
     """
     Read the problems in the file at *path*, at most *limit*. ``-`` is standard input.
 
@@ -159,7 +159,7 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     for a line that is neither, and for an id that stands twice.
     """
     content = read_text(path)
-    found: dict[str, Problem] = {}
+    found: dict[str, FileProblem] = {}
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
@@ -170,7 +170,7 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
             id = _unused(text_digest(text), found)
         elif str(id) in found:
             raise ConfigurationError(f"{path}, line {number}: the id {id!r} is there twice")
-        found[str(id)] = Problem(id, text)
+        found[str(id)] = FileProblem(id, text)
     if not found:
         raise ConfigurationError(f"no problems in {path}: the file is empty")
     return list(found.values())
@@ -195,7 +195,7 @@ def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
     return id, text.strip()
 
 
-def _unused(id: str, taken: dict[str, Problem]) -> str:
+def _unused(id: str, taken: dict[str, FileProblem]) -> str:
     """Return *id*, with a number if it is taken. The same text may stand in a file twice."""
     name = id
     number = 1

@@ -18,7 +18,7 @@ from ..api import Solver
 from .command_line import writable, write_file
 from .flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
 from .many import SolutionFile, settings_digest, solve_all
-from .problems import Problem, read_problems, read_text
+from .problems import FileProblem, read_problems, read_text
 from .program import STDOUT, stderr, stdout, wait
 from .terminal import RunPrinter, nested_lines, summary
 
@@ -170,7 +170,7 @@ def _solve_many(
 
 async def _many(
     solver: Solver,
-    problems: list[Problem],
+    problems: list[FileProblem],
     concurrency: int,
     output: Path | None,
     traces: Path | None,
