@@ -150,16 +150,16 @@ def with_concurrency(endpoint: Endpoint | NestedPair, requests: int) -> Endpoint
 
 class Solver:
     """
-    Keeps connections to both models and solves many problems, at the same time if asked to.
+    Keeps connections to both models, and solves many problems, also at the same time.
 
-    Made of complete `Settings`, or of both models and other settings as keyword arguments, which
-    come before variables, the TOML file and the defaults; see `stepspec.settings`::
+    It takes complete `Settings`, or both models and other settings as keyword arguments. Arguments
+    come before variables, the TOML file and the defaults (see `stepspec.settings`)::
 
         async with Solver(small="http://localhost:8001/v1", large="http://localhost:8002/v1") as
         solver:
             solutions = await asyncio.gather(*map(solver.solve, problems))
 
-    Raise `ConfigurationError` for wrong settings, and on entering an `EndpointError` for a server
+    Raise `ConfigurationError` for wrong settings. Entering raises an `EndpointError` for a server
     that cannot be used.
     """
 
@@ -306,28 +306,29 @@ class Solver:
         """
         Solve one *problem*: a text, or a conversation whose last turn poses it.
 
-        A *run* is used as it is: `resolve` makes one; by default it is that of the settings.
-        *sampling*, *seed*, *budget* and *overrides* change it; those that are None change nothing.
+        *run* has the options of the run (see `resolve`). By default they are those of the settings.
+        *sampling*, *seed*, *budget* and *overrides* change these options. None changes nothing.
 
-        The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON
-        schema, the large model writes it so; raise `MalformedReply` if its server does not see to
-        that. With *tools*, both models read about them, and the answer, which is the large model's,
-        may call them: the solution's `calls`. Raise `MissingCapability` if its server has no parser
-        for calls.
+        The answer ends before the first of the *stop* strings. A *format*, "json" or a JSON schema,
+        is the form of the large model's answer. Both models read about the *tools*. The large
+        model's answer may call them (see the solution's ``calls``).
 
-        *seed* is that of the *sampling*. Without one, each run draws its own, which the solution
-        tells, unless `auto` decides or one model is alone: without seeds one stream writes many
-        steps. With the same seed a run writes the same chain, however far it works ahead and
-        whatever else the servers do, as far as these give equal requests equal tokens; with `auto`
-        it depends on the time, and the seed is not used.
+        *seed* is the seed of the sampling. Without one a run draws its own, and the solution has
+        it. A run with ``auto`` or with one model alone has no seed, because without a seed one
+        stream writes many steps. With the same seed a run writes the same chain at any lookahead,
+        if the servers give equal requests equal tokens. With ``auto`` the chain depends on the
+        time, and the seed is not used.
 
-        *observe* sees every event as it happens. The times in events and trace are from *clock*,
-        which no other run has used; by default it is a new one. *trace_to* receives the trace, also
-        of a run that fails; if that file cannot be written, a warning is logged. *session* is the
-        value of the session header, whose runs use the same replica of each model while it is up;
-        if it is None, the run makes its own, and uses the replicas with the fewest runs. If the
-        small model fails for good, the large one goes on alone, and the solution says so; raise an
-        `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
+        *observe* sees every event as it happens. *clock* gives the times in events and trace. It is
+        a new clock by default, and no two runs may share one. *trace_to* is the file of the trace,
+        also of a run that fails. A file that cannot be written is logged as a warning. *session* is
+        the value of the session header: the runs of a session use the same replica of each model
+        while it is up. A run without a session uses the replicas with the fewest runs.
+
+        If the small model fails for good, the large one goes on alone, and the solution says so.
+        Raise an `EndpointError` if the large model fails. Raise `MalformedReply` if its server does
+        not keep to the format, and `MissingCapability` if its server has no parser for calls. Raise
+        `ConfigurationError` for wrong arguments.
         """
         began = asyncio.get_running_loop().time()
         run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)

@@ -1,10 +1,10 @@
 """
-Settings of a solver. One precedence: flags, arguments, ``STEPSPEC_*`` variables, a TOML file, the
-defaults.
+The settings of a solver.
 
-The file is the one that ``--config`` or ``STEPSPEC_CONFIG`` names, or ``stepspec.toml`` in the
-working directory, if there is one. Unknown keys are errors everywhere. `setting_sources` reads and
-merges them.
+They come from flags, arguments, ``STEPSPEC_*`` variables, a TOML file and the defaults, in this
+order. The file is the one that ``--config`` or ``STEPSPEC_CONFIG`` names, or ``stepspec.toml`` in
+the working directory. Unknown keys are errors everywhere. `setting_sources` reads and merges the
+sources.
 """
 
 from __future__ import annotations
@@ -112,10 +112,9 @@ PromptsFolder: TypeAlias = Annotated[Path, AfterValidator(_read_prompts)]
 
 class Calibration(BaseModel, frozen=True, extra="forbid"):
     """
-    The guarantee of ``stepspec calibrate`` for a *value* of one *option* of a *policy*, as a
-    settings file holds it.
+    The guarantee of ``stepspec calibrate`` for a value of one option of a policy.
 
-    With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone.
+    The policy loses at most a share of the problems to the large model alone, with a confidence.
     """
 
     policy: str
@@ -147,17 +146,19 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     """
 
     def differences(self, run: RunConditions) -> tuple[str, ...]:
-        """The settings in which *run* differs from the runs that the calibration covers."""
+        """Return the settings in which *run* differs from the runs that the calibration covers."""
         if run.policy != self.policy:
             return ("policy",)
         options = dict(run.values["options"])
-        value = options.pop(self.option, _ABSENT)
-        values = {**run.values, "options": options}
-        return (
-            *((f"options.{self.option}",) if value != self.value else ()),
-            *_differences("models", self.models, run.models if self.models else {}),
-            *_differences("", self.conditions, values if self.conditions else {}),
-        )
+        found: list[str] = []
+        if options.pop(self.option, _ABSENT) != self.value:
+            found.append(f"options.{self.option}")
+        if self.models:
+            found.extend(_differences("models", self.models, run.models))
+        if self.conditions:
+            values = {**run.values, "options": options}
+            found.extend(_differences("", self.conditions, values))
+        return tuple(found)
 
     def warn_of_differences(self, run: RunConditions) -> None:
         """Log a warning if the calibration does not cover *run*."""
@@ -308,10 +309,7 @@ def conditions(run: RunOptions) -> dict[str, Any]:
 
 
 class SettingsOverrides(RunOverrides, total=False):
-    """
-    The settings of a solver as keyword arguments, without its two models; *seed* is that of the
-    sampling.
-    """
+    """The settings of a solver as keyword arguments, without its two models."""
 
     critic: str | Critic | VerifierFunction | Mapping[str, Any] | None
     sampling: Sampling | Mapping[str, Any] | None
@@ -321,10 +319,7 @@ class SettingsOverrides(RunOverrides, total=False):
 
 
 def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    Return *overrides* with what is a class or a function in them as the names or settings to choose
-    it by.
-    """
+    """Return *overrides* with names and settings in place of classes and functions."""
     named = {"policy": policies.named, "critic": _function}
     return {
         name: named[name](value) if name in named and value else value
@@ -334,62 +329,66 @@ def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(*, seed: int | None = None, **overrides: Any) -> Settings:
     """
-    Load the settings; *overrides* come first, and those that are None count as absent. *seed* is
-    the sampling's.
+    Load the settings. *overrides* come first. None counts as absent.
 
-    Raise `ConfigurationError`, which names the setting that is wrong.
+    *seed* is the seed of the sampling. Raise `ConfigurationError`, which names every wrong setting.
     """
-    arguments = {name: value for name, value in by_name(overrides).items() if value is not None}
+    arguments = _without_none(by_name(overrides))
     try:
         settings = Settings(**arguments)
     except ValidationError as exc:
-        found = layers(Settings, arguments)
-        each = ["", *(_explain_error(error, found) for error in exc.errors())]
-        # named once for all of its keys
-        file = f"{next((layer.path for layer in found if layer.path), None)}: "
-        texts = (
-            text.removeprefix(file) if before.startswith(file) else text
-            for before, text in pairwise(each)
-        )
-        raise ConfigurationError("; ".join(texts)) from exc
+        raise ConfigurationError(_explain(exc.errors(), layers(Settings, arguments))) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
+
+
+def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _explain(errors: Sequence[ErrorDetails], found: Sequence[Layer]) -> str:
+    """Say what is wrong. Wrong keys of the file that follow each other name it once."""
+    paths = [layer.path for layer in found if layer.path]
+    texts = [_explain_error(error, found) for error in errors]
+    if not paths:
+        return "; ".join(texts)
+    file = f"{paths[0]}: "
+    parts = texts[:1]
+    for before, text in pairwise(texts):
+        parts.append(text.removeprefix(file) if before.startswith(file) else text)
+    return "; ".join(parts)
 
 
 def named(
     exc: ConfigurationError, settings: Settings, arguments: Mapping[str, Any]
 ) -> ConfigurationError:
     """
-    Let the error of a policy or its options name the flag, the variable or the key of the file at
-    fault.
+    Return the error of a policy or its options with the flag, variable or key that is wrong.
 
     *settings* were loaded with these *arguments*.
     """
     place = ("options", exc.option) if exc.option else ("policy",)
-    known = settings.policy in policies.METHODS
-    found = origin(
-        layers(Settings, {name: value for name, value in arguments.items() if value is not None}),
-        place,
-    )
-    if found is None or found.source == "argument" or (known and not exc.option):
+    if settings.policy in policies.METHODS and not exc.option:
+        return exc
+    found = origin(layers(Settings, _without_none(arguments)), place)
+    if found is None or found.source == "argument":
         return exc
     return ConfigurationError(f"{found.name(place)}: {exc}", option=exc.option)
 
 
-SOMEWHERE = "http://HOST:PORT/v1"
+EXAMPLE_URL = "http://HOST:PORT/v1"
 
 
 def without_models(settings: Settings) -> ConfigurationError:
-    """The error of *settings* that lack one of the models, or both: how to name what is missing."""
+    """Return the error of *settings* that lack a model, which says how to name the model."""
     missing = [role for role in ("small", "large") if getattr(settings, role) is None]
     models = " and ".join(f"no {role} model" for role in missing)
-    in_command = command_line() is not OUTSIDE  # then messages name flags and not arguments
-    ways = [f"--{role} {SOMEWHERE}" if in_command else f"{role}='{SOMEWHERE}'" for role in missing]
+    ways = [f"{role}='{EXAMPLE_URL}'" for role in missing]
+    if command_line() is not OUTSIDE:
+        ways = [f"--{role} {EXAMPLE_URL}" for role in missing]
     tables = " and ".join(f"[{role}]" for role in missing)
-    written = (
-        f"a {tables} table with its url"
-        if len(missing) == 1
-        else f"the tables {tables} with their urls"
-    )
+    written = f"the tables {tables} with their urls"
+    if len(missing) == 1:
+        written = f"a {tables} table with its url"
     variables = " and ".join(f"{PREFIX}{role.upper()}" for role in missing)
     return ConfigurationError(
         f"{models}: pass {' and '.join(ways)}, set {variables}, or write {written} into"
