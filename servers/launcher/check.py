@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,29 +54,19 @@ def inspect_machine(pair: Pair) -> Machine:
     used = {card for server in servers for card in server.gpus}
     memory = _query_driver() if used else []
     visible = visible_cards(os.environ)
-    if visible is None:
-        cards = len(memory) or None
-        sizes = [memory[card] for card in used if card < len(memory)]
-    else:
-        cards = len(visible)
-        names = [visible[card] for card in used if card < len(visible)]
-        sizes = list(_sizes_of(names, memory))
+    names = list(visible if visible is not None else map(str, range(len(memory))))
+    indices = [int(names[card]) for card in used if card < len(names) and names[card].isdigit()]
+    sizes = [memory[index] for index in indices if index < len(memory)]
+    is_known = visible is not None or memory
     reasons = {address: why_taken(*address) for address in addresses}
     weights = {model: _weight_bytes(*model) for model in models}
     return Machine(
         vllm=importlib.util.find_spec("vllm") is not None,
-        cards=cards,
+        cards=len(names) if is_known else None,
         card=min(sizes or memory, default=None),
         taken={address: reason for address, reason in reasons.items() if reason},
         weights={model: size for model, size in weights.items() if size},
     )
-
-
-def _sizes_of(names: Iterable[str], memory: Sequence[float]) -> Iterator[float]:
-    """Yield the memory of the cards with these *names*. A name that is no index is left out."""
-    for name in names:
-        if name.isdigit() and int(name) < len(memory):
-            yield memory[int(name)]
 
 
 def why_taken(host: str, port: int) -> str:
