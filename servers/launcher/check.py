@@ -55,6 +55,7 @@ def inspect_machine(pair: Pair) -> Machine:
     memory = _query_driver() if used else []
     visible = visible_cards(os.environ)
     names = list(visible if visible is not None else map(str, range(len(memory))))
+    # CUDA_VISIBLE_DEVICES may also name cards by UUID, whose sizes stay unknown.
     indices = [int(names[card]) for card in used if card < len(names) and names[card].isdigit()]
     sizes = [memory[index] for index in indices if index < len(memory)]
     is_known = visible is not None or memory
