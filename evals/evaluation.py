@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
@@ -23,7 +23,7 @@ from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
 from .progress import progress_bars
 from .results import ArmSummary, compare_arms, small_print, usual_baseline
-from .runner import WorkerGroup, local_worker, run
+from .runner import WorkerGroup, WorkerSlot, local_worker, run
 from .sample import Sample, Task
 from .store import Place, SampleStore
 from .testbed.servers import weights_digest
@@ -37,29 +37,31 @@ TRACES = "traces"
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """
-    A *plan* for the problems of a *benchmark*, and the *folder* for its files.
-
-    *digest* is the benchmark's hash before any limit, so that a run can be extended; *profile* is
-    the pace of the miniature pair, None with other servers. Samples of the same evaluation in the
-    folder are kept, unless *fresh*. *remarks* are shown with the figures.
-    """
+    """A plan for the problems of a benchmark, and the folder for its files."""
 
     benchmark: Benchmark
+    """The benchmark."""
     plan: Plan
+    """The arms, the tasks and the seeds."""
     folder: Path
+    """The run folder."""
     digest: str
+    """The hash of the benchmark before any limit, so that a run can be extended."""
     half: str | None = None
+    """The half of the benchmark; None: all of it."""
     profile: str | None = None
+    """The pace of the miniature pair; None: other servers."""
     traces: bool = False
+    """Whether the trace of each run is kept."""
     fresh: bool = False
+    """Whether samples in the folder are discarded."""
     remarks: tuple[str, ...] = ()
+    """Remarks that are shown with the figures."""
 
     def about(self, solver: Solver) -> dict[str, Any]:
-        """The values that have to agree for samples to belong to one run."""
+        """Return the values that have to agree for samples to belong to one run."""
         template = self.benchmark.template
-        replaced = {name: prompt.sha256 for name, prompt in solver.prompts.items()}
-        return {
+        values: dict[str, Any] = {
             "benchmark": self.benchmark.name,
             "problems": self.digest,
             "half": self.half,
@@ -68,22 +70,22 @@ class Evaluation:
             "system": solver.settings.system,
             "models": dict(solver.models),
             "weights": weights_digest("large", "small") if self.profile else None,
-            **({"prompts": replaced} if replaced else {}),
-            **({"templates": solver.templates} if any(solver.templates) else {}),
-            **identity(self.plan),
         }
+        if solver.prompts:
+            values["prompts"] = {name: prompt.sha256 for name, prompt in solver.prompts.items()}
+        if any(solver.templates):
+            values["templates"] = solver.templates
+        return {**values, **identity(self.plan)}
 
 
 async def evaluate(
     solver: Solver, evaluation: Evaluation, console: Console, workers: WorkerGroup | None = None
 ) -> list[ArmSummary]:
     """
-    Measure the samples that are missing and return the summaries, which are also written to the
-    folder.
+    Measure the samples that are missing. Return the summaries and write them to the folder.
 
-    The runs go to *workers* on other machines, or to this process if *workers* is None.
-
-    Raise `ConfigurationError` if the folder holds another run.
+    The runs go to *workers* on other machines, or to this process if *workers* is None. Raise
+    `ConfigurationError` if the folder holds another run.
     """
     for arm in evaluation.plan.arms:
         check_arm(arm, solver.settings)
@@ -127,9 +129,9 @@ async def _measure(
     traces = evaluation.folder / TRACES if evaluation.traces else None
     if traces is not None:
         traces.mkdir(exist_ok=True)
-    slots = (
-        workers.slots(solver.settings, plan) if workers else [partial(local_worker, solver, plan)]
-    )
+    slots: Sequence[WorkerSlot] = [partial(local_worker, solver, plan)]
+    if workers:
+        slots = workers.slots(solver.settings, plan)
     async with Graders() as graders:
         with progress_bars(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
@@ -153,9 +155,9 @@ async def _begin(
     """Write the record of this session to the run file, after those of earlier sessions."""
     path = evaluation.folder / RUN
     benchmark = evaluation.benchmark
-    earlier: list[Any] = (
-        orjson.loads(path.read_bytes())["sessions"] if path.is_file() and resumed else []
-    )
+    earlier: list[Any] = []
+    if resumed and path.is_file():
+        earlier = orjson.loads(path.read_bytes())["sessions"]
     session = {
         **provenance.program(),
         "resumed": resumed,
@@ -175,11 +177,12 @@ async def _begin(
         "sessions": [*earlier, session],
     }
     _replace(path, orjson.dumps(record, option=orjson.OPT_INDENT_2))
-    for stale in (evaluation.folder / TRACES).glob("*.jsonl") if evaluation.fresh else ():
-        stale.unlink()  # of samples that were discarded
+    if evaluation.fresh:
+        for trace in (evaluation.folder / TRACES).glob("*.jsonl"):
+            trace.unlink()
     listed = evaluation.folder / PROBLEMS
     problems = b"".join(map(_line, count(), evaluation.plan.tasks))
-    # of a larger --limit before
+    # A run with a larger --limit has listed more problems.
     if not (resumed and listed.is_file() and listed.read_bytes().startswith(problems)):
         _replace(listed, problems)
     return record

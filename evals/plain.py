@@ -1,17 +1,16 @@
 """
-The arm ``plain``: the large model as one ordinary request, as a program without stepspec sends it
-today.
+The arm ``plain``: the large model as one ordinary request, as a program without stepspec sends it.
 
-The conversation goes to the server's own ``/v1/chat/completions`` as one stream. No steps, no stop
-strings, no token ids: what stepspec does and costs is measured against this. On a server that
-speculates on tokens, the arm is the large model with this speculation.
+The conversation goes to the server's own ``/v1/chat/completions`` as one stream, without steps,
+stop strings and token ids. Methods are compared with this arm. On a server that speculates on
+tokens, the arm includes this speculation.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
@@ -34,36 +33,40 @@ from stepspec.orchestrator.solution import Solution
 
 PLAIN = "plain"
 CHAT = "/v1/chat/completions"
-REASONING = ("reasoning", "reasoning_content")  # of a server with a reasoning parser, by version
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""The field of a server with a reasoning parser, in newer and in older versions."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """What came of a stream so far; *moments* are the seconds of its first and last tokens."""
+    """What a stream has brought so far."""
 
-    thinking: list[str] = field(default_factory=list[str])
-    text: list[str] = field(default_factory=list[str])
+    thinking: str = ""
+    """The thinking, as a reasoning parser has found it."""
+    text: str = ""
+    """The other text."""
     finish: str = ""
+    """Why the stream ended; "" until it has ended."""
     prompt: int = 0
+    """Tokens of the prompt."""
     cached: int = 0
+    """Tokens of the prompt that were in the server's cache."""
     written: int = 0
-    moments: list[float] = field(default_factory=list[float])
+    """Written tokens. Until the usage at the end, events with text are counted in their place."""
+    first: float | None = None
+    """When the first token came, in seconds of the clock."""
+    last: float = 0.0
+    """When the last token came, in seconds of the clock."""
 
     def add(self, call: Call, event: bytes, at: float) -> None:
         """Take in one event of the stream. Raise the error that it carries."""
         try:
             reply: Mapping[str, Any] = orjson.loads(event)
-            if (error := reply_error(call, reply)) is not None:
+            error = reply_error(call, reply)
+            if error is not None:
                 raise error
             for choice in reply["choices"]:
-                delta = cast("Mapping[str, str | None]", choice.get("delta") or {})
-                thought = next((delta[name] for name in REASONING if delta.get(name)), None)
-                if thought or delta.get("content"):
-                    self.moments = [*self.moments[:1], at]
-                    # until the usage at the end says it, which a stream that is cut lacks
-                    self.written += 1
-                self.thinking.append(thought or "")
-                self.text.append(delta.get("content") or "")
+                self._add_delta(choice.get("delta") or {}, at)
                 self.finish = ending(call, choice) or self.finish
             if reply.get("usage"):
                 self.prompt, self.cached, self.written = usage(reply)
@@ -72,21 +75,29 @@ class Reply:
                 MalformedReply, f"not a piece of a conversation's stream: {event[:200]!r}"
             ) from exc
 
+    def _add_delta(self, delta: Mapping[str, str | None], at: float) -> None:
+        thoughts = [delta.get(name) or "" for name in REASONING_FIELDS]
+        thought = thoughts[0] or thoughts[1]
+        text = delta.get("content") or ""
+        self.thinking += thought
+        self.text += text
+        if thought or text:
+            self.written += 1
+            self.last = at
+            if self.first is None:
+                self.first = at
+
     def parts(self, closing: str, *, thinks: bool) -> tuple[str, str]:
         """
-        Return the thinking and the text after it; a server without a reasoning parser leaves
-        *closing* between.
+        Return the thinking and the text after it.
 
-        If the model *thinks* and was cut before that, all is thinking.
+        A server without a reasoning parser leaves *closing* between them. If the model *thinks* and
+        was cut before that, all is thinking.
         """
-        thinking = "".join(self.thinking)
-        text = "".join(self.text)
-        before, mark, after = text.partition(closing)
-        return (
-            (thinking + before, after)
-            if mark or (self.cut and thinks and not thinking)
-            else (thinking, text)
-        )
+        before, mark, after = self.text.partition(closing)
+        if mark or (self.cut and thinks and not self.thinking):
+            return self.thinking + before, after
+        return self.thinking, self.text
 
     @property
     def cut(self) -> bool:
@@ -95,32 +106,31 @@ class Reply:
 
     @property
     def pace(self) -> float | None:
-        """
-        Seconds per token between the first and the last token; None for fewer than two tokens.
-        """
-        if len(self.moments) < 2 or self.written < 2:
+        """Seconds per token from the first to the last token; None for less than two tokens."""
+        if self.first is None or self.first == self.last or self.written < 2:
             return None
-        return (self.moments[1] - self.moments[0]) / (self.written - 1)
+        return (self.last - self.first) / (self.written - 1)
 
 
 def body(
     model: str, messages: Sequence[Message], sampling: Sampling, limit: int, cache: str
 ) -> Body:
     """
-    The request for one stream of at most *limit* tokens; *cache* separates its prefixes from those
-    of other arms.
+    Return the request for one stream of at most *limit* tokens.
+
+    *cache* separates its prefixes in the server's cache from those of other arms.
     """
-    made = completion_body(model, (), sampling, limit)
-    del made["prompt"]
-    seeded = {"seed": sampling.seed} if sampling.temperature and sampling.seed is not None else {}
-    return {
-        **made,
-        **seeded,
+    request: Body = {
+        **completion_body(model, (), sampling, limit),
         "messages": [{"role": message.role, "content": message.content} for message in messages],
         "stream": True,
         "stream_options": {"include_usage": True},
         "cache_salt": cache,
     }
+    del request["prompt"]
+    if sampling.temperature and sampling.seed is not None:
+        request["seed"] = sampling.seed
+    return request
 
 
 async def solve_plain(
@@ -132,13 +142,15 @@ async def solve_plain(
     system: str | None = None,
 ) -> tuple[Solution, Mapping[Role, float]]:
     """
-    Solve *problem* by one request to the large model; return the solution, and the seconds per
-    token by role.
+    Solve *problem* by one request to the large model.
 
-    Raise `ContextTooLong` if the problem leaves no room for an answer.
+    Return the solution, and the seconds per token by role. Raise `ContextTooLong` if the problem
+    leaves no room for an answer.
     """
     large = solver.large
-    messages = (*([Message("system", system)] if system else []), Message("user", problem))
+    messages: tuple[Message, ...] = (Message("user", problem),)
+    if system:
+        messages = (Message("system", system), *messages)
     room = large.room - await large.count(messages)
     if room <= 0:
         raise ContextTooLong(

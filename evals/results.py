@@ -1,4 +1,8 @@
-"""The results of a run: statistics of every arm, its comparison with a baseline, and a bound."""
+"""
+The results of a run: statistics of every arm, its comparison with a baseline, and a bound.
+
+The tables and the CSV file of a run are made here, too.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from rich.table import Table
 
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance
+from stepspec.orchestrator.ledger import Ledger
 
 from .arms import LARGE, PLAIN, SMALL
 from .grading.answers import extract_answer
@@ -26,21 +31,24 @@ Z = 1.96  # standard deviations; 95% of a normal distribution lie within
 RESAMPLES = 2000
 BISECTIONS = 60  # of an interval: more than a float has bits
 ORACLE = "oracle (bound)"
-TOKENS = ("small", "large", "wasted", "judging", "accepted")  # columns of tokens, and of drafts
-# columns where an arm has any
-NOTED_OUTCOMES: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")
+TOKEN_COLUMNS = ("small", "large", "wasted", "judging", "accepted")
+OPTIONAL_OUTCOME_COLUMNS: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
     """
-    A figure with its 95% confidence interval: ``f"{interval:.2f}"`` is such as ``0.90 [0.85,
-    0.95]``.
+    A figure with its 95% confidence interval.
+
+    ``f"{interval:.2f}"`` gives ``0.90 [0.85, 0.95]``.
     """
 
     value: float
+    """The figure."""
     low: float
+    """The lower end of the interval."""
     high: float
+    """The upper end of the interval."""
 
     def __format__(self, spec: str) -> str:
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
@@ -48,47 +56,60 @@ class Interval:
     @property
     def points(self) -> Interval:
         """The interval of a share in percentage points, to a tenth, without a negative zero."""
-        return Interval(*(round(100 * edge, 1) + 0.0 for edge in (self.value, self.low, self.high)))
+        return Interval(
+            value=_percent(self.value), low=_percent(self.low), high=_percent(self.high)
+        )
+
+
+def _percent(share: float) -> float:
+    """Return *share* in percent, to a tenth. Adding zero turns a negative zero into a zero."""
+    return round(100 * share, 1) + 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """
-    The figures of one arm over all problems; *seconds* is the mean wall time of a problem.
-
-    The ratios divide sums of wall time over the same problems: *ratio* by that of the baseline,
-    *ratio_to_floor* by the time to write every kept token on the model that wrote it. *accept_rate*
-    is a share of drafts, None for an arm that judges none, *waste* a share of written tokens,
-    *judge_tokens* the tokens read or written to judge one problem, without those in a prefix cache.
-    *speculation* counts, by role, the tokens that servers drafted and accepted.
-    """
+    """The figures of one arm over all problems."""
 
     name: str
+    """The name of the arm."""
     n: int
+    """Samples."""
     accuracy: float
+    """The share of right samples."""
     accuracy_interval: tuple[float, float]
+    """The 95% interval of the accuracy."""
     seconds: float
+    """Wall seconds of a sample, on average."""
     ratio: float
+    """Wall time of all samples, divided by the baseline's on the same problems."""
     ratio_interval: tuple[float, float]
+    """The 95% interval of the ratio."""
     ratio_to_floor: float | None
+    """Wall time, divided by the time to write each kept token on its model. None: unknown."""
     share_large_tokens: float
+    """The large model's share of the kept tokens."""
     accept_rate: float | None
+    """The share of accepted drafts; None for an arm that judges no drafts."""
     waste: float
+    """Discarded tokens as a share of the written ones."""
     judge_tokens: float
+    """Tokens of judging a sample, on average. Tokens from a prefix cache do not count."""
     speculation: ByRole = field(default_factory=dict[Role, Acceptance])
+    """The tokens that the servers drafted and accepted, by role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """
-    Mean tokens of a sample: kept ones by author (*small*, *large*), discarded ones, and those spent
-    on judging.
-    """
+    """The tokens of a sample, on average."""
 
     small: float
+    """Kept tokens of the small model."""
     large: float
+    """Kept tokens of the large model."""
     wasted: float
+    """Discarded tokens of both models."""
     judging: float
+    """Tokens of judging. Tokens from a prefix cache do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,149 +126,181 @@ class SeveralSamples:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """
-    The result of one arm, and its comparison with the baseline on the same problems.
-
-    *difference* is that of the accuracies. *p* is from McNemar's exact test; None with several
-    samples per problem, which depend on each other. *outcomes* counts outcomes and degraded
-    samples, *cut_right* truncated right ones.
-    """
+    """The result of one arm, and its comparison with the baseline on the same problems."""
 
     result: Result
+    """The figures of the arm."""
     difference: Interval
+    """The arm's accuracy minus the baseline's."""
     p: float | None
+    """
+    The probability from McNemar's exact test. None with several samples of each problem: such
+    samples depend on each other.
+    """
     tokens: Tokens
+    """The tokens of a sample."""
     outcomes: Mapping[Outcome, int]
+    """How many samples had each outcome, and how many were degraded."""
     cut_right: int
+    """How many truncated samples are right."""
     several: SeveralSamples | None = None
-    """None with one sample of each problem."""
+    """What several samples are worth together; None with one sample of each problem."""
 
     def count(self, outcome: Outcome) -> str:
-        """
-        Write how many samples have this *outcome*, and how many of the truncated ones are right.
-        """
-        right = f" ({self.cut_right} right)" if outcome == "truncated" and self.cut_right else ""
-        return f"{self.outcomes.get(outcome, 0)}{right}"
+        """Write the number of samples with this *outcome*, and how many truncated are right."""
+        number = self.outcomes.get(outcome, 0)
+        if outcome == "truncated" and self.cut_right:
+            return f"{number} ({self.cut_right} right)"
+        return str(number)
 
 
 def complete(
     done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
 ) -> dict[str, list[Sample]]:
-    """
-    The samples of each arm, in order, of the problems that all arms have solved *repeats* times.
-    """
+    """Return the samples of the problems that all *arms* have solved *repeats* times, by arm."""
     names = {arm.name for arm in arms}
-    have = Counter(number // repeats for number, name in done if name in names)
-    problems = sorted(problem for problem, count in have.items() if count == repeats * len(arms))
+    counts = Counter(number // repeats for number, name in done if name in names)
+    needed = repeats * len(arms)
+    problems = sorted(problem for problem, count in counts.items() if count == needed)
     numbers = [problem * repeats + repeat for problem in problems for repeat in range(repeats)]
     return {arm.name: [done[number, arm.name] for number in numbers] for arm in arms}
 
 
 def usual_baseline(arms: Iterable[Arm]) -> str:
-    """
-    The name of the arm that others are compared with by default: ``plain``, or else the large model
-    alone.
-    """
-    return PLAIN.name if any(arm.name == PLAIN.name for arm in arms) else LARGE.name
+    """Return the default baseline: ``plain`` if it is among *arms*, else the large model alone."""
+    names = [arm.name for arm in arms]
+    if PLAIN.name in names:
+        return PLAIN.name
+    return LARGE.name
 
 
 def compare_arms(
     done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1, baseline: str = ""
 ) -> list[ArmSummary]:
     """
-    Compare the *arms* with the *baseline*, and the oracle where both models ran; empty if no
-    problem is complete.
+    Compare the *arms*, and the oracle if both models ran alone, with the *baseline*.
+
+    Return [] if no problem is complete.
     """
     by_arm = complete(done, arms, repeats)
-    shown = list(arms)
     baseline = baseline or usual_baseline(arms)
-    if bound := oracle(by_arm):
+    bound = oracle(by_arm)
+    if bound:
         by_arm[ORACLE] = bound
-        shown.append(Arm.of(ORACLE, ""))
-    if not sum(sample.seconds for sample in by_arm[baseline]):
+    usual = by_arm[baseline]
+    if not sum(sample.seconds for sample in usual):
         return []
-    samples = [sample for each in by_arm.values() for sample in each]
-    results = summarise(samples, shown, repeats=repeats, baseline=baseline)
-    return [_summary(result, by_arm[result.name], by_arm[baseline], repeats) for result in results]
+    pace = token_seconds(by_arm)
+    summaries: list[ArmSummary] = []
+    for name, samples in by_arm.items():
+        result = _result(name, samples, usual, pace, repeats)
+        summaries.append(_summary(result, samples, usual, repeats))
+    return summaries
 
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     """
-    The samples of a free and perfect choice between the two models for every problem; none unless
-    both ran alone.
+    Return the samples of a free and perfect choice between the two models for every problem.
 
-    It takes the small model's sample where that is right, otherwise the large one's. No router can
-    be better; a method that mixes both models within a problem can.
+    The oracle takes the small model's sample if that is right, otherwise the large model's. No
+    router can be better. A method that mixes both models within a problem can. Return [] unless
+    both models ran alone.
     """
-    large = by_arm.get(LARGE.name) or by_arm.get(PLAIN.name) or ()
+    large = by_arm.get(LARGE.name) or by_arm.get(PLAIN.name)
     if not large or SMALL.name not in by_arm:
         return []
     pairs = zip(by_arm[SMALL.name], large, strict=True)
-    return [replace(ours if ours.correct else theirs, arm=ORACLE) for ours, theirs in pairs]
+    chosen = [ours if ours.correct else theirs for ours, theirs in pairs]
+    return [replace(sample, arm=ORACLE) for sample in chosen]
 
 
 def _summary(
     result: Result, ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int
 ) -> ArmSummary:
-    gained, lost = disagreements(ours, theirs)
-    apart = paired_difference(ours, theirs, repeats)
-    p = mcnemar(gained, lost) if repeats == 1 else None
-    cut = sum(sample.correct for sample in ours if sample.outcome == "truncated")
-    outcomes = Counter[Outcome](s.outcome for s in ours)
-    outcomes.update("degraded" for s in ours if s.degraded)
-    several = None if repeats == 1 else several_samples(ours, repeats)
-    return ArmSummary(result, apart, p, _tokens(ours), dict(outcomes), cut, several)
+    p = None
+    several = None
+    if repeats == 1:
+        p = mcnemar(*disagreements(ours, theirs))
+    else:
+        several = several_samples(ours, repeats)
+    outcomes = Counter[Outcome](sample.outcome for sample in ours)
+    outcomes.update("degraded" for sample in ours if sample.degraded)
+    return ArmSummary(
+        result=result,
+        difference=paired_difference(ours, theirs, repeats),
+        p=p,
+        tokens=_tokens(ours),
+        outcomes=dict(outcomes),
+        cut_right=sum(sample.correct for sample in ours if sample.outcome == "truncated"),
+        several=several,
+    )
 
 
 def several_samples(samples: Sequence[Sample], repeats: int) -> SeveralSamples:
     """Return pass@k and maj@k of *samples*, *repeats* of each problem, which follow each other."""
-    problems = [samples[at : at + repeats] for at in range(0, len(samples), repeats)]
-    best = sum(any(sample.correct for sample in each) for each in problems)
-    majority = sum(_majority_right(each) for each in problems)
-    n = len(problems)
-    return SeveralSamples(repeats, wilson(best, n), wilson(majority, n))
+    starts = range(0, len(samples), repeats)
+    problems = [samples[start : start + repeats] for start in starts]
+    solved = sum(any(sample.correct for sample in problem) for problem in problems)
+    agreed = sum(_majority_right(problem) for problem in problems)
+    return SeveralSamples(
+        samples=repeats,
+        best=wilson(solved, len(problems)),
+        majority=wilson(agreed, len(problems)),
+    )
 
 
 def _majority_right(samples: Sequence[Sample]) -> bool:
-    """Whether the most frequent answer is right. All right answers are the same one."""
-    answers = ["" if each.correct else f"wrong: {_spelled(each)}" for each in samples]
-    counts = Counter(answers)
-    return max(answers, key=lambda answer: counts[answer]) == ""
+    """Whether the most frequent answer is right. All right answers count as one answer."""
+    counts = Counter(map(_spelled, samples))
+    answer, _ = counts.most_common(1)[0]
+    return answer == ""
 
 
 def _spelled(sample: Sample) -> str:
-    return normal(extract_answer(sample.answer, "math"))
+    """Return "" for a right answer, else a text that equal wrong answers share."""
+    if sample.correct:
+        return ""
+    return f"wrong: {normal(extract_answer(sample.answer, 'math'))}"
 
 
 def disagreements(ours: Sequence[Sample], theirs: Sequence[Sample]) -> tuple[int, int]:
-    """Count the samples that only *ours* have right, and those that only *theirs* have right."""
+    """Count the problems that only *ours* solve, and the problems that only *theirs* solve."""
     pairs = list(zip(ours, theirs, strict=True))
-    return sum(a.correct and not b.correct for a, b in pairs), sum(
-        b.correct and not a.correct for a, b in pairs
-    )
+    gained = sum(our.correct and not their.correct for our, their in pairs)
+    lost = sum(their.correct and not our.correct for our, their in pairs)
+    return gained, lost
 
 
 def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int) -> Interval:
     """
-    The accuracy of *ours* minus that of *theirs* on the same problems, with its 95% interval.
+    Return the accuracy of *ours* minus that of *theirs* on the same problems.
 
-    The interval is Tango's score interval (`difference`), with several samples per problem that of
-    `bootstrap_mean`.
+    The interval is Tango's score interval (`difference`). With several samples of each problem it
+    is that of `bootstrap_mean`.
     """
     if repeats == 1:
         return difference(len(ours), *disagreements(ours, theirs))
-    gains = [int(a.correct) - int(b.correct) for a, b in zip(ours, theirs, strict=True)]
+    pairs = zip(ours, theirs, strict=True)
+    gains = [int(our.correct) - int(their.correct) for our, their in pairs]
     return bootstrap_mean(gains, repeats, least=-1)
 
 
 def _tokens(samples: Sequence[Sample]) -> Tokens:
     ledgers = [sample.ledger for sample in samples]
     return Tokens(
-        fmean(x.small.kept for x in ledgers),
-        fmean(x.large.kept for x in ledgers),
-        fmean(x.small.discarded + x.large.discarded for x in ledgers),
-        fmean(x.small.judging + x.large.judging + x.critic.judging for x in ledgers),
+        small=fmean(ledger.small.kept for ledger in ledgers),
+        large=fmean(ledger.large.kept for ledger in ledgers),
+        wasted=fmean(map(_discarded, ledgers)),
+        judging=fmean(map(_judging, ledgers)),
     )
+
+
+def _discarded(ledger: Ledger) -> int:
+    return ledger.small.discarded + ledger.large.discarded
+
+
+def _judging(ledger: Ledger) -> int:
+    return ledger.small.judging + ledger.large.judging + ledger.critic.judging
 
 
 def summarise(
@@ -258,44 +311,42 @@ def summarise(
 
     With *repeats* of every problem, which follow each other, the bootstrap resamples problems.
     """
-    by_arm = {arm.name: [s for s in samples if s.arm == arm.name] for arm in arms}
+    by_arm = {arm.name: [sample for sample in samples if sample.arm == arm.name] for arm in arms}
     pace = token_seconds(by_arm)
-    usual = [s.seconds for s in by_arm[baseline or usual_baseline(arms)]]
-    return [_result(arm.name, by_arm[arm.name], usual, pace, repeats) for arm in arms]
+    usual = by_arm[baseline or usual_baseline(arms)]
+    return [_result(name, ours, usual, pace, repeats) for name, ours in by_arm.items()]
 
 
 def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
-    """Seconds per token of each model alone: the median over the problems of the solo arms."""
+    """Return the seconds per token of each model alone: the median over the problems."""
     solo: dict[Role, Sequence[Sample]] = {
         "small": by_arm.get(SMALL.name, ()),
         "large": by_arm.get(LARGE.name) or by_arm.get(PLAIN.name, ()),
     }
-    paces: dict[Role, list[float]] = {
-        role: [s.pace[role] for s in samples if role in s.pace] for role, samples in solo.items()
-    }
-    return {role: median(seconds) for role, seconds in paces.items() if seconds}
+    medians: dict[Role, float] = {}
+    for role, samples in solo.items():
+        paces = [sample.pace[role] for sample in samples if role in sample.pace]
+        if paces:
+            medians[role] = median(paces)
+    return medians
 
 
 def _result(
     name: str,
     samples: Sequence[Sample],
-    usual: Sequence[float],
+    usual: Sequence[Sample],
     pace: Mapping[Role, float],
     repeats: int,
 ) -> Result:
-    ledgers = [s.ledger for s in samples]
-    seconds = [s.seconds for s in samples]
-    accuracy = share([s.correct for s in samples], repeats)
-    ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(usual, repeats))
-    kept_large = sum(x.large.kept for x in ledgers)
-    kept_small = sum(x.small.kept for x in ledgers)
-    # a nested pair's models write the small tokens, each at a pace of its own
-    nested = any(x.nested for x in ledgers)
-    floor = None if nested else _floor(kept_small, kept_large, pace)
-    written = sum(x.large.written + x.small.written for x in ledgers)
-    drafts = sum(x.drafts for x in ledgers)
-    repaired = any(step.repair for s in samples for step in s.steps)
-    judging = [x.large.judging + x.small.judging + x.critic.judging for x in ledgers]
+    ledgers = [sample.ledger for sample in samples]
+    seconds = [sample.seconds for sample in samples]
+    usual_seconds = [sample.seconds for sample in usual]
+    accuracy = share([sample.correct for sample in samples], repeats)
+    ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(usual_seconds, repeats))
+    kept_large = sum(ledger.large.kept for ledger in ledgers)
+    kept_small = sum(ledger.small.kept for ledger in ledgers)
+    written = sum(ledger.large.written + ledger.small.written for ledger in ledgers)
+    floor = _floor_seconds(ledgers, pace)
     return Result(
         name=name,
         n=len(samples),
@@ -306,51 +357,63 @@ def _result(
         ratio_interval=(ratio.low, ratio.high),
         ratio_to_floor=sum(seconds) / floor if floor else None,
         share_large_tokens=kept_large / max(1, kept_large + kept_small),
-        accept_rate=(
-            sum(x.accepted for x in ledgers) / drafts
-            if drafts and (repaired or any(judging))
-            else None
-        ),
-        waste=sum(x.large.discarded + x.small.discarded for x in ledgers) / max(1, written),
-        judge_tokens=fmean(judging),
-        speculation=sum_acceptances(s.speculation for s in samples),
+        accept_rate=_accept_rate(samples),
+        waste=sum(map(_discarded, ledgers)) / max(1, written),
+        judge_tokens=fmean(map(_judging, ledgers)),
+        speculation=sum_acceptances(sample.speculation for sample in samples),
     )
 
 
-def _floor(small: int, large: int, pace: Mapping[Role, float]) -> float | None:
+def _accept_rate(samples: Sequence[Sample]) -> float | None:
+    """Return the share of accepted drafts; None if nothing was drafted, or nothing judged."""
+    ledgers = [sample.ledger for sample in samples]
+    drafts = sum(ledger.drafts for ledger in ledgers)
+    repaired = any(step.repair for sample in samples for step in sample.steps)
+    judged = repaired or any(map(_judging, ledgers))
+    if not drafts or not judged:
+        return None
+    return sum(ledger.accepted for ledger in ledgers) / drafts
+
+
+def _floor_seconds(ledgers: Sequence[Ledger], pace: Mapping[Role, float]) -> float | None:
     """
-    Seconds to write the *small* and *large* tokens on their models; None if the pace of a model is
-    unknown.
+    Return the seconds to write each kept token on the model that wrote it.
+
+    None if the pace of a model is unknown, and for a nested pair, whose models differ in pace.
     """
+    if any(ledger.nested for ledger in ledgers):
+        return None
+    small = sum(ledger.small.kept for ledger in ledgers)
+    large = sum(ledger.large.kept for ledger in ledgers)
     if (small and "small" not in pace) or (large and "large" not in pace):
         return None
     return small * pace.get("small", 0.0) + large * pace.get("large", 0.0)
 
 
 def by_problem(values: Sequence[float], repeats: int) -> list[float]:
-    """Add up the *repeats* of every problem."""
-    return [sum(values[at : at + repeats]) for at in range(0, len(values), repeats)]
+    """Return the sum of each problem's *repeats*, which follow each other in *values*."""
+    starts = range(0, len(values), repeats)
+    return [sum(values[start : start + repeats]) for start in starts]
 
 
 def share(values: Sequence[float], repeats: int = 1) -> Interval:
     """
-    The mean of *values*, 0 or 1, with Wilson's interval; with several samples per problem,
-    `bootstrap_mean`'s.
+    Return the mean of *values*, each 0 or 1.
+
+    The interval is Wilson's. With several samples of each problem it is that of `bootstrap_mean`.
     """
-    return (
-        wilson(sum(values), len(values))
-        if repeats == 1
-        else bootstrap_mean(values, repeats, least=0)
-    )
+    if repeats == 1:
+        return wilson(sum(values), len(values))
+    return bootstrap_mean(values, repeats, least=0)
 
 
 def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interval:
     """
-    The mean of *values*, from *least* to 1, *repeats* of every problem; percentile bootstrap over
-    the problems.
+    Return the mean of *values*, which lie from *least* to 1, with *repeats* of every problem.
 
-    Two more are drawn from, of which all values are *least* or 1: problems of a kind too rare to be
-    among those solved.
+    The interval is a percentile bootstrap over the problems. The bootstrap also draws from two
+    imagined problems, one with all values *least* and one with all values 1. They stand for kinds
+    of problems that were too rare to be measured.
     """
     sums = [*by_problem(values, repeats), least * repeats, repeats]
     drawn = bootstrap_ratio(sums, [repeats] * len(sums))
@@ -358,21 +421,20 @@ def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interva
 
 
 def wilson(successes: float, n: float) -> Interval:
-    """
-    Wilson's score interval (1927) at 95% for a share, of which *successes* in *n* trials were
-    observed.
-    """
+    """Return the share of *successes* in *n* trials with Wilson's score interval (1927)."""
     value = successes / n
-    centre = (value + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * math.sqrt(value * (1 - value) / n + Z * Z / (4 * n * n))
-    return Interval(value, max(0.0, centre - half), min(1.0, centre + half))
+    weight = Z * Z / n
+    centre = (value + weight / 2) / (1 + weight)
+    spread = math.sqrt(value * (1 - value) / n + weight / (4 * n))
+    half = Z / (1 + weight) * spread
+    return Interval(value, low=max(0.0, centre - half), high=min(1.0, centre + half))
 
 
 def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """
-    The ratio of two sums over the same problems; percentile bootstrap over the problems.
+    Return the ratio of two sums over the same problems, with a percentile bootstrap over them.
 
-    The percentiles are expanded for few problems, where plain ones are too narrow (Hesterberg
+    The percentiles are expanded, because plain ones are too narrow for few problems (Hesterberg
     2015).
     """
     rng = random.Random(0)
@@ -380,33 +442,35 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     ratios: list[float] = []
     for _ in range(RESAMPLES):
         resample = rng.choices(range(n), k=n)
-        # A problem that is too long takes no time at all.
-        if total := sum(theirs[i] for i in resample):
+        total = sum(theirs[i] for i in resample)
+        if total:  # A problem that is too long for the context takes no time at all.
             ratios.append(sum(ours[i] for i in resample) / total)
     ratios.sort()
     free = max(1, n - 1)
-    student = Z + 2.37 / free + 2.82 / free**2  # its quantile, within 1% from six problems on
+    # The quantile of Student's distribution, within 1% from six problems on.
+    student = Z + 2.37 / free + 2.82 / free**2
     beyond = int(NormalDist().cdf(-student * math.sqrt(n / free)) * len(ratios))
-    return Interval(sum(ours) / sum(theirs), ratios[beyond], ratios[-1 - beyond])
+    return Interval(sum(ours) / sum(theirs), low=ratios[beyond], high=ratios[-1 - beyond])
 
 
 def mcnemar(gained: int, lost: int) -> float:
     """
-    The exact two-sided probability of a split at least this uneven if gains and losses were equally
-    likely.
+    Return the two-sided probability of a split at least this uneven between *gained* and *lost*.
 
-    McNemar 1947, with the binomial distribution in place of its approximation.
+    It assumes that gains and losses are equally likely (McNemar 1947). The binomial distribution
+    replaces McNemar's approximation.
     """
     n = gained + lost
-    tail = sum(math.comb(n, k) for k in range(min(gained, lost) + 1)) / (1 << n)
-    return min(1.0, 2 * tail)
+    splits = sum(math.comb(n, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, 2 * splits / (1 << n))
 
 
 def difference(n: int, gained: float, lost: float) -> Interval:
     """
-    The difference of two shares of the same *n* problems, with its 95% score interval (Tango 1998).
+    Return the difference of two shares of the same *n* problems, with a score interval.
 
-    Unlike a bootstrap interval, it has a width even if both arms agree on every problem.
+    The interval is Tango's (1998). It has a width even if both arms agree on every problem, as a
+    bootstrap interval has not.
     """
     value = (gained - lost) / n
 
@@ -420,41 +484,45 @@ def difference(n: int, gained: float, lost: float) -> Interval:
                 outer = middle
         return inner
 
-    return Interval(value, edge(-1.0, -1), edge(1.0, 1))
+    return Interval(value, low=edge(-1.0, -1), high=edge(1.0, 1))
 
 
 def _statistic(n: int, gained: float, lost: float, true: float) -> float:
-    """
-    The standard errors between the observed difference and a *true* difference under that
-    hypothesis.
-    """
+    """Return the standard errors between the observed difference and the assumed *true* one."""
     b = (2 * n - gained + lost) * true - gained - lost
     q = (math.sqrt(max(0.0, b * b + 8 * n * lost * true * (1 - true))) - b) / (4 * n)
     variance = n * (2 * q + true * (1 - true))
     above = gained - lost - n * true
-    if variance <= 0:
-        return math.copysign(math.inf, above) if above else 0.0
-    return above / math.sqrt(variance)
+    if variance > 0:
+        return above / math.sqrt(variance)
+    if above == 0:
+        return 0.0
+    return math.copysign(math.inf, above)
 
 
 def tables(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> list[Table]:
     """
-    Tables with one row per arm, compared with the *baseline*: what is right, what it takes, and
-    with several samples of a problem what the best of them and most of them are worth.
+    Return tables with one row for each arm, compared with the *baseline*.
 
-    Each fits into 80 columns unless an arm has a long name. `small_print` explains the columns.
+    The first table has the accuracy, the second one time and tokens. With several samples of each
+    problem, a third one has pass@k and maj@k. Each fits into 80 columns unless an arm has a long
+    name. `small_print` explains the columns.
     """
     short = baseline.removesuffix(" alone")
-    shown = noted_outcomes(summaries)
-    right = ("", "n", "accuracy", f"against {short}", "p", *shown)
-    parts = [
-        _aligned(right, [(*_right(each, baseline), *map(each.count, shown)) for each in summaries]),
-        _aligned(("", "seconds", f"vs {short}", *TOKENS), [_taken(each) for each in summaries]),
+    outcomes = noted_outcomes(summaries)
+    right_columns = ("", "n", "accuracy", f"against {short}", "p", *outcomes)
+    right_rows = [
+        (*_right(summary, baseline), *map(summary.count, outcomes)) for summary in summaries
     ]
-    several = [(each.result.name, each.several) for each in summaries if each.several is not None]
+    cost_columns = ("", "seconds", f"vs {short}", *TOKEN_COLUMNS)
+    cost_rows = [_cost(summary) for summary in summaries]
+    parts = [_aligned(right_columns, right_rows), _aligned(cost_columns, cost_rows)]
+    several = {s.result.name: s.several for s in summaries if s.several is not None}
     if several:
-        k = several[0][1].samples
-        rows = [(name, f"{of.best:.1%}", f"{of.majority:.1%}") for name, of in several]
+        k = next(iter(several.values())).samples
+        rows = [
+            (name, f"{worth.best:.1%}", f"{worth.majority:.1%}") for name, worth in several.items()
+        ]
         parts.append(_aligned(("", f"pass@{k}", f"maj@{k}"), rows))
     return parts
 
@@ -462,11 +530,12 @@ def tables(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> list[
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     rendered = Table(box=None, padding=(0, 1, 0, 0))
     for column in columns:
-        # A name may take several lines, a figure is never divided.
+        is_figure = column != ""
+        # A name may take several lines. A figure is never divided.
         rendered.add_column(
             column,
-            justify="right" if column else "left",
-            no_wrap=bool(column),
+            justify="right" if is_figure else "left",
+            no_wrap=is_figure,
             overflow="fold",
         )
     for row in rows:
@@ -475,33 +544,36 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def noted_outcomes(summaries: Sequence[ArmSummary]) -> list[Outcome]:
-    """The outcomes with columns of their own: those that an arm of *summaries* has."""
-    return [
-        name for name in NOTED_OUTCOMES if any(summary.outcomes.get(name) for summary in summaries)
-    ]
+    """Return the outcomes that get a column: those that an arm of *summaries* has."""
+    total = Counter[Outcome]()
+    for summary in summaries:
+        total.update(summary.outcomes)
+    return [outcome for outcome in OPTIONAL_OUTCOME_COLUMNS if total[outcome]]
 
 
 def _right(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
     result = summary.result
-    itself = result.name == baseline
-    problems = result.n if summary.several is None else result.n // summary.several.samples
-    counted = f"{result.n}" if problems == result.n else f"{problems} x {result.n // problems}"
-    return (
-        result.name,
-        counted,
-        f"{Interval(result.accuracy, *result.accuracy_interval):.1%}",
-        "" if itself else f"{summary.difference.points:+.1f}",
-        "" if itself or summary.p is None else f"{summary.p:.2g}",
-    )
+    count = str(result.n)
+    if summary.several is not None:
+        samples = summary.several.samples
+        count = f"{result.n // samples} x {samples}"
+    against = ""
+    p = ""
+    if result.name != baseline:
+        against = f"{summary.difference.points:+.1f}"
+        p = "" if summary.p is None else f"{summary.p:.2g}"
+    accuracy = Interval(result.accuracy, *result.accuracy_interval)
+    return result.name, count, f"{accuracy:.1%}", against, p
 
 
-def _taken(summary: ArmSummary) -> tuple[str, ...]:
+def _cost(summary: ArmSummary) -> tuple[str, ...]:
     result = summary.result
     tokens = summary.tokens
+    ratio = Interval(result.ratio, *result.ratio_interval)
     return (
         result.name,
         f"{result.seconds:.2f}",
-        f"{Interval(result.ratio, *result.ratio_interval):.2f}",
+        f"{ratio:.2f}",
         f"{tokens.small:.0f}",
         f"{tokens.large:.0f}",
         f"{tokens.wasted:.0f}",
@@ -511,7 +583,7 @@ def _taken(summary: ArmSummary) -> tuple[str, ...]:
 
 
 def csv_text(summaries: Sequence[ArmSummary]) -> str:
-    """The figures of each arm as a line of comma-separated values, below a line of their names."""
+    """Return the figures of each arm as a line of comma-separated values, below their names."""
     rows = [_figures(summary) for summary in summaries]
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0])
@@ -523,9 +595,13 @@ def csv_text(summaries: Sequence[ArmSummary]) -> str:
 def _figures(summary: ArmSummary) -> dict[str, str | float | None]:
     result = summary.result
     several = summary.several
-    samples = 1 if several is None else several.samples
-    best = None if several is None else several.best.value
-    majority = None if several is None else several.majority.value
+    samples = 1
+    best = None
+    majority = None
+    if several is not None:
+        samples = several.samples
+        best = several.best.value
+        majority = several.majority.value
     return {
         "arm": result.name,
         "problems": result.n // samples,
@@ -552,9 +628,10 @@ def _figures(summary: ArmSummary) -> dict[str, str | float | None]:
 
 
 def small_print(baseline: str) -> str:
-    """What the columns of `table` mean."""
-    plain = " plain: the large model as one ordinary request." if baseline == PLAIN.name else ""
-    return f"{SMALL_PRINT}{plain}"
+    """Explain the columns of `tables`."""
+    if baseline == PLAIN.name:
+        return f"{SMALL_PRINT} plain: the large model as one ordinary request."
+    return SMALL_PRINT
 
 
 SMALL_PRINT = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -47,17 +48,20 @@ EMPTY_LEDGER = Ledger(Account("small"), Account("large"))
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """
-    One way to solve problems: the options of its runs.
-
-    *sampling* holds what differs from the sampling of the solver. An arm that is *like* another arm
-    is its control: the option *p* of its policy is the accept rate of the other arm.
-    """
+    """One way to solve problems."""
 
     name: str
+    """The name in tables."""
     run: RunOptions
+    """The options of its runs."""
     like: str = ""
+    """
+    The arm whose control this arm is: the option ``p`` is the accept rate of that arm.
+
+    "": it is no control.
+    """
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The values that differ from the sampling of the solver."""
 
     @classmethod
     def of(
@@ -71,15 +75,12 @@ class Arm:
         **overrides: Unpack[RunOverrides],
     ) -> Arm:
         """
-        Make the arm of a *method* with its options, its *choices*; the *overrides* are other
-        options of a run.
+        Make the arm of a *method* with its options, the *choices*.
 
-        Raise `ConfigurationError` for a wrong value.
+        The *overrides* are other options of a run. Raise `ConfigurationError` for a wrong value.
         """
-        run = RunOptions(policy=method, options=dict(choices or {}), auto=False).with_overrides(
-            overrides
-        )
-        return cls(name, run, like, dict(sampling or {}))
+        run = RunOptions(policy=method, options=dict(choices or {}), auto=False)
+        return cls(name, run.with_overrides(overrides), like, dict(sampling or {}))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Arm:
@@ -105,40 +106,43 @@ class Arm:
         """
         Return the options of a run of this arm by a solver whose runs have the options *defaults*.
 
-        No run may change with the runs before it, unless its arm has `auto`, nor be slowed down by
-        those of another.
+        The system prompt of the solver is for every arm that has no other one.
         """
         values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
-        # as for the problem, it is the same for every arm
         values["system"] = self.run.system or defaults.system
         return defaults.model_copy(update=values)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """
-    One problem, as the models read it, and *gold*, which grades answers to it.
-
-    *name* and *reference*, a worked solution, come from the data set, where it has them. *question*
-    is the data set's own text, without the prompt template and without choices in a random order.
-    """
+    """One problem of a benchmark."""
 
     problem: str
+    """The text that the models read."""
     gold: Gold
+    """Grades answers to it."""
     name: str = ""
+    """Its name in the data set; "" without one."""
     reference: str = ""
+    """A worked solution from the data set; "" without one."""
     question: str = ""
+    """The text of the data set: no prompt template, and choices in the original order."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of a sample, without its text; the fields are those of `SolvedStep`."""
+    """One step of a sample, without its text (see `SolvedStep`)."""
 
     author: Role
+    """The model that wrote it."""
     fate: StepFate
+    """What became of it."""
     grade: float | None
+    """Its grade; None if it was not judged."""
     reason: str
+    """Why it was rejected, or repaired."""
     at: float
+    """Seconds from the begin of the run to the step's fate."""
 
     @property
     def repair(self) -> bool:
@@ -148,78 +152,90 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """
-    One problem solved by one arm.
-
-    *pace* is the seconds per token by role, from requests that wrote several tokens. *finish* is
-    the reason why the run ended, or "failed" if the problem was too long to begin. *graded* is
-    false if the grader ran out of time. *answer* is the text after the thinking. *repeat* numbers
-    the samples of one problem, *seed* is the sampling seed, and *options* are policy options beyond
-    those of the arm. *speculation* counts, by role, the tokens that the server drafted and accepted
-    itself, where it speculates. A *degraded* run went on without the small model or its verifier.
-    """
+    """One problem solved by one arm."""
 
     arm: str
+    """The name of the arm."""
     correct: bool
+    """Whether the answer is right."""
     seconds: float
+    """Wall seconds of the run."""
     ledger: Ledger
+    """The tokens and seconds of the run."""
     pace: Mapping[Role, float]
+    """Seconds per token by role, from requests that wrote several tokens."""
     finish: str = "stop"
+    """Why the run ended; "failed" if the problem was too long to begin."""
     graded: bool = True
+    """False if the grader ran out of time."""
     answer: str = ""
+    """The text after the thinking."""
     name: str = ""
+    """The name of the task."""
     repeat: int = 0
+    """The number of the sample among those of its problem, from 0."""
     seed: int = 0
+    """The sampling seed."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the policy beyond those of the arm."""
     steps: tuple[StepRecord, ...] = ()
+    """The steps of the run."""
     degraded: bool = False
+    """Whether the run went on without the small model or its verifier."""
     speculation: Mapping[Role, Acceptance] = field(default_factory=dict[Role, Acceptance])
+    """The tokens that a server drafted and accepted itself, by role."""
 
     @property
     def outcome(self) -> Outcome:
         """
-        The outcome of the problem. A run that ran out of its budget is "truncated", whether its
-        answer is right or not.
+        The outcome of the problem.
 
-        Such a run still answers, from tokens reserved for the answer, and is *correct* if that
-        answer is.
+        A run that spent its budget is "truncated". It still answers, from tokens reserved for the
+        answer, which may be right.
         """
         if self.finish == FAILED:
             return "failed"
         if self.finish in CUT:
             return "truncated"
-        return "ungraded" if not self.graded else "right" if self.correct else "wrong"
+        if not self.graded:
+            return "ungraded"
+        return "right" if self.correct else "wrong"
 
     @property
     def first(self) -> float | None:
-        """Seconds until the first step was committed."""
+        """Seconds until the first step was committed; None without a step."""
         return min((step.at for step in self.steps if step.fate == "kept"), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class SolvedTask:
-    """A solved task before it is graded; *solution* is None if the problem is too long."""
+    """A solved task before it is graded."""
 
     solution: Solution | None
+    """The solution; None if the problem is too long."""
     pace: Mapping[Role, float]
+    """Seconds per token by role."""
 
     def sample(self, arm: Arm, *, correct: bool, graded: bool = True, **more: Any) -> Sample:
-        if self.solution is None:
+        """Return the sample of *arm*, with *more* of its fields."""
+        solution = self.solution
+        if solution is None:
             return Sample(arm.name, False, 0.0, EMPTY_LEDGER, {}, FAILED, **more)
+        steps = [
+            StepRecord(step.author, step.fate, step.grade, step.reason, round(step.at, 4))
+            for step in solution.steps
+        ]
         return Sample(
-            arm.name,
-            correct,
-            self.solution.seconds,
-            self.solution.ledger,
-            self.pace,
-            self.solution.finish_reason,
-            graded,
-            self.solution.text,
-            steps=tuple(
-                StepRecord(s.author, s.fate, s.grade, s.reason, round(s.at, 4))
-                for s in self.solution.steps
-            ),
-            degraded=bool(self.solution.degraded),
+            arm=arm.name,
+            correct=correct,
+            seconds=solution.seconds,
+            ledger=solution.ledger,
+            pace=self.pace,
+            finish=solution.finish_reason,
+            graded=graded,
+            answer=solution.text,
+            steps=tuple(steps),
+            degraded=bool(solution.degraded),
             **more,
         )
 
@@ -274,31 +290,22 @@ async def solve_once(
 
 
 def _pace(events: Sequence[Event]) -> dict[Role, float]:
-    """Mean seconds between two tokens, by role, over the requests that wrote several tokens."""
-    pace: dict[Role, float] = {}
-    roles: tuple[Role, ...] = ("small", "large")
-    for role in roles:
-        calls = [
-            e for e in events if isinstance(e, Called) and e.role == role and e.verb == "write"
-        ]
-        gaps = [
-            (call.seconds - call.first, call.written - 1)
-            for call in calls
-            if call.first is not None
-        ]
-        tokens = sum(count for _, count in gaps if count > 0)
-        if tokens:
-            pace[role] = sum(seconds for seconds, count in gaps if count > 0) / tokens
-    return pace
+    """Return the mean seconds between two tokens, by role, of requests that wrote several."""
+    seconds: defaultdict[Role, float] = defaultdict(float)
+    gaps: defaultdict[Role, int] = defaultdict(int)
+    for event in events:
+        if not isinstance(event, Called) or event.verb != "write" or event.role == "critic":
+            continue
+        if event.first is not None and event.written > 1:
+            seconds[event.role] += event.seconds - event.first
+            gaps[event.role] += event.written - 1
+    return {role: seconds[role] / gaps[role] for role in gaps}
 
 
 async def sample_once(
     solver: Solver, arm: Arm, task: Task, seed: int, observe: Observer = lambda event: None
 ) -> Sample:
-    """
-    Solve *task* as *arm* does, with this sampling *seed*; without a grader, only the expected text
-    is right.
-    """
+    """Solve *task* as *arm* does with this sampling *seed*. Only the expected text is right."""
     sampling = solver.settings.run.sampling.with_seed(seed)
     solved = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
     right = solved.solution is not None and solved.solution.answer == str(task.gold)

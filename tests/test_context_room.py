@@ -16,7 +16,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
 from stepspec.orchestrator.nesting import NestedEndpoint
-from stepspec.run_parts import JUDGING_ROOM, LEAST_ROOM, context_room
+from stepspec.run_parts import JUDGING_TOKENS, MIN_ROOM, context_room
 
 from .fakes import run
 from .stand_in import FakeVllm
@@ -64,7 +64,7 @@ def fit(small: Counting, large: Counting, tokens: int = 8192) -> tuple[Budget, f
 
 def test_the_smaller_context_decides_without_waiting_for_the_other() -> None:
     left, at = fit(Counting("small", 900, 3.0), Counting("large", 2000, 2.0))
-    assert (left.tokens, at) == (900 - 100 - JUDGING_ROOM, 3.0)
+    assert (left.tokens, at) == (900 - 100 - JUDGING_TOKENS, 3.0)
 
 
 def test_a_failure_ends_the_other_count_too() -> None:
@@ -79,7 +79,7 @@ def test_without_the_small_model_the_room_is_that_of_the_large_one_unless_the_ru
 ):
     gone = Counting("small", 300, fails=True)
     large = Counting("large", 2000)
-    assert fit(gone, large)[0].tokens == 2000 - 100 - JUDGING_ROOM
+    assert fit(gone, large)[0].tokens == 2000 - 100 - JUDGING_TOKENS
     with pytest.raises(EndpointUnavailable, match="gone"):
         run(
             context_room(
@@ -90,8 +90,8 @@ def test_without_the_small_model_the_room_is_that_of_the_large_one_unless_the_ru
 
 def test_a_problem_that_leaves_too_little_room_is_refused() -> None:
     large = Counting("large")
-    short = Counting("large", 100 + JUDGING_ROOM + LEAST_ROOM - 1)
-    assert fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM), large)[0].tokens == LEAST_ROOM
+    short = Counting("large", 100 + JUDGING_TOKENS + MIN_ROOM - 1)
+    assert fit(Counting("small", 100 + JUDGING_TOKENS + MIN_ROOM), large)[0].tokens == MIN_ROOM
     with pytest.raises(ContextTooLong, match=": 100 tokens leave no room"):
         fit(Counting("small"), short)
 
@@ -133,7 +133,7 @@ def test_a_problem_that_only_the_large_model_takes_is_left_to_it() -> None:
     large = Counting("large", 2000)
     models = cast("ModelEndpoint", small), cast("ModelEndpoint", large)
     room, lost = run(context_room(CHAIN, *models))[0]
-    assert room == 2000 - 100 - JUDGING_ROOM
+    assert room == 2000 - 100 - JUDGING_TOKENS
     assert isinstance(lost, ContextTooLong)
     assert lost.role == "small"
     with pytest.raises(ContextTooLong):

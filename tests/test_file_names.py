@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.cli.problems import Problem
+from stepspec.cli.problems import FileProblem
 from stepspec.evals.benchmarks import own
 from stepspec.evals.runner import trace_name
 from stepspec.servers.launcher.check import model_folder
@@ -79,7 +79,7 @@ def within(folder: Path, name: str) -> bool:
 def test_the_trace_of_a_problem_stays_in_its_folder_whatever_its_id(
     tmp_path: Path, name: str | int
 ) -> None:
-    assert within(tmp_path, f"{Problem(name, 'x').file_name}.jsonl")
+    assert within(tmp_path, f"{FileProblem(name, 'x').file_name}.jsonl")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 from stepspec.cli.many import SolutionFile
-from stepspec.cli.problems import Problem, read_problems
+from stepspec.cli.problems import FileProblem, read_problems
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Started
@@ -78,9 +78,9 @@ def test_lines_are_texts_or_json_and_ids_are_unique(nowhere: Path) -> None:
     first, second, again, last = read_problems(file)
     assert (first.text, second, again.text, last) == (
         "one",
-        Problem(7, "two"),
+        FileProblem(7, "two"),
         "one",
-        Problem("x", "a\u2028b"),
+        FileProblem("x", "a\u2028b"),
     )
     assert again.id == f"{first.id}-2"
     assert [problem.id for problem in read_problems(file, 2)] == [first.id, 7]
@@ -226,7 +226,7 @@ def test_ctrl_c_leaves_whole_lines_and_the_command_goes_on(nowhere: Path) -> Non
 
 def test_what_an_interruption_leaves_is_continued(nowhere: Path) -> None:
     path = nowhere / "solved.jsonl"
-    problems = [Problem(number, "x") for number in range(4)]
+    problems = [FileProblem(number, "x") for number in range(4)]
     with SolutionFile(path, "d") as file:
         file.write(problems[0], answer="0")
         file.write(problems[1], error={"type": "E", "message": "m"})
@@ -261,4 +261,4 @@ def test_a_device_is_written_to_and_never_read() -> None:
         pytest.raises(OSError, match="No space left on device"),
         SolutionFile(Path("/dev/full"), "d") as file,
     ):
-        file.write(Problem(1, "1 + 1"), answer="2")
+        file.write(FileProblem(1, "1 + 1"), answer="2")

@@ -28,7 +28,8 @@ from .loading import (
 )
 
 FILES = (".jsonl", ".csv", ".parquet")
-BOXED = "eval.boxed"  # the prompt of mathematical benchmarks
+BOXED = "eval.boxed"
+"""The prompt of mathematical benchmarks."""
 
 __all__ = [
     "BENCHMARKS",
@@ -51,12 +52,10 @@ BUILT_IN: Mapping[str, Benchmark] = {
 
 
 def read_benchmark(name: str, value: object) -> Benchmark:
-    """
-    Return *value* as the benchmark called *name*. Raise `ConfigurationError` if it cannot be one.
-    """
+    """Return *value* as the benchmark *name*. Raise `ConfigurationError` if it is none."""
     if not isinstance(value, Benchmark):
         raise ConfigurationError(f"{value!r} is no Benchmark")
-    sources = [bool(value.source), value.file is not None, value.made is not None]
+    sources = [value.source != "", value.file is not None, value.made is not None]
     if sum(sources) != 1:
         raise ConfigurationError(
             f"{name} needs one of a source, a file and a function that makes its problems"
@@ -67,14 +66,14 @@ def read_benchmark(name: str, value: object) -> Benchmark:
 
 
 BENCHMARKS = Registry("benchmark", "benchmarks", "stepspec.benchmarks", BUILT_IN, read_benchmark)
-"""The benchmarks by name: those above, and those of plugins."""
+"""The built-in benchmarks and those of plugins, by name."""
 
 
 def find(name: str) -> Benchmark:
     """Return the benchmark called *name*. Raise `ConfigurationError` if there is none."""
-    spelled = next(
-        (each for each in (name, name.lower().replace("-", "_")) if each in BENCHMARKS), name
-    )
+    spelled = name.lower().replace("-", "_")
+    if name in BENCHMARKS or spelled not in BENCHMARKS:
+        spelled = name
     try:
         return BENCHMARKS.find(spelled)
     except ConfigurationError as exc:
@@ -94,18 +93,18 @@ def own(
     prompt: str | None = BOXED,
 ) -> Benchmark:
     """
-    A benchmark in a user's file at *path*, with the columns *problem* and *answer*; a column ``id``
-    names the problems.
+    Return the benchmark in a user's file at *path*, with the columns *problem* and *answer*.
 
-    *prompt* is the name of a template with the placeholder ``{problem}``; None: the problem alone.
+    A column ``id`` names the problems. *prompt* is the name of a template with the placeholder
+    ``{problem}``; None: the problem alone.
     """
-    # It becomes the name of a folder, which ".." would lead out of.
+    # The name becomes that of a folder. ".." would lead out of the folder above.
     name = path.stem.strip(".") or "problems"
 
     def read(row: Row, seed: int) -> Task:
-        # a whole solution states its answer as a model does
-        text = row[answer].rpartition(HASHES)[2].strip()
-        gold = text if metric != "choice" and boxed(text) is None else extract_answer(text, metric)
+        gold = row[answer].rpartition(HASHES)[2].strip()
+        if metric == "choice" or boxed(gold) is not None:
+            gold = extract_answer(gold, metric)  # A worked solution states its answer in words.
         return Task(row[problem], Answer(gold, metric), name=row.get("id", ""))
 
     return Benchmark(name, "the owner's", (problem, answer), read, prompt=prompt)
@@ -116,12 +115,11 @@ def choose(
     metric: str | None = None, prompt: str | None = None,
 ) -> tuple[Benchmark, Path | None]:  # fmt: skip
     """
-    Return the benchmark called *name*, or the one in the file *name*, and the file with its
-    problems, if that is one.
+    Return the benchmark *name*, or the benchmark in the file *name*, and the file of its problems.
 
-    That is *data* for a benchmark with a name. The other arguments are those of `own` as flags give
-    them: they are for a file. *prompt* is the name of a prompt, the path of a file with one, or
-    "none". Raise `ConfigurationError`, which names the flag.
+    The file of a benchmark with a name is *data*. The other arguments are for the problems of a
+    file, as in `own`. *prompt* is the name of a prompt, the path of a file with one, or "none".
+    Raise `ConfigurationError`, which names the flag.
     """
     flags = {
         "--problem-column": problem,
@@ -136,7 +134,8 @@ def choose(
     if file and not file.is_file():
         raise ConfigurationError(f"no data at {file}")
     if own_file is None:
-        if given := [flag for flag, value in flags.items() if value is not None]:
+        given = [flag for flag, value in flags.items() if value is not None]
+        if given:
             raise ConfigurationError(
                 f"{given[0]} is for a file of your own: {name} says itself how it is read and put"
             )
@@ -146,32 +145,23 @@ def choose(
             f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}"
         )
     chosen: dict[str, Any] = {"problem": problem, "answer": answer, "metric": metric}
+    given_values = {name: value for name, value in chosen.items() if value is not None}
     template = BOXED if prompt is None else _template(prompt)
-    return (
-        own(
-            own_file,
-            prompt=template,
-            **{key: value for key, value in chosen.items() if value is not None},
-        ),
-        file,
-    )
+    return own(own_file, prompt=template, **given_values), file
 
 
 def _template(prompt: str) -> str | None:
-    """
-    The name of the *prompt* that a flag names. Raise `ConfigurationError` if no problem can be put
-    into it.
-    """
+    """Return the name of a *prompt*. Raise `ConfigurationError` if it has no ``{problem}``."""
     if prompt == "none":
         return None
     known = prompts.known()
     try:
         found = known[prompt] if prompt in known else prompts.load_file(Path(prompt))
     except ValueError as exc:
-        names = ", ".join(
-            name for name, each in known.items() if "problem" in each.original.placeholders
-        )
-        raise ConfigurationError(f"--prompt {exc}; name a file, none, or one of: {names}") from exc
+        names = [name for name, file in known.items() if "problem" in file.original.placeholders]
+        raise ConfigurationError(
+            f"--prompt {exc}; name a file, none, or one of: {', '.join(names)}"
+        ) from exc
     if "problem" not in found.original.placeholders:
         raise ConfigurationError(
             f"--prompt {prompt}: the text needs {{problem}}, where the problem stands"

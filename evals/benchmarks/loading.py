@@ -1,7 +1,4 @@
-"""
-What a benchmark is, and where its rows come from: the Hugging Face hub, or a file of the same
-columns.
-"""
+"""What a benchmark is, and where its rows come from: the Hugging Face hub, or a file."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import math
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from hashlib import blake2b
@@ -30,39 +27,46 @@ Row: TypeAlias = Mapping[str, str]  # those columns that hold text, or numbers, 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """
-    A set of problems.
-
-    *source*, *subset* and *split* name the data set on the Hugging Face hub. One without a source
-    is read from a *file*, JSONL, CSV or Parquet, or *made* from a seed and a number of problems. *read*
-    makes a task, with what grades the answers to it, of a row, which has at least these *columns*,
-    and the seed. *prompt* names the template that every problem is put into, for all arms alike;
-    without one it stands alone.
-    """
+    """A set of problems: from the hub, from a file, or made."""
 
     name: str
+    """Its name in commands."""
     licence: str
+    """The licence of its problems."""
     columns: tuple[str, ...]
+    """The columns that every row must have."""
     read: Callable[[Row, int], Task]
+    """Makes a task of a row and the seed."""
     source: str = ""
+    """The data set on the Hugging Face hub; "": it is from a file, or made."""
     subset: str | None = None
+    """The subset on the hub; None: the only one."""
     split: str = "test"
+    """The split on the hub."""
     prompt: str | None = "eval.boxed"
+    """The name of the template of every problem; None: the problem stands alone."""
     made: Callable[[int, int], list[Task]] | None = None
+    """Makes so many problems from a seed: its arguments are the seed and the number."""
     file: Path | None = None
+    """A JSONL, CSV or Parquet file with the rows."""
 
     @property
     def template(self) -> Prompt | None:
-        return known()[self.prompt] if self.prompt else None
+        """The template of every problem; None: the problem stands alone."""
+        if self.prompt is None:
+            return None
+        return known()[self.prompt]
 
     def put(self, problem: str) -> str:
-        """The text that a model gets to read for *problem*."""
-        return self.template.fill(problem=problem) if self.template else problem
+        """Return the text that a model reads for *problem*."""
+        if self.template is None:
+            return problem
+        return self.template.fill(problem=problem)
 
 
 Raw: TypeAlias = Mapping[str, Any]
 Half: TypeAlias = Literal["calibration", "report"]
-MADE = 200  # problems, where a benchmark has no end
+MADE_PROBLEMS = 200  # of a benchmark without an end
 HUB = "https://huggingface.co"
 HUB_SECONDS = 5.0  # to answer
 HUB_LIBRARIES = ("datasets", "huggingface_hub", "httpx", "urllib3")
@@ -73,43 +77,47 @@ def load(
     benchmark: Benchmark, data: Path | None = None, *, seed: int = 0, limit: int | None = None
 ) -> list[Task]:
     """
-    Return the tasks of *benchmark*, the first *limit* of them, put into its template; from the file
-    *data* if given.
+    Return the first *limit* tasks of *benchmark* in its template, from the file *data* if given.
 
-    Raise `ConfigurationError`, which says what to do, if they cannot be had.
+    Raise `ConfigurationError`, which says what to do, if they cannot be read.
     """
     data = data or benchmark.file
     if data is None and benchmark.made is not None:
-        tasks = benchmark.made(seed, MADE if limit is None else limit)
+        tasks = benchmark.made(seed, MADE_PROBLEMS if limit is None else limit)
     else:
         rows = from_file(data) if data is not None else from_hub(benchmark)
         where = str(data or benchmark.source)
         tasks = [
-            _task(benchmark, row, seed, f"{where}, row {at}") for at, row in enumerate(rows, 1)
+            _task(benchmark, row, seed, f"{where}, row {number}")
+            for number, row in enumerate(rows, start=1)
         ][:limit]
     if not tasks:
         raise ConfigurationError(f"no problems in {data or benchmark.name}")
     return [
-        replace(task, problem=benchmark.put(task.problem), question=task.question or task.problem)
+        replace(task, problem=benchmark.put(task.problem), question=_question(task))
         for task in tasks
     ]
 
 
+def _question(task: Task) -> str:
+    return task.question or task.problem
+
+
 def bare(tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """The *tasks* without a template, as the miniature models were trained on them."""
-    return tuple(replace(task, problem=task.question or task.problem) for task in tasks)
+    """Return the *tasks* without a template, as the miniature models were trained on them."""
+    return tuple(replace(task, problem=_question(task)) for task in tasks)
 
 
 def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
     missing = [column for column in benchmark.columns if row.get(column) is None]
     if missing:
         raise ConfigurationError(
-            f"{where}: {', '.join(map(repr, missing))} missing or null; {benchmark.name} needs "
-            f"{', '.join(map(repr, benchmark.columns))}, and there are {', '.join(map(repr, row))}"
+            f"{where}: {_quoted(missing)} missing or null; {benchmark.name} needs "
+            f"{_quoted(benchmark.columns)}, and there are {_quoted(row)}"
         )
-    texts = {column: text for column, value in row.items() if (text := _text(value)) is not None}
+    texts = {column: _text(value) for column, value in row.items()}
     for column in benchmark.columns:
-        if not texts.get(column, "").strip():
+        if not texts[column].strip():
             raise ConfigurationError(
                 f"{where}: {column!r} is {row[column]!r:.80}, where a text or a number has to be"
             )
@@ -119,18 +127,19 @@ def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
     return task
 
 
-def _text(value: object) -> str | None:
-    """
-    Spell out a text or a number; None for what is neither, and for a text with half of a character.
-    """
-    if isinstance(value, str):
-        return value if value == value.encode(errors="ignore").decode() else None
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return (
-        str(value)
-        if whole or (isinstance(value, float | Decimal) and math.isfinite(value))
-        else None
-    )
+def _quoted(columns: Iterable[str]) -> str:
+    return ", ".join(map(repr, columns))
+
+
+def _text(value: object) -> str:
+    """Spell out a text or a number. Return "" for other values, and for half of a character."""
+    if isinstance(value, str) and value == value.encode(errors="ignore").decode():
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        return str(value)
+    return ""
 
 
 def from_file(path: Path) -> Sequence[Raw]:
@@ -143,11 +152,16 @@ def from_file(path: Path) -> Sequence[Raw]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file))
     lines = path.read_bytes().splitlines()
-    return [_row(line, f"{path}, line {at}") for at, line in enumerate(lines, 1) if line.strip()]
+    return [
+        _row(line, f"{path}, line {number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
 
 
 def _parquet(path: Path) -> Sequence[Raw]:
-    parquet, arrow = (_library(name, "a Parquet file") for name in ("pyarrow.parquet", "pyarrow"))
+    parquet = _library("pyarrow.parquet", "a Parquet file")
+    arrow = _library("pyarrow", "a Parquet file")
     try:
         return cast("list[Raw]", parquet.read_table(path).to_pylist())
     except (OSError, arrow.ArrowException) as exc:
@@ -177,15 +191,12 @@ def from_hub(benchmark: Benchmark) -> Sequence[Raw]:
         logging.getLogger(library).setLevel(logging.CRITICAL)  # the error below says the same
     try:
         loaded = datasets.load_dataset(benchmark.source, benchmark.subset, split=benchmark.split)
-    except (
-        Exception
-    ) as exc:  # the hub's errors have no common root: no network, no permission, no such data set
+    except Exception as exc:  # The hub's errors have no common root.
         cause = " ".join(str(exc).split()) or type(exc).__name__
         raise ConfigurationError(
             f"cannot load {benchmark.source} from the Hugging Face hub: {cause[:300]}. Without a"
             " network, pass --data FILE, a JSONL, CSV or Parquet file with the columns"
-            f" {', '.join(map(repr, benchmark.columns))}; a data set that asks for registration"
-            " needs HF_TOKEN"
+            f" {_quoted(benchmark.columns)}; a data set that asks for registration needs HF_TOKEN"
         ) from exc
     return cast("Sequence[Raw]", loaded)
 
@@ -214,18 +225,17 @@ def _library(name: str, what: str) -> Any:
 
 def half(task: Task) -> Half:
     """
-    Which half of its benchmark *task* belongs to, for good.
+    Return the half of its benchmark that *task* belongs to.
 
-    That depends on its question alone: neither on the template that it is put into, nor on how
-    choices are shuffled.
+    It depends on the question alone, not on the template or the order of choices.
     """
-    question = task.question or task.problem
-    return "calibration" if blake2b(question.encode(), digest_size=1).digest()[0] % 2 else "report"
+    digest = blake2b(_question(task).encode(), digest_size=1).digest()
+    return "calibration" if digest[0] % 2 else "report"
 
 
 def duplicates(tasks: Sequence[Task]) -> list[str]:
-    """A remark about problems that are there several times, if any of *tasks* is."""
-    again = len(tasks) - len({task.question or task.problem for task in tasks})
+    """Return a remark if some of *tasks* have the same question."""
+    again = len(tasks) - len(set(map(_question, tasks)))
     if not again:
         return []
     return [
@@ -236,10 +246,10 @@ def duplicates(tasks: Sequence[Task]) -> list[str]:
 
 def overlaps(calibrated: Mapping[str, str], benchmark: str, part: str | None) -> list[str]:
     """
-    Remarks about arms that were *calibrated* on problems that are measured here.
+    Return remarks about arms that were calibrated on the problems that are measured here.
 
-    *calibrated* says by the name of an arm what it was calibrated on, *part* which half of
-    *benchmark* is measured.
+    *calibrated* has the problems of the calibration by the name of the arm. *part* is the half of
+    *benchmark* that is measured; None: all of it.
     """
     if part == "report":
         return []
@@ -247,6 +257,6 @@ def overlaps(calibrated: Mapping[str, str], benchmark: str, part: str | None) ->
     return [
         f"{name!r} was calibrated on {shared} that are measured here, and chosen to lose few of"
         " just those: these figures are no evidence for its promise. Those of `--half report` are."
-        for name, on in calibrated.items()
-        if on == f"{benchmark}, {CALIBRATED_ON}"
+        for name, problems in calibrated.items()
+        if problems == f"{benchmark}, {CALIBRATED_ON}"
     ]

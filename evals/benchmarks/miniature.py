@@ -30,21 +30,21 @@ PHRASES: dict[Kind, tuple[str, ...]] = {
 }
 SIGNS: dict[Kind, str] = {"add": "+", "sub": "-", "double": "*", "halve": "/"}
 THINK_END = "</think>"
-LIMIT = 99
+MAX_VALUE = 99
 
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """
-    The ranges, inclusive, of the parameters of a problem: *steps* is the number of operations,
-    *operand* the number that is added or taken away, *start* the number at the start. *doubling* is
-    the share of doublings and halvings.
-    """
+    """The parameters of problems. Ranges include both ends."""
 
     steps: tuple[int, int] = (3, 6)
+    """The range of the number of operations."""
     operand: tuple[int, int] = (2, 9)
+    """The range of the number that is added or taken away."""
     doubling: float = 0.2
+    """The share of doublings and halvings."""
     start: tuple[int, int] = (2, 60)
+    """The range of the number at the start."""
 
 
 DEFAULT = Difficulty()
@@ -52,14 +52,18 @@ DEFAULT = Difficulty()
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One change of the number of things; *phrase* is an index into the phrases of its kind."""
+    """One change of the number of things."""
 
     kind: Kind
+    """What is done."""
     n: int
+    """The number that is added or taken away; 0 for other kinds."""
     phrase: int = 0
+    """The index of its phrase in `PHRASES`."""
 
     @property
     def words(self) -> str:
+        """The operation in a sentence of the problem."""
         return PHRASES[self.kind][self.phrase].format(n=self.n)
 
     def apply(self, value: int) -> int:
@@ -74,18 +78,24 @@ class Operation:
                 return value // 2
 
     def possible(self, value: int) -> bool:
-        """Whether the result is a whole number from 1 to the limit."""
-        return 1 <= self.apply(value) <= LIMIT and not (self.kind == "halve" and value % 2)
+        """Whether the result is a whole number from 1 to `MAX_VALUE`."""
+        if self.kind == "halve" and value % 2:
+            return False
+        return 1 <= self.apply(value) <= MAX_VALUE
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A person has *start* things, and one operation changes their number every day."""
+    """A person has some things, and one operation changes their number every day."""
 
     person: str
+    """The name of the person."""
     item: str
+    """What the person has."""
     start: int
+    """The number of things at the start."""
     operations: tuple[Operation, ...]
+    """The changes, one a day from Monday on."""
 
     @property
     def pronoun(self) -> str:
@@ -133,9 +143,7 @@ def equation(operation: Operation, value: int) -> str:
 
 
 def check(operation: Operation, value: int) -> str:
-    """
-    Return the paragraph that checks a doubling or a halving of *value*; empty for other operations.
-    """
+    """Return the paragraph that checks a doubling or halving of *value*; "" for other kinds."""
     match operation.kind:
         case "double":
             return f"Alternatively, {value} + {value} = {value * 2}.\n\n"
@@ -150,8 +158,9 @@ def final_answer(value: int) -> str:
 
 
 def split_of(words: str) -> Split:
-    """Return the split of the problem with these *words*: an eighth is for tests."""
-    return "test" if blake2b(words.encode(), digest_size=1).digest()[0] < 32 else "train"
+    """Return the split of the problem with these *words*. An eighth is for tests."""
+    digest = blake2b(words.encode(), digest_size=1).digest()
+    return "test" if digest[0] < 32 else "train"
 
 
 def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
@@ -178,10 +187,11 @@ def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
 
 
 def draw_operation(rng: random.Random, value: int, difficulty: Difficulty) -> Operation:
+    """Draw operations until one is possible for *value* things."""
     while True:
-        kinds: tuple[Kind, Kind] = (
-            ("double", "halve") if rng.random() < difficulty.doubling else ("add", "sub")
-        )
+        kinds: tuple[Kind, Kind] = ("add", "sub")
+        if rng.random() < difficulty.doubling:
+            kinds = ("double", "halve")
         kind = rng.choice(kinds)
         n = rng.randint(*difficulty.operand) if kind in ("add", "sub") else 0
         operation = Operation(kind, n, rng.randrange(len(PHRASES[kind])))
@@ -190,10 +200,12 @@ def draw_operation(rng: random.Random, value: int, difficulty: Difficulty) -> Op
 
 
 def worked_steps(problem: Problem) -> list[str]:
-    """Return the paragraphs of the worked reasoning; the last one ends the thinking."""
+    """Return the paragraphs of the worked reasoning. The last one ends the thinking."""
     steps: list[str] = []
-    for index, (operation, value) in enumerate(
-        zip(problem.operations, problem.values, strict=False)
-    ):
-        steps += filter(None, (problem.step(index, value), check(operation, value)))
-    return [*steps, problem.close(problem.answer)]
+    values = problem.values
+    for index, operation in enumerate(problem.operations):
+        steps.append(problem.step(index, values[index]))
+        checked = check(operation, values[index])
+        if checked:
+            steps.append(checked)
+    return [*steps, problem.close(values[-1])]

@@ -1,4 +1,4 @@
-"""Find the answer in a text, and grade choices and texts. Pure; no I/O."""
+"""Find the answer in a text, and compare choices."""
 
 # ruff: noqa: RUF001 (the characters that models write)
 
@@ -15,9 +15,9 @@ from .normal import MAGNITUDES
 Metric: TypeAlias = Literal["math", "number", "choice", "exact"]
 
 LETTERS = "ABCDEFGHIJ"  # of choices
-SHORTEST_LIST = 3  # choices
-LISTED = "_"  # no statement runs over this mark
-HASHES = "####"  # GSM8K's own, before the answer
+MIN_LISTED_CHOICES = 3
+LISTED_MARK = "_"  # No statement runs over it.
+HASHES = "####"  # GSM8K's mark before the answer
 
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _SIZE = (
@@ -31,12 +31,14 @@ _NUMBER = re.compile(
     r"\d+ (?:hour|minute|second|day|week|month|inche|cent|ounce)s?|\d+ to \d+"
     r"|\d*\s?\\[dt]?frac\{\d+\}\{\d+\}|\d*[¼-¾⅐-⅞]|\d+ (?:and"
     rf" )?\d+/\d+|(?:{_SIZE})(?:/\d+|[eE][+-]?\d+)?)"
-    rf"(?:[\s$*~-]{{0,4}}(?:\\text\{{\s?)?(?:{'|'.join(MAGNITUDES)})s?\b\}}?|(?:[kKM]|\s?(?:mn|bn))\b)?"
+    rf"(?:[\s$*~-]{{0,4}}(?:\\text\{{\s?)?(?:{'|'.join(MAGNITUDES)})s?\b\}}?|(?:[kKM]|\s?(?:mn"
+    r"|bn))\b)?"
 )
 # Of brackets without words.
 _INNER = r"(?:[^()\[\]{}\n\\a-zA-Z]|\\(?:[a-zA-Z]+|[,;:! ])|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))"
 _OPERAND = (
-    rf"(?:{_NUMBER.pattern}|(?:\\\{{|(?<!\\)[(\[{{⟨])(?:{_INNER}|[({{]{_INNER}{{0,60}}[)}}]){{1,120}}\\?[)\]}}⟩]"
+    rf"(?:{_NUMBER.pattern}|"
+    rf"(?:\\\{{|(?<!\\)[(\[{{⟨])(?:{_INNER}|[({{]{_INNER}{{0,60}}[)}}]){{1,120}}\\?[)\]}}⟩]"
     r"|\\begin\{[^\n]{1,300}?\\end\{\w+\}|\\(?!text|mbox|begin|end)[a-zA-Z]+"
     r" ?|(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z'’])"
     r"|(?:sqrt|log|ln|sin|cos|tan|pi)(?![a-zA-Z]) ?|[√π∞θ∅²³⁴-⁹])"
@@ -46,12 +48,14 @@ _GLUE = (  # between two operands of one expression
     r"| (?=\\[a-zA-Z]|[√π∞]|[jknqrtuxyz](?![a-zA-Z.]))| mod |)"
 )
 _EXPRESSION = re.compile(
-    rf"{_SIGN}{_OPERAND}(?:{_GLUE}{_OPERAND})*(?:\s?\\(?:text|mbox|mathrm)\s?\{{[^{{}}]{{0,40}}\}}(?:\^\{{?\d\}}?)?)?(?:\s?\\?%)?"
+    rf"{_SIGN}{_OPERAND}(?:{_GLUE}{_OPERAND})*(?:\s?\\(?:text|mbox"
+    rf"|mathrm)\s?\{{[^{{}}]{{0,40}}\}}(?:\^\{{?\d\}}?)?)?(?:\s?\\?%)?"
 )
 _VALUE = re.compile(r"\d|[\\π∞∅½⅓⅔¼¾]")
 _BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*\W{0,9}$")
 _MATH = re.compile(
-    r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:(?!\\\[).)+?)\\\]",
+    r"\$\$(.+?)\$\$|(?<![\\\d])\$([^$\n]+?)(?<!\\)\$|\\\(((?:(?!\\\().)+?)\\\)|\\\[((?:"
+    r"(?!\\\[).)+?)\\\]",
     re.DOTALL,
 )
 _ANSWER_IS = re.compile(
@@ -77,11 +81,13 @@ _SENTENCE_END = re.compile(r"\.(?:\s|$)")
 
 _COLOR = r"(?:text)?color\s*\{\w*\}"
 _WORDS = re.compile(
-    rf"\\(?:text(?!color)\w*|math\w*|mbox|boldsymbol|operatorname|underline|{_COLOR})\s*\{{([^{{}}]*)\}}"
+    r"\\(?:text(?!color)\w*|math\w*|mbox|boldsymbol|operatorname|underline"
+    rf"|{_COLOR})\s*\{{([^{{}}]*)\}}"
 )
 _MARKUP = re.compile(
     r"\\(?:[()\[\],;!"
-    rf" ]|(?:rm|bf|\w?arge|huge|displaystyle|q?quad|checkmark)(?![a-z])|{_COLOR})|[*$~`_]|</?\w{{2,9}}>"
+    rf" ]|(?:rm|bf|\w?arge|huge|displaystyle|q?quad|checkmark)(?![a-z])|{_COLOR})|[*$~`_]"
+    rf"|</?\w{{2,9}}>"
 )
 _QUOTES = str.maketrans("‘’“”", "''\"\"")
 # "I" is a letter of a choice only in brackets or at the end of a line.
@@ -89,7 +95,8 @@ _CHOICE = r"(?:[A-HJ]|(?<=\()I(?=\))|I(?=[.!]?\s*(?:\n|$)))"
 _LETTER = rf"\(?({_CHOICE})\)?(?![a-zA-Z0-9'_)])"
 # The article "A" is no letter of a choice, and of two letters neither is the answer.
 _SURE = (
-    rf"(?!(?<!\))\s+(?!(?:because|since|as|and|is|for|by|due|which|with|or|are|does|will|rather|instead|not|but)\b)[a-z])"
+    r"(?!(?<!\))\s+(?!(?:because|since|as|and|is|for|by|due|which|with|or|are|does|will|rather"
+    r"|instead|not|but)\b)[a-z])"
     rf"(?!\s*(?:(?:[,/+&、或和]|or|and|nor|maybe|perhaps|possibly)\s*)+\(?[{LETTERS}](?![a-zA-Z]))"
 )
 _DENIED = (
@@ -99,7 +106,8 @@ _DENIED = (
 _STATEMENTS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?i:\b(?:a(?:ns|nswers?(?:\W+(?:here|(?:to|for)\W+\w+\W+\w+))?)|(?:choice|option|pick|statement|letter)s?\W+(?:is|are|must|would|should|has)))\W+"
+        r"(?i:\b(?:a(?:ns|nswers?(?:\W+(?:here|(?:to|for)\W+\w+\W+\w+))?)|(?:choice|option|pick"
+        r"|statement|letter)s?\W+(?:is|are|must|would|should|has)))\W+"
         rf"(?:(?i:is|are|must|be|would|should|has"
         rf" to|therefore|thus|clearly|actually|indeed|simply|probably"
         rf"|most|likely|definitely|option|choice|letter|the|correct|one)\W+)*"
@@ -111,13 +119,15 @@ _STATEMENTS = tuple(
         r"\b(?i:thus|so|therefore|hence|it is|it's|it (?:must|has to) be|conclude|i\.e\.|not"
         rf" \(?[{LETTERS}]\)?,? but)"
         rf"\W+{_LETTER}(?=[\s.!]*$)",
-        rf"(?i:\b(?:answer|option|choice|letter))\W+(?:(?i:is)\W+)?\(?([{LETTERS.lower()}])(?:\)(?=\s)|\)?(?=[\s.!]*$))",
+        rf"(?i:\b(?:answer|option|choice|letter))\W+(?:(?i:is)\W+)?\(?([{LETTERS.lower()}])(?:\)"
+        r"(?=\s)|\)?(?=[\s.!]*$))",
         rf"(?:答案|正确|(?<!不)(?<!不.)[选選])[^\Wa-zA-Z不]{{0,6}}\W*{_LETTER}{_DENIED}",
         rf"(?<![a-zA-Z、和与及]){_LETTER}(?:选?项)?是?(?:正确|符合)",
         rf"(?<![\w(]){_LETTER}\W+(?i:is|(?:must|has to)"
         r" be|seems|looks)\W+(?:(?i:the|only|most)\W+)*"
         rf"(?i:correct|right|true|answer|best|better|accurate|likely)\b(?!,? but)",
-        rf"(?i:\bonly)\W+(?:(?i:option|choice|statement)\W+)?{_LETTER}\W+(?i:works|fits|holds|remains|matches|applies)",
+        rf"(?i:\bonly)\W+(?:(?i:option|choice|statement)\W+)?{_LETTER}\W+(?i:works|fits|holds"
+        r"|remains|matches|applies)",
         rf"(?<![\w(]){_LETTER} (?i:it is|it must be)(?=[\s.!]*$)",
     )
 )
@@ -132,8 +142,10 @@ _DOUBTED = re.compile(
     r" but|wrong)[ (]+$",
 )
 _ONLY_LETTER = re.compile(
-    rf"\W*(?:(?i:the|final|correct|right|best|a(?:nswer|ns)|option|choice|letter|is|it|it's|so|thus|hence|then|clearly|definitely"
-    rf"|choose|select|selected|pick|correction|result|by|elimination|we|get|this|that|that's|gives|which)\W+)*\(?([{LETTERS}])\)?\W*"
+    r"\W*(?:(?i:the|final|correct|right|best|a(?:nswer|ns)|option|choice|letter|is|it|it's|so"
+    r"|thus|hence|then|clearly|definitely"
+    r"|choose|select|selected|pick|correction|result|by|elimination|we|get|this|that|that's"
+    rf"|gives|which)\W+)*\(?([{LETTERS}])\)?\W*"
 )
 _LETTER_FIRST = re.compile(
     rf"(?s)\W*(?:(?i:option|choice|answer)\W+)?\(?([{LETTERS}]|[{LETTERS.lower()}](?=\)))"
@@ -141,7 +153,8 @@ _LETTER_FIRST = re.compile(
     rf" {{1,3}}(?=\((?![{LETTERS}]\b)))(.*)",
 )
 _ITEM = re.compile(
-    rf"(?<![\w)])(?<!ption )(?<!hoice )(?<!tatement )\(?([{LETTERS}])(?:\)|[.:](?=\s))(?=[^\S\n]*\S)"
+    rf"(?<![\w)])(?<!ption )(?<!hoice )(?<!tatement )\(?([{LETTERS}])(?:\)|[.:](?=\s))"
+    r"(?=[^\S\n]*\S)"
 )
 _OTHER_LETTER = re.compile(rf"(?<!\w)\(?[{LETTERS}][).:]|\b(?:or|and)\s+\(?[{LETTERS}]\b")
 
@@ -154,10 +167,10 @@ def extract_answer(text: str, metric: Metric) -> str:
     no answer.
     """
     inside = boxed(text)
-    if inside is not None and metric == "choice":
-        return inside if _letter(inside) else _stated_letter(_unboxed(text, inside)) or inside
     if inside is not None:
-        return inside
+        if metric != "choice" or _letter(inside):
+            return inside
+        return _stated_letter(_unboxed(text, inside)) or inside
     # A box that was cut off may lack its last digits.
     text = _OPEN_BOX.split(EMPTY_BOX.sub("", text))[0]
     last = text.rpartition(HASHES)[2].strip()
@@ -179,66 +192,83 @@ def _stated_value(text: str, metric: Metric) -> str:
     """Return what *text* states as the answer, or else its last formula or number."""
     for stated in reversed(_ANSWER_IS.findall(text)):
         sentence = _AFTERTHOUGHT.sub("", _SENTENCE_END.split(stated.strip())[0])
-        value = _last_value(" " + sentence, metric, _LISTED) or (
-            sentence.strip(" .*_$:") if metric == "math" else ""
-        )
+        value = _last_value(" " + sentence, metric, _LISTED)
+        if not value and metric == "math":
+            value = sentence.strip(" .*_$:")
         if value:
             return value
     if metric == "number":
         return _last_value(text, metric)
     last = text.rpartition("\n")[2].strip()
+    value = ""
+    if not re.search("[a-zA-Z]{3}", last):  # A line without words may be a list.
+        value = _last_value(" " + last, metric, _LISTED)
+    value = value or _last_value(text, metric)
+    if value:
+        return value
     bold = _BOLD.search(last)
-    # a list and no words
-    alone = "" if re.search("[a-zA-Z]{3}", last) else _last_value(" " + last, metric, _LISTED)
-    return alone or _last_value(text, metric) or (bold[1] if bold else last)
+    return bold[1] if bold else last
 
 
 def _last_value(text: str, metric: Metric, joint: re.Pattern[str] = _BOTH) -> str:
+    """
+    Return the last formula or number in *text*, with the values that are joined to it.
+
+    *joint* is what may stand between the last two of them. Values that "and" or "or" joins are one
+    answer.
+    """
     text = _ASIDE.sub("", text)
-    formulas = list(_MATH.finditer(text)) if metric == "math" else []
-    numbers = [found for found in _EXPRESSION.finditer(text) if _VALUE.search(found[0])]
-    values = (
-        numbers
-        if not formulas or (numbers and numbers[-1].start() >= formulas[-1].end())
-        else formulas
-    )
-    answer = ""
-    after = None
-    for value in reversed(values):  # Values that "and" or "or" joins are one answer.
-        content = ("".join(filter(None, value.groups())) or value[0]).strip()
-        if after is None:
-            answer = content
-            after = value
-            continue
+    values = _values(text, metric)
+    if not values:
+        return ""
+    after = values[-1]
+    answer = _content(after)
+    for value in reversed(values[:-1]):
         between = text[value.end() : after.start()]
-        inequalities = all(map(_INEQUALITY.match, (value[0], after[0])))
-        if not joint.fullmatch(between) or (
-            _RELATION.search(value[0] + after[0]) and not inequalities
-        ):
+        are_inequalities = all(map(_INEQUALITY.match, (value[0], after[0])))
+        are_relations = _RELATION.search(value[0] + after[0])
+        if not joint.fullmatch(between) or (are_relations and not are_inequalities):
             break
+        link = " and " if are_inequalities and "and" in between else ", "
+        answer = f"{_content(value)}{link}{answer}"
         joint = _LISTED
-        answer = f"{content}{' and ' if inequalities and 'and' in between else ', '}{answer}"
         after = value
     return answer
 
 
+def _values(text: str, metric: Metric) -> list[re.Match[str]]:
+    """Return the numbers in *text*, or the formulas if no number follows the last of them."""
+    numbers = [found for found in _EXPRESSION.finditer(text) if _VALUE.search(found[0])]
+    formulas = list(_MATH.finditer(text)) if metric == "math" else []
+    if not formulas:
+        return numbers
+    if numbers and numbers[-1].start() >= formulas[-1].end():
+        return numbers
+    return formulas
+
+
+def _content(value: re.Match[str]) -> str:
+    """Return a formula without its marks, or a number."""
+    inside = "".join(filter(None, value.groups()))
+    return (inside or value[0]).strip()
+
+
 def _stated_letter(text: str) -> str:
-    """Return the letter that *text* states as the answer, or which is its last line."""
+    """Return the letter that *text* states as the answer, or which is its last or first line."""
     plain = _marked(_plain(text))
-    found = [match for statement in _STATEMENTS for match in statement.finditer(plain)] or [
-        *_MENTIONED.finditer(plain)
-    ]
+    found = [match for statement in _STATEMENTS for match in statement.finditer(plain)]
+    found = found or list(_MENTIONED.finditer(plain))
     found = [match for match in found if not _DOUBTED.search(plain, 0, match.start())]
     if found:
         return max(found, key=lambda match: match.end(1))[1].upper()
     lines = plain.splitlines() or [""]
     for line in (lines[-1], lines[0]):
-        if alone := _ONLY_LETTER.fullmatch(line):
+        alone = _ONLY_LETTER.fullmatch(line)
+        if alone:
             return alone[1]
         first = _LETTER_FIRST.fullmatch(line)
-        if first and not any(
-            _OTHER_LETTER.search(each) for each in (first[2], *({*lines} - {line}))
-        ):
+        others = {*lines} - {line}
+        if first and not any(map(_OTHER_LETTER.search, (first[2], *others))):
             return first[1].upper()
     return ""
 
@@ -255,7 +285,9 @@ def _letter(answer: str) -> str:
     if alone:
         return alone[1]
     first = _LETTER_FIRST.fullmatch(plain)
-    return first[1].upper() if first and not _OTHER_LETTER.search(first[2]) else ""
+    if first and not _OTHER_LETTER.search(first[2]):
+        return first[1].upper()
+    return ""
 
 
 def _marked(text: str) -> str:
@@ -267,12 +299,12 @@ def _marked(text: str) -> str:
             run = []
         if item[1] == LETTERS[len(run)]:
             run.append(item)
-        if len(run) == SHORTEST_LIST:
+        if len(run) == MIN_LISTED_CHOICES:
             listed.extend(run)
-        elif len(run) > SHORTEST_LIST and run[-1] is item:
+        elif len(run) > MIN_LISTED_CHOICES and run[-1] is item:
             listed.append(item)
     for item in reversed(listed):
-        text = f"{text[: item.start()]}{LISTED} {text[item.start() :]}"
+        text = f"{text[: item.start()]}{LISTED_MARK} {text[item.start() :]}"
     return text
 
 
@@ -281,5 +313,8 @@ def _plain(text: str) -> str:
     text = unicodedata.normalize("NFKC", text)
     for _ in range(3):  # one style within another
         text = _WORDS.sub(r"\1", text)
-    text = re.sub(r"(?<!\w)['\"](\w)['\"]", r"\1", _MARKUP.sub("", text.translate(_QUOTES))).strip()
-    return text.upper() if len(text.strip("(). ")) == 1 else text
+    text = _MARKUP.sub("", text.translate(_QUOTES))
+    text = re.sub(r"(?<!\w)['\"](\w)['\"]", r"\1", text).strip()
+    if len(text.strip("(). ")) == 1:
+        return text.upper()
+    return text

@@ -1,6 +1,7 @@
 """
-Grade answers, against a true answer or by a check of the benchmark. Processes with a time limit do
-the algebra.
+Grade answers against a true answer, or by a check of the benchmark.
+
+Processes with a time limit do the algebra.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from .normal import with_mixed_numbers
 Mark: TypeAlias = Literal["right", "wrong", "ungraded"]
 
 WORKERS = 2  # processes
-SECONDS = 10.0  # of computing, for one answer; the slowest of MATH500's solutions takes 0.2
-PATIENCE = 20.0  # times as long by the clock, for a process that does not even compute
-START = 120.0  # to import what algebra takes, on a machine that is busy
+ANSWER_SECONDS = 10.0  # of computing; the slowest of MATH500's solutions takes 0.2
+WALL_FACTOR = 20.0  # Wall seconds for a second of computing, for a process that does not compute.
+START_SECONDS = 120.0  # to import the algebra library on a busy machine
 NEEDS_ALGEBRA: frozenset[Metric] = frozenset({"math", "number"})
 LIBRARY = "math_verify"
 REPLIES = {b"true\n": True, b"false\n": False}
@@ -42,11 +43,10 @@ class Graders:
     """
     A few processes that compare answers, started when they are first needed.
 
-    An answer that takes more than *seconds* of computing, or ends its process otherwise, is
-    "ungraded"; no other is.
+    An answer is "ungraded" if it takes more than *seconds* of computing, or ends its process.
     """
 
-    def __init__(self, workers: int = WORKERS, seconds: float = SECONDS) -> None:
+    def __init__(self, workers: int = WORKERS, seconds: float = ANSWER_SECONDS) -> None:
         self._workers = [_Worker(seconds) for _ in range(workers)]
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
 
@@ -78,7 +78,9 @@ class Graders:
                 right = await same(with_mixed_numbers(answer), gold, self.algebra)
             case "math":
                 right = await same(answer, gold, self.algebra)
-        return "ungraded" if right is None else "right" if right else "wrong"
+        if right is None:
+            return "ungraded"
+        return "right" if right else "wrong"
 
     async def algebra(self, gold: str, answer: str) -> bool | None:
         """Compare two expressions by algebra; None if that takes too long."""
@@ -100,7 +102,7 @@ class _Worker:
         try:
             process = self._process or await self._start()
             line = orjson.dumps({"gold": gold, "answer": answer}) + b"\n"
-            async with asyncio.timeout(PATIENCE * self._seconds):
+            async with asyncio.timeout(WALL_FACTOR * self._seconds):
                 return REPLIES[await _exchange(process, line)]
         except (TimeoutError, EOFError, KeyError):
             await self.kill()
@@ -116,7 +118,7 @@ class _Worker:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, env=environment
             )
-            async with asyncio.timeout(START):
+            async with asyncio.timeout(START_SECONDS):
                 await _exchange(self._process, b"")
         except (OSError, TimeoutError, EOFError) as exc:
             await self.kill()
@@ -153,32 +155,25 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 class Gold(Protocol):
-    """
-    Decides whether an answer to one problem is right. ``str()`` of it is for lists that people
-    read.
-    """
+    """Decides whether an answer to one problem is right. ``str()`` is its text for people."""
 
     async def grade(self, text: str, graders: Graders) -> Mark:
-        """
-        Grade *text*, what a model wrote after its thinking. *graders* compares expressions by
-        algebra.
-        """
+        """Grade the *text* that a model wrote after its thinking. *graders* do the algebra."""
         ...
 
     def record(self) -> Mapping[str, Any]:
-        """Return what the run folder keeps of it, as JSON. Runs with other records do not mix."""
+        """Return the values that a run folder keeps. Runs with other records do not mix."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """
-    One true answer; *metric* says how others are compared with it: as "math", "number", "choice" or
-    "exact" text.
-    """
+    """One true answer."""
 
     text: str
+    """The answer."""
     metric: Metric = "math"
+    """How other answers are compared with it."""
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:

@@ -1,9 +1,9 @@
 r"""
-Rewrite answers so that equal ones look alike: one notation for spaces, fractions, mixed numbers,
-decimals and units.
+Rewrite answers so that equal answers look alike.
 
-The text of a model reaches the algebra library only in this form, because the library guesses at
-the rest: it reads ``5 6`` as 56 and ``2\frac{1}{2}`` as a product. Pure; no I/O.
+Spaces, fractions, mixed numbers, decimals and units get one notation. The text of a model reaches
+the algebra library only in this notation, because the library guesses at others: it reads ``5 6``
+as 56 and ``2\frac{1}{2}`` as a product.
 """
 
 # ruff: noqa: RUF001 (the characters that models write)
@@ -17,18 +17,24 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-# characters of a number; no problem has a longer answer, and Python refuses to parse very long ones
-LONGEST = 300
+MAX_NUMBER_CHARACTERS = 300
+"""No problem has a longer number as its answer. Python refuses to parse very long numbers."""
+
+
+def _lines_of(name: str) -> list[str]:
+    """Return the lines of a data file beside this module, without comments."""
+    text = Path(__file__).with_name(name).read_text("utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("# ")]
+
 
 _SYMBOLS = str.maketrans({"º": "°", "˚": "°", "ℝ": r"\R ", "µ": None})  # which NFKC makes letters
 _SPELLINGS = [
     (re.compile(pattern), replacement.replace("␣", " "))
-    for line in Path(__file__).with_name("spellings.txt").read_text("utf-8").splitlines()
-    if line and not line.startswith("# ")
-    for pattern, _, replacement in (line.partition("\t"),)
+    for pattern, _, replacement in (line.partition("\t") for line in _lines_of("spellings.txt"))
 ]
 _STYLE = re.compile(
-    r"\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|(?:text)?color\s*\{[^{}]*\})\s*(?=\{)"
+    r"\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|"
+    r"(?:text)?color\s*\{[^{}]*\})\s*(?=\{)"
 )
 _MARGIN = re.compile(r"^(?:\\[,;:! ]|\s)+|(?:\\[,;:!]|\s){1,9}$")
 _DELIMITERS = (
@@ -62,8 +68,10 @@ _ARRAY = re.compile(
 _LINE = re.compile(r"\\\\(?:\[[^][]{0,9}\])?")
 _POWER = re.compile(r"\^(?:\{\s*(-?\d{0,6}\.\d{1,6})\s*\}|(\d{0,6}\.\d{1,6})(?!\d))")
 _AND = re.compile(
-    r"(?<![\d.])(\d{1,9})\s{0,3}(?:(?<=\s)(?:and|&)(?=\s)|\\text\s?\{\s{0,3}and\s{0,3}\})\s{0,3}(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))"
+    r"(?<![\d.])(\d{1,9})\s{0,3}(?:(?<=\s)(?:and|&)(?=\s)|\\text\s?\{\s{0,3}and\s{0,3}\})\s{0,3}"
+    r"(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))"
 )
+_OVERLINED = re.compile(r"(?:\d[\u0304\u0305\u0307])+")
 _LETTERED = re.compile(r"(\d)(?:\s|\\[,;: ])?([kKM]|bn|mn)(\W*)$")
 _ANSWER = re.compile(
     r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE
@@ -71,44 +79,72 @@ _ANSWER = re.compile(
 
 _SIZE = r"\d+(?:\.\d*)?|\.\d+"
 _NUMBER = re.compile(
-    rf"\(?([+-]?)(?:\((\d+)\+\\frac\{{(\d+)\}}\{{(\d+)\}}\)|\\frac\{{(-?(?:{_SIZE}))\}}\{{(-?(?:{_SIZE}))\}}"
+    rf"\(?([+-]?)(?:\((\d+)\+\\frac\{{(\d+)\}}\{{(\d+)\}}\)"
+    rf"|\\frac\{{(-?(?:{_SIZE}))\}}\{{(-?(?:{_SIZE}))\}}"
     rf"|({_SIZE})(?:/({_SIZE})|\\times ?10\^\{{?(-?\d{{1,2}})\}}?|[eE]([+-]?\d{{1,2}})(?!\d))?)"
 )
 
 MAGNITUDES = {
-    **{
-        "dozen": 12,
-        "hundred": 100,
-        "thousand": 10**3,
-        "lakh": 10**5,
-        "million": 10**6,
-        "crore": 10**7,
-    },
-    **{"billion": 10**9, "trillion": 10**12},
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 10**3,
+    "lakh": 10**5,
+    "million": 10**6,
+    "crore": 10**7,
+    "billion": 10**9,
+    "trillion": 10**12,
 }
-# the last two often mean something else in prose
+"""The numbers of words that always mean a number."""
 _MULTIPLES = MAGNITUDES | {"score": 20, "gross": 144}
-_UNITS = frozenset(
-    word
-    for line in Path(__file__).with_name("units.txt").read_text("utf-8").splitlines()
-    if not line.startswith("# ")
-    for word in line.split()
-)
+_UNITS = frozenset(word for line in _lines_of("units.txt") for word in line.split())
 _SMALL_WORDS = frozenset({"a", "an", "per", "each", "the", "in", "of"})
 POWERS = frozenset({"2", "3"})
 _ALIASES = {
-    "cm": "centimeter", "centimetre": "centimeter", "mm": "millimeter", "millimetre": "millimeter",
-    "m": "meter", "metre": "meter", "km": "kilometer", "kilometre": "kilometer", "ft": "foot", "feet": "foot",
-    "inche": "inch", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "mg": "milligram", "lb": "pound",
-    "oz": "ounce", "l": "liter", "litre": "liter", "ml": "milliliter", "millilitre": "milliliter",
-    "s": "second", "sec": "second", "min": "minute", "h": "hour", "hr": "hour", "usd": "dollar", "buck": "dollar",
-    "deg": "degree", "cent": "cent", "mph": "mile", "sq": "2", "square": "2", "cubic": "3",
-}  # fmt: skip
+    "cm": "centimeter",
+    "centimetre": "centimeter",
+    "mm": "millimeter",
+    "millimetre": "millimeter",
+    "m": "meter",
+    "metre": "meter",
+    "km": "kilometer",
+    "kilometre": "kilometer",
+    "ft": "foot",
+    "feet": "foot",
+    "inche": "inch",
+    "yd": "yard",
+    "mi": "mile",
+    "g": "gram",
+    "kg": "kilogram",
+    "mg": "milligram",
+    "lb": "pound",
+    "oz": "ounce",
+    "l": "liter",
+    "litre": "liter",
+    "ml": "milliliter",
+    "millilitre": "milliliter",
+    "s": "second",
+    "sec": "second",
+    "min": "minute",
+    "h": "hour",
+    "hr": "hour",
+    "usd": "dollar",
+    "buck": "dollar",
+    "deg": "degree",
+    "cent": "cent",
+    "mph": "mile",
+    "sq": "2",
+    "square": "2",
+    "cubic": "3",
+}
 _BARE = (  # shorter units; other short words may be a product of variables
-    r"(?:[cmk]?m/s|km/h|[cmk]m|ft|yd|mi|[km]g|lbs?|oz|m[lL]|hrs?|secs?|mins?|mph|USD|EUR|GBP|deg|in|day|men|pie|car|dog|cat|egg"
+    r"(?:[cmk]?m/s|km/h|[cmk]m|ft|yd|mi|[km]g|lbs?|oz|m[lL]|hrs?|secs?|mins?|mph|USD|EUR|GBP|deg"
+    r"|in|day|men|pie|car|dog|cat|egg"
     r"|sq|cup|box|bag|jar|can|pen|kid|boy|bus|set|row|job|ton|yen|lap|key|pan|pot|way)"
 )
-_WORD = rf"(?:\\text\{{[^{{}}]*\}}|(?<![a-zA-Z])(?:[A-Za-z][a-z]{{3,}}|{_BARE}(?![a-zA-Z])))(?:\^\{{?-?[123]\}}?)?"
+_WORD = (
+    rf"(?:\\text\{{[^{{}}]*\}}|(?<![a-zA-Z])(?:[A-Za-z][a-z]{{3,}}|{_BARE}(?![a-zA-Z])))"
+    rf"(?:\^\{{?-?[123]\}}?)?"
+)
 _UNIT = re.compile(
     rf"(?<=[\d)}}\]a-z.])(?![\s\S]{{61}})\s*"
     rf"(%|(?:/ ?|-|per )?{_WORD}(?:(?: ?/ ?| per | an? | of | the |[ .*-]|\\times"
@@ -117,17 +153,11 @@ _UNIT = re.compile(
 
 
 def normal(text: str) -> str:
-    r"""
-    Return *text*, an answer, in one notation: ``\dfrac12``, ``½`` and ``\frac{1}{2}`` become the
-    last of them.
-    """
-    text = re.sub(
-        "([⁻⁰¹²³⁴-⁹]+)|[₀-₉]+", lambda match: f"{'^' if match[1] else '_'}{{{_plain(match)}}}", text
-    )
+    r"""Return an answer in one notation: ``\dfrac12`` and ``½`` become ``\frac{1}{2}``."""
+    text = re.sub("[⁻⁰¹²³⁴-⁹]+", lambda match: f"^{{{_plain(match)}}}", text)
+    text = re.sub("[₀-₉]+", lambda match: f"_{{{_plain(match)}}}", text)
     text = re.sub("[¼-¾⅐-⅞]", lambda match: rf"\frac{{{_plain(match).replace('⁄', '}{')}}}", text)
-    text = re.sub(
-        r"(?:\d[\u0304\u0305\u0307])+", lambda match: rf"\overline{{{match[0][::2]}}}", text
-    )
+    text = _OVERLINED.sub(lambda match: rf"\overline{{{match[0][::2]}}}", text)
     text = _undelimited(unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).strip())
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
@@ -150,31 +180,29 @@ def _plain(match: re.Match[str]) -> str:
 
 
 def with_mixed_numbers(text: str) -> str:
-    """
-    Return *text*, an answer that is one number, with ``1 and 1/2`` as ``1 1/2``, and ``6k`` as ``6
-    thousand``.
+    r"""
+    Spell ``1 and 1/2`` as ``1 1/2``, and ``6k`` as ``6\text{k}``, in an answer that is one number.
 
-    In a list the former are two numbers, and in an expression the latter is a product.
+    In a list the first text is two numbers. In an expression the second one is a product.
     """
-    return _LETTERED.sub(
-        lambda match: f"{match[1]}\\text{{{match[2]}}}{match[3]}", _AND.sub(r"\1 ", text)
-    )
+    return _LETTERED.sub(r"\1\\text{\2}\3", _AND.sub(r"\1 ", text))
 
 
 def _undelimited(text: str) -> str:
+    """Take a style, braces and marks of a formula off an answer that stands in them as a whole."""
     text = _MARGIN.sub("", text)
+    inside = text
     style = _STYLE.match(text)
-    inside = text[style.end() if style else 0 :]
+    if style:
+        inside = text[style.end() :]
     if inside.startswith("{") and inside.endswith("}") and _closed(inside[1:-1]):
         return _undelimited(inside[1:-1])
     for opening, closing in _DELIMITERS:
+        has_both = len(text) > len(opening) + len(closing)
+        if not (has_both and text.startswith(opening) and text.endswith(closing)):
+            continue
         inside = text[len(opening) : len(text) - len(closing)].strip()
-        enclosed = (
-            len(text) > len(opening) + len(closing)
-            and text.startswith(opening)
-            and text.endswith(closing)
-        )
-        if enclosed and opening not in inside and not inside.endswith("\\"):
+        if opening not in inside and not inside.endswith("\\"):
             return _undelimited(inside)
     return text
 
@@ -187,58 +215,61 @@ def _closed(text: str) -> bool:
 
 
 def _matrix(array: re.Match[str]) -> str:
-    """
-    Write an array in parentheses or brackets, or one that is the whole answer, as the matrix that
-    it looks like.
-    """
+    """Write an array in parentheses or brackets, or alone, as the matrix that it looks like."""
     kind = "bmatrix" if array[1] == "[" else "pmatrix"
     return f"\\begin{{{kind}}}{array[2]}\\end{{{kind}}}"
 
 
 def _column(match: re.Match[str]) -> str:
-    """Spell a column of several entries as the vector of them."""
-    items = [item.strip() for item in _LINE.split(match[4]) if item.strip()]
-    items = [f"{match[2]}({item})" if match[2] else item for item in items]
-    return f"{match[1]}({','.join(items)})" if len(items) > 1 else match[0]
+    """Spell a column of several entries as a vector."""
+    before, factor, _, column = match.groups()
+    items = [item.strip() for item in _LINE.split(column) if item.strip()]
+    if len(items) < 2:
+        return match[0]
+    if factor:
+        items = [f"{factor}({item})" for item in items]
+    return f"{before}({','.join(items)})"
 
 
 def _power(match: re.Match[str]) -> str:
-    """
-    Spell a decimal exponent as a fraction, because algebra takes a decimal power for an
-    approximation.
-    """
-    value = Fraction(match[1] or match[2])
-    return rf"^{{\frac{{{value.numerator}}}{{{value.denominator}}}}}"
+    """Spell a decimal exponent as a fraction. Algebra takes decimal powers for approximations."""
+    return f"^{{{_fraction(Fraction(match[1] or match[2]))}}}"
 
 
 def _repeating(match: re.Match[str]) -> str:
     """Spell the repeating decimal as a fraction."""
+    if len(match[0]) > MAX_NUMBER_CHARACTERS:
+        return match[0]
     whole = match[1] or "0"
     fixed = match[2]
     period = match[3] or match[4]
-    if len(match[0]) > LONGEST:
-        return match[0]
     scale = 10 ** len(fixed) * (10 ** len(period) - 1)
-    value = Fraction(int(whole + fixed + period) - int(whole + fixed), scale)
+    return _fraction(Fraction(int(whole + fixed + period) - int(whole + fixed), scale))
+
+
+def _fraction(value: Fraction) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """
-    Spell a mixed number as a sum. A whole number before an improper fraction is left as it is.
-    """
+    """Spell a mixed number as a sum. Leave a whole number before an improper fraction as it is."""
     over = match[2] or match[4]
     under = match[3] or match[5]
-    return rf"({match[1]}+\frac{{{over}}}{{{under}}})" if int(over) < int(under) else match[0]
+    if int(over) >= int(under):
+        return match[0]
+    return rf"({match[1]}+\frac{{{over}}}{{{under}}})"
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """An expression without its unit; *value* is its number, if it is just a number."""
+    """An expression and its unit."""
 
     expression: str
+    """The expression without its unit."""
     unit: frozenset[str] = frozenset()
+    """The words of the unit and its powers, such as "meter" and "2"."""
     value: Fraction | None = None
+    """The number, if the expression is just a number."""
 
 
 def quantity(text: str) -> Quantity:
@@ -247,30 +278,35 @@ def quantity(text: str) -> Quantity:
     currency = _CURRENCY.search(text)
     if currency:
         unit.add(_CURRENCIES[currency[2] or currency[3]])
-        text = _CURRENCY.sub(lambda match: match[1] or "", text)
+        text = _CURRENCY.sub(r"\1", text)
     factor = 1
     found = _UNIT.search(text)
-    words = _words_of(found[1]) if found else []
-    multiple = _multiple(words)
-    if multiple is not None:
-        del words[0]
-    if found and all(map(_is_unit, words)):
-        text = text[: found.start()]
-        factor = multiple or 1
-        unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)
+    if found:
+        words = _words_of(found[1])
+        multiple = _multiple(words)
+        if multiple is not None:
+            del words[0]
+        if all(map(_is_unit, words)):
+            text = text[: found.start()]
+            factor = multiple or 1
+            unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)
     value = _value(text)
-    if factor != 1 and value is None:
+    if value is not None:
+        return Quantity(text, frozenset(unit), value * factor)
+    if factor != 1:
         text = f"{factor}({text})"
-    return Quantity(text, frozenset(unit), None if value is None else value * factor)
+    return Quantity(text, frozenset(unit))
 
 
 def _words_of(unit: str) -> list[str]:
-    unit = "percent" if unit == "%" else re.sub(r"\\(?:text|times)", " ", unit).lower()
-    return re.findall(r"[a-z']+|(?<=\^)[23]|(?<=\^\{)[23]", unit)
+    if unit == "%":
+        return ["percent"]
+    spelled = re.sub(r"\\(?:text|times)", " ", unit).lower()
+    return re.findall(r"[a-z']+|(?<=\^)[23]|(?<=\^\{)[23]", spelled)
 
 
 def _multiple(words: Sequence[str]) -> int | None:
-    """Return the number that the first of *words* stands for, as 12 for "dozen"."""
+    """Return the number that the first of *words* stands for, such as 12 for "dozen"."""
     if not words:
         return None
     return _MULTIPLES.get(words[0]) or _MULTIPLES.get(words[0].removesuffix("s"))
@@ -281,14 +317,19 @@ def _is_unit(word: str) -> bool:
 
 
 def _canonical(word: str) -> str:
-    single = word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 2 else word
+    single = word
+    if word.endswith("s") and not word.endswith("ss") and len(word) > 2:
+        single = word[:-1]
     return _ALIASES.get(single, _ALIASES.get(word, single))
 
 
 def _value(text: str) -> Fraction | None:
     """Return the number that *text* is; None for other or too long texts."""
-    text = text[1:-1] if re.fullmatch(r"\(-?[\d.]+\)|\{-?[\d.]+\}", text) else text
-    match = _NUMBER.fullmatch(text) if len(text) <= LONGEST else None
+    if len(text) > MAX_NUMBER_CHARACTERS:
+        return None
+    if re.fullmatch(r"\(-?[\d.]+\)|\{-?[\d.]+\}", text):
+        text = text[1:-1]
+    match = _NUMBER.fullmatch(text)
     if match is None:
         return None
     sign, whole, over, under, top, bottom, size, divisor, power, exponent = match.groups()
@@ -298,11 +339,8 @@ def _value(text: str) -> Fraction | None:
         elif top:
             value = Fraction(top) / Fraction(bottom)
         else:
-            value = (
-                Fraction(size)
-                / Fraction(divisor or 1)
-                * Fraction(10) ** int(power or exponent or 0)
-            )
+            magnitude = Fraction(10) ** int(power or exponent or 0)
+            value = Fraction(size) / Fraction(divisor or 1) * magnitude
     except ZeroDivisionError:
         return None
     return -value if sign == "-" else value

@@ -1,11 +1,10 @@
 """
-Say whether answers mean the same as the true ones. A script of its own, to be killed when it thinks
-for too long.
+Say whether answers mean the same as true answers.
 
-A line of JSON comes in on standard input, ``{"gold": ..., "answer": ...}``, and a line goes out,
-``true`` or ``false``. The first line out says that the script is ready. An answer that takes more
-than its seconds of computing ends the process: what is computed for too long does not depend on how
-busy the machine is, nor on anybody being there to see it.
+The module is a script, because a process can be killed. It reads lines of JSON from standard input,
+``{"gold": ..., "answer": ...}``, and prints ``true`` or ``false`` for each. Its first line says
+that it is ready. An answer that takes too many seconds of computing ends the process. Computing
+time does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -19,27 +18,31 @@ import signal
 import sys
 from typing import Any
 
-# bytes of address space: enough for any answer, and not enough to starve the machine
-MEMORY = 4 * 2**30
-QUICK_DIGITS = 50  # that tell most numbers apart
-PROOF_DIGITS = 300  # that take numbers for equal if algebra can neither prove nor refute it
-WARM_UP = r"\frac{1}{2}"  # loads what the library loads only when it is needed
+MEMORY_BYTES = 4 * 2**30
+"""Address space of the process: enough for any answer, and too little to starve the machine."""
+QUICK_DIGITS = 50
+"""Digits that tell most numbers apart."""
+PROOF_DIGITS = 300
+"""Digits in which numbers count as equal if algebra can neither prove nor refute it."""
+WARM_UP = r"\frac{1}{2}"
+"""An expression that makes the library load all its parts."""
 
 
 def main(seconds: float) -> None:
     """Answer line by line until standard input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     library = _library()
 
     def same(gold: str, answer: str) -> bool:
-        parsed = _parse(library, gold), _parse(library, answer)
-        return bool(library.verify(*parsed, timeout_seconds=None))
+        true_value = _parse(library, gold)
+        value = _parse(library, answer)
+        return bool(library.verify(true_value, value, timeout_seconds=None))
 
     same(WARM_UP, "0.5")
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        # nobody handles the signal: it ends the process
+        # Nothing handles the signal, which ends the process.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         verdict = same(request["gold"], request["answer"])
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -47,9 +50,7 @@ def main(seconds: float) -> None:
 
 
 def _library() -> Any:
-    """
-    Import the algebra library. Its letters keep their case, and its numbers are compared exactly.
-    """
+    """Import the algebra library. Letters keep their case, and numbers are compared exactly."""
     library: Any = importlib.import_module("math_verify")
     parser: Any = importlib.import_module("math_verify.parser")
     grader: Any = importlib.import_module("math_verify.grader")
@@ -59,15 +60,14 @@ def _library() -> Any:
     grader.sympy_numeric_eq = _equal
     grader.sympy_symbolic_eq = _never
     grader.sympy_compare_symbols = _equal
-    # it warns that it keeps no deadline; we do
+    # The library warns that it has no deadline. The timer is one.
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     return library
 
 
 def _parse(library: Any, expression: str) -> list[Any]:
     """Parse *expression*. Decimals become fractions, and ``i`` is the imaginary unit."""
-    # Its own plain numbers, which it finds in anything, its units and its repairs would take a
-    # wrong answer for right.
+    # With the library's plain numbers, units and repairs, wrong answers would count as right.
     plain = library.parser.NormalizationConfig(
         basic_latex=True,
         units=False,
@@ -78,20 +78,22 @@ def _parse(library: Any, expression: str) -> list[Any]:
     )
     latex = [library.LatexExtractionConfig(boxed_match_priority=0, normalization_config=plain)]
     found: list[Any] = library.parse(rf"\boxed{{{expression}}}", latex, parsing_timeout=None)
-    return [each if isinstance(each, str) else each.xreplace(_exact(each)) for each in found]
+    return [value if isinstance(value, str) else value.xreplace(_exact(value)) for value in found]
 
 
-def _exact(each: Any) -> dict[Any, Any]:
+def _exact(expression: Any) -> dict[Any, Any]:
     """
-    Return what replaces the atoms of *each* that are not exact.
+    Return the exact values of atoms of *expression*.
 
-    The library takes ``i`` for the imaginary unit only where no digit stands before it.
+    The library takes ``i`` for the imaginary unit only if no digit stands before it.
     """
     sympy: Any = importlib.import_module("sympy")
-    units = {symbol: sympy.I for symbol in each.free_symbols if symbol.name == "i"}
-    euler = {symbol: sympy.E for symbol in each.free_symbols if symbol.name == "e"}
-    decimals = {number: sympy.Rational(str(number)) for number in each.atoms(sympy.Float)}
-    return units | euler | decimals
+    constants = {"i": sympy.I, "e": sympy.E}
+    values = {number: sympy.Rational(str(number)) for number in expression.atoms(sympy.Float)}
+    for symbol in expression.free_symbols:
+        if symbol.name in constants:
+            values[symbol] = constants[symbol.name]
+    return values
 
 
 def _equal(left: Any, right: Any, *_: Any) -> bool:
@@ -116,10 +118,10 @@ def _equal(left: Any, right: Any, *_: Any) -> bool:
 
 def _close(left: Any, right: Any, digits: int) -> bool:
     """Whether two numbers have nearly *digits* digits in common, however small they are."""
-    values = left.evalf(digits, maxn=4 * digits), right.evalf(digits, maxn=4 * digits)
-    apart = abs(values[0] - values[1])
-    size = max(abs(values[0]), abs(values[1]))
-    return bool(apart <= size * 10 ** (10 - digits))
+    first = left.evalf(digits, maxn=4 * digits)
+    second = right.evalf(digits, maxn=4 * digits)
+    size = max(abs(first), abs(second))
+    return bool(abs(first - second) <= size * 10 ** (10 - digits))
 
 
 def _never(*_: Any) -> bool:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.orchestrator.events import Observer
+from stepspec.orchestrator.events import Event, Observer
 from stepspec.servers.launcher import TokenSpeculation
 from stepspec.servers.launcher.up import until_signalled
 
@@ -35,18 +35,21 @@ SMALL_PRINT = (
 
 
 def table(results: Sequence[Result]) -> Table:
+    """Return a table with one row for each arm."""
     rendered = Table(box=None, padding=(0, 1, 0, 0))
     for column in COLUMNS:
         rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for r in results:
-        accepted = "" if r.accept_rate is None else f"{r.accept_rate:.0%}"
-        figures = (
-            f"{r.accuracy:.1%}",
-            f"{r.seconds:.2f}",
-            f"{r.ratio:.2f}",
-            f"{r.share_large_tokens:.0%}",
+    for result in results:
+        rendered.add_row(
+            result.name,
+            str(result.n),
+            f"{result.accuracy:.1%}",
+            f"{result.seconds:.2f}",
+            f"{result.ratio:.2f}",
+            f"{result.share_large_tokens:.0%}",
+            "" if result.accept_rate is None else f"{result.accept_rate:.0%}",
+            f"{result.waste:.0%}",
         )
-        rendered.add_row(r.name, str(r.n), *figures, accepted, f"{r.waste:.0%}")
     return rendered
 
 
@@ -59,12 +62,10 @@ async def up(
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> None:
     """
-    Start the servers of *roles*, print their URLs when all are ready, and return when a signal has
-    stopped them.
+    Start the servers of *roles*, print their URLs, and return when a signal has stopped them.
 
-    *speculation* is by role. Progress goes to standard error. With *json_output*, standard output
-    is one line: a JSON object by role. Raise ServerError if a server does not start, or ends by
-    itself.
+    *speculation* is by role. Progress goes to standard error. With *json_output* a JSON object of
+    the servers is printed. Raise `ServerError` if a server does not start, or ends by itself.
     """
     console = Console(stderr=True)
 
@@ -73,28 +74,21 @@ async def up(
             profile, roles, console=console, log_dir=log_dir, speculation=speculation
         )
         async with starting as served:
-            none = TokenSpeculation()
-            width = max(map(len, served))
+            methods = {name: speculation.get(name, TokenSpeculation()).method for name in served}
             found = {
-                name: server.running(name in SCORERS, speculation.get(name, none).method)
+                name: server.running(name in SCORERS, methods[name])
                 for name, server in served.items()
             }
-            text = "\n".join(
-                f"{name:<{width}}  {server.base_url}" for name, server in found.items()
-            )
-            print(
-                (
-                    json.dumps({name: asdict(each) for name, each in found.items()})
-                    if json_output
-                    else text
-                ),
-                flush=True,
-            )
+            if json_output:
+                text = json.dumps({name: asdict(server) for name, server in found.items()})
+            else:
+                width = max(map(len, served))
+                lines = [f"{name:<{width}}  {server.base_url}" for name, server in found.items()]
+                text = "\n".join(lines)
+            print(text, flush=True)
             for name in SCORERS & served.keys():
-                console.print(
-                    f"{name} can score suffixes: suffix_scoring = true in its settings.",
-                    style="dim",
-                )
+                note = f"{name} can score suffixes: suffix_scoring = true in its settings."
+                console.print(note, style="dim")
             console.print("Ctrl-C stops them.", style="dim")
             await asyncio.Event().wait()
 
@@ -114,26 +108,27 @@ async def demo(
     runs on *console*.
     """
     async with pair_solver(profile, console) as solver:
-        for arm in ARMS:  # to warm up
+        for arm in ARMS:  # Warm up.
             await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0)
-        samples = list[Sample]()
+        samples: list[Sample] = []
         for number, task in enumerate(fresh_tasks(problems, seed)):
             for arm in turns(ARMS, number):
-                watch = (
-                    {"observe": _print_run(task, printer, console)}
-                    if arm.name == SHIPPED.name
-                    else {}
-                )
-                sample = await sample_once(solver, arm, task, derive_seed(0, number, 0), **watch)
+                is_shown = arm.name == SHIPPED.name
+                observe: Observer = _shown_run(task, printer, console) if is_shown else _ignore
+                sample = await sample_once(solver, arm, task, derive_seed(0, number, 0), observe)
                 mark = ("right", "green") if sample.correct else ("wrong", "red")
-                console.print(
-                    Text.assemble((f"{sample.seconds:6.2f} s  {arm.name}: ", "dim"), mark)
-                )
+                seconds = (f"{sample.seconds:6.2f} s  {arm.name}: ", "dim")
+                console.print(Text.assemble(seconds, mark))
                 samples.append(sample)
     return summarise(samples, ARMS)
 
 
-def _print_run(task: Task, printer: Callable[[Console], Observer], console: Console) -> Observer:
+def _shown_run(task: Task, printer: Callable[[Console], Observer], console: Console) -> Observer:
+    """Print the problem, and return the observer that prints its run."""
     console.print()
     console.print(Text(task.problem, "bold"), soft_wrap=True)
     return printer(console)
+
+
+def _ignore(event: Event) -> None:
+    """Print nothing."""

@@ -16,10 +16,7 @@ ROLES = ("large", "small")
 
 
 def main() -> None:
-    """
-    Execute the server of the role on the command line. Raise ConfigurationError for an unknown
-    profile.
-    """
+    """Execute the server of a role. Raise `ConfigurationError` for an unknown profile."""
     parser = argparse.ArgumentParser(description="Serve one model of the miniature pair.")
     parser.add_argument("role", choices=ROLES)
     parser.add_argument("--host", default="0.0.0.0", help="the address to listen on (default: all)")

@@ -1,11 +1,10 @@
 """
-The servers of the miniature models: their flags, their pace by profile, their token-level
-speculation, their start.
+Start the servers of the miniature models.
 
-A world is a kind of problems with the models that were trained on them, and with the length of
-their contexts. A profile of ``profiles.toml`` sets the duration of a forward pass of each model, so
-that latency on a CPU has the shape of a GPU's; the vLLM plugin in ``plugin/`` implements the pace,
-and only the servers started here load it.
+A world is a kind of problems with the models that were trained on them. A profile of
+``profiles.toml`` sets the duration of a forward pass of each model, so that latency on a CPU has
+the shape of a GPU's. The vLLM plugin in ``plugin/`` implements that pace. Only the servers started
+here load it.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,25 +96,21 @@ SPECULATIONS: Mapping[str, Mapping[str, TokenSpeculation]] = {
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """
-    One kind of problems, and the miniature models that were trained for it.
-    """
+    """One kind of problems, with the models that were trained on them."""
 
     name: str
-    """Its name."""
+    """The name of the world."""
     folders: tuple[Path, ...]
-    """Where its models are: the first folder that has a model counts."""
+    """The folders of its models. The first folder that has a model counts."""
     context: int
     """The longest context, in tokens."""
     cache: int
-    """The size of a server's key-value cache for that context, in MiB."""
+    """The size of a server's key-value cache, in MiB."""
     sequences: int = SEQUENCES
-    """How many requests a server takes at once."""
+    """Requests that a server runs at the same time."""
 
     def model(self, name: str) -> Path:
-        """
-        Return the folder of the model called *name*. Raise ConfigurationError if there is none.
-        """
+        """Return the folder of the model *name*. Raise `ConfigurationError` if there is none."""
         for folder in self.folders:
             if (folder / name / "config.json").is_file():
                 return folder / name
@@ -143,32 +139,28 @@ def miniature(names: Iterable[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """
-    The least duration of a forward pass, in seconds: a constant, plus a duration for each token of
-    the pass.
-    """
+class PassPace:
+    """The least duration of a forward pass: a constant, and a duration for each of its tokens."""
 
     seconds_per_pass: float
+    """The constant, in seconds."""
     seconds_per_token: float
+    """Seconds for each token of the pass."""
 
     def overrides(self) -> dict[str, Any]:
-        """
-        Return the overrides of a Qwen3's Hugging Face configuration with which vLLM serves it at
-        this pace.
-        """
+        """Return the values of a Qwen3's configuration with which vLLM serves at this pace."""
         return {
             "architectures": [ARCHITECTURE],
-            **{f"paced_{name}": value for name, value in asdict(self).items()},
+            "paced_seconds_per_pass": self.seconds_per_pass,
+            "paced_seconds_per_token": self.seconds_per_token,
         }
 
 
-def read_pace(profile: str, role: str) -> Pace | None:
+def read_pace(profile: str, role: str) -> PassPace | None:
     """
-    Return the pace of *role* in *profile*; None if the profile is without paces.
+    Return the pace of *role* in *profile*; None if the profile has no paces.
 
-    Raise ConfigurationError for an unknown profile, and for a role that is missing in a profile
-    with paces.
+    Raise `ConfigurationError` for an unknown profile, and for a role that the profile lacks.
     """
     profiles = tomllib.loads(PROFILES.read_text(encoding="utf-8"))
     if profile not in profiles:
@@ -181,17 +173,18 @@ def read_pace(profile: str, role: str) -> Pace | None:
         raise ConfigurationError(
             f"the pacing profile {profile!r} has no pace for {role!r}; it has: {', '.join(paces)}"
         )
-    return Pace(**paces[role]) if paces else None
+    if not paces:
+        return None
+    return PassPace(**paces[role])
 
 
 @contextmanager
-def paced_drafter(model: Path, pace: Pace | None) -> Generator[Path]:
+def paced_drafter(model: Path, pace: PassPace | None) -> Generator[Path]:
     """
-    Yield a copy of the folder *model* whose configuration has the *pace*; without a pace, *model*
-    itself.
+    Yield a copy of the folder *model* with the *pace* in its configuration.
 
-    vLLM applies the overrides of its command line to the model that it serves, and not to the model
-    that drafts for it.
+    vLLM applies the overrides of its command line to the model that it serves, not to the model
+    that drafts for it. Without a pace yield *model* itself.
     """
     if pace is None or not model.is_dir():
         yield model
@@ -202,19 +195,13 @@ def paced_drafter(model: Path, pace: Pace | None) -> Generator[Path]:
             if file.name != "config.json":
                 (folder / file.name).symlink_to(file.resolve())
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        (folder / "config.json").write_text(
-            json.dumps({**config, **pace.overrides()}), encoding="utf-8"
-        )
+        config.update(pace.overrides())
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield folder
 
 
 def weights_digest(*names: str, world: World = SHORT) -> str:
-    """
-    Return a digest of the weights of the models *names*, which tells figures of different weights
-    apart.
-
-    Raise ConfigurationError for a missing model.
-    """
+    """Return a digest of the weights of the models *names*. Raise `ConfigurationError`."""
     digest = blake2b(digest_size=8)
     for name in names:
         digest.update((world.model(name) / "model.safetensors").read_bytes())
@@ -223,10 +210,9 @@ def weights_digest(*names: str, world: World = SHORT) -> str:
 
 def speculations(method: str) -> Mapping[str, TokenSpeculation]:
     """
-    Return the token-level speculation of the pair, by role: *method* for both, ``draft_model`` for
-    the large one only.
+    Return the token-level speculation of the pair, by role.
 
-    Raise ConfigurationError for a method for which the miniature pair has no drafter.
+    Raise `ConfigurationError` for a *method* for which the miniature pair has no drafter.
     """
     if method not in SPECULATIONS:
         raise ConfigurationError(
@@ -245,26 +231,25 @@ def miniature_servers(
     drafter: Path | None = None,
 ) -> tuple[Server, ...]:
     """
-    Describe the servers of *roles*, which are names of the world's models; each serves
-    ``testbed-<role>``.
+    Describe the servers of *roles*, which are names of the world's models.
 
-    A role that is there twice gets two servers; the second is called ``<role>-2``. *speculation* is
-    by role. *drafter* is the model of ``draft_model``; None: the small model. Raise
-    ConfigurationError for an unknown profile and for a missing model.
+    A server serves ``testbed-<role>``. The second server of a role is called ``<role>-2``.
+    *speculation* is by role. *drafter* is the model of ``draft_model``; None: the small model.
+    Raise `ConfigurationError` for an unknown profile and for a missing model.
     """
     drafting = {
         role: kind.configuration(str(drafter or world.model(DRAFTER)))
         for role, kind in speculation.items()
     }
-    trained = [(role, world.model(role)) for role in roles]
-    servers = [
-        _server(profile, role, model, world.flags, drafting.get(role)) for role, model in trained
-    ]
-    counts = [list(roles[: place + 1]).count(role) for place, role in enumerate(roles)]
-    return tuple(
-        replace(server, name=f"{server.name}-{count}") if count > 1 else server
-        for server, count in zip(servers, counts, strict=True)
-    )
+    counts = Counter[str]()
+    servers: list[Server] = []
+    for role in roles:
+        server = _server(profile, role, world.model(role), world.flags, drafting.get(role))
+        counts[role] += 1
+        if counts[role] > 1:
+            server = replace(server, name=f"{role}-{counts[role]}")
+        servers.append(server)
+    return tuple(servers)
 
 
 def _server(
@@ -280,17 +265,20 @@ def _server(
         flags["speculative-config"] = speculation
     if pace:
         flags["hf-overrides"] = json.dumps(pace.overrides())
-    path = os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH", ""))))
-    plugins = (
-        {"VLLM_PLUGINS": "stepspec_paced", "PYTHONPATH": path} if pace else {"VLLM_PLUGINS": ""}
-    )
-    zeros: Mapping[str, str] = ZEROS if role in SCORERS else {}
+    env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
+    if pace:
+        env["VLLM_PLUGINS"] = "stepspec_paced"
+        env["PYTHONPATH"] = str(PLUGIN)
+        if os.environ.get("PYTHONPATH"):
+            env["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
+    if role in SCORERS:
+        env.update(ZEROS)
     return Server(
         name=role,
         model=model,
         served_name=f"{SERVED}{model.name}",
         args=tuple(arguments(flags)),
-        env={**ENVIRONMENT, **plugins, **zeros},
+        env=env,
     )
 
 
@@ -317,8 +305,7 @@ async def running(
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
-    Start the servers of *roles*, with a line of progress on *console*, and stop them when the block
-    is left.
+    Start the servers of *roles* with progress on *console*, and stop them on exit.
 
     The arguments are those of `miniature_servers` and of `launch`.
     """

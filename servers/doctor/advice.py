@@ -1,8 +1,8 @@
 """
-What the doctor's measurements mean: findings with their cost and their cure, in the flags of the
-vLLM that was found.
+Conclude from the doctor's measurements: findings with their cost and their cure.
 
-`conclude` is about a pair, `conclude_critic` about the critic. Pure.
+Cures are flags of the vLLM that was found. `conclude` is about a pair, `conclude_critic` about the
+critic. Nothing is asked of a server here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
 from stepspec.orchestrator.endpoints.chat_template import disagreement
-from stepspec.orchestrator.endpoints.metrics import FINE, MATCH_UNIT, UNIT, CacheConfig
+from stepspec.orchestrator.endpoints.metrics import FINE, MATCH_UNIT, UNIT
 from stepspec.orchestrator.events import Fallback
 
 from .report import (
@@ -23,72 +23,98 @@ from .report import (
     Diagnosis,
     EndpointReport,
     Finding,
-    Outcome,
-    Pace,
+    FindingOutcome,
+    WritePace,
     milliseconds,
     tokens_read,
 )
 
-LEAST_CONTEXT = 256  # tokens: a short problem, a judge's question and one step
-SHORT_CONTEXT = 2048  # tokens; chains of thought are longer
+MIN_CONTEXT = 256  # tokens: a short problem, a judge's question and one step
+CHAIN_CONTEXT = 2048  # tokens that a chain of thought takes at least
 
-UNKNOWN: Mapping[str, str] = {
-    "version": "the server does not report its version: let a proxy forward /version",
+UNKNOWN: Mapping[str, tuple[str, str]] = {
+    "version": (
+        "the server does not report its version",
+        "let a proxy forward /version",
+    ),
     "speculation": (
-        "without /metrics it is not known whether the server drafts tokens: let a proxy forward"
-        " /metrics"
+        "without /metrics it is not known whether the server drafts tokens",
+        "let a proxy forward /metrics",
     ),
     "prefix_cache": (
-        "neither replies nor /metrics tell what is read from the cache: start vLLM with "
-        "--enable-prompt-tokens-details, or let a proxy forward /metrics"
+        "neither replies nor /metrics tell what is read from the cache",
+        "start vLLM with --enable-prompt-tokens-details, or let a proxy forward /metrics",
     ),
 }
 """
-Why each of these may be unknown, and what helps; the others are unknown if their request failed.
+Why a capability may be unknown, and the cure.
+
+Other capabilities are unknown if their request failed.
 """
 
 AGAIN = "look into the server's log, and run `stepspec doctor` again"
 AGAIN_IDLE = "run `stepspec doctor` again when the servers are idle"
-OTHER = "serve a smaller model for small"
-WITHOUT_MODE = (0, 33)  # the first version of vLLM that ignores --mamba-cache-mode
+SMALLER_MODEL = "serve a smaller model for small"
+VERSION_WITHOUT_CACHE_MODE = (0, 33)  # The first vLLM that ignores --mamba-cache-mode.
 SUFFIX_CURE = (
     "start vLLM with --enable-scale-out --enable-prompt-tokens-details and set suffix_scoring ="
     " true"
 )
-HARDLY_FASTER = 0.7  # of the large model's seconds for a token
+MAX_PACE_RATIO = 0.7
+"""The most seconds for a token of a faster small model, as a share of the large model's."""
+MIN_DIGITS_PROBABILITY = 0.5
 
 
 def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> Diagnosis:
     """Make the diagnosis from the reports of both endpoints and of the *others*, their replicas."""
-    known = small.vocabulary is not None and large.vocabulary is not None
-    same = small.vocabulary == large.vocabulary if known else None
-    findings = [*_findings(small), *_findings(large), *_about_pair(small, large, same)]
+    same_vocabulary = None
+    if small.vocabulary is not None and large.vocabulary is not None:
+        same_vocabulary = small.vocabulary == large.vocabulary
+    findings = [_about("small", finding) for finding in _about_server(small)]
+    findings += [_about("large", finding) for finding in _about_server(large)]
+    if not small.problem and not large.problem:
+        findings += _about_judge(large)
+        pair_findings = _about_pair(small, large, same_vocabulary)
+        findings += [_about("pair", finding) for finding in pair_findings]
     for other in others:
-        findings += _about_replica(other, small if other.role == "small" else large)
-    return Diagnosis(small, large, same, tuple(findings), others)
+        first = small if other.role == "small" else large
+        subject = f"{other.role} at {other.url}"
+        findings += [_about(subject, finding) for finding in _about_replica(other, first)]
+    return Diagnosis(small, large, same_vocabulary, tuple(findings), others)
 
 
-def _findings(report: EndpointReport) -> Iterator[Finding]:
+def _about(subject: str, finding: Finding) -> Finding:
+    return replace(finding, subject=subject)
+
+
+def _costs(check: str, message: str, cure: str = "") -> Finding:
+    """Return a finding without a subject. `conclude` sets the subject of every finding."""
+    return Finding(check, "", "costs", message, cure)
+
+
+def _cannot_work(check: str, message: str, cure: str = "") -> Finding:
+    return Finding(check, "", "cannot work", message, cure)
+
+
+def _unknown(check: str, message: str, cure: str) -> Finding:
+    return Finding(check, "", "unknown", message, cure)
+
+
+def _about_server(report: EndpointReport) -> Iterator[Finding]:
     can = report.can
     if report.problem or can is None:
-        yield Finding("connection", report.role, "cannot work", report.problem)
+        yield _cannot_work("connection", report.problem)
         return
     for name, lack in LACKS.items():
-        if getattr(can, name) is False and not (
-            name == "prefix_cache" and can.cache and can.cache.enabled
-        ):
-            yield Finding(
-                name,
-                report.role,
-                lack.outcome,
-                f"no {name.replace('_', ' ')}: {lack.cost}",
-                lack.cure,
-            )
+        is_enabled_cache = name == "prefix_cache" and can.cache and can.cache.enabled
+        if getattr(can, name) is False and not is_enabled_cache:
+            message = f"no {name.replace('_', ' ')}: {lack.cost}"
+            yield Finding(name, "", lack.outcome, message, lack.cure)
     yield from _about_unknowns(report, can)
     yield from _about_cache(report, can)
-    yield from _about_model(report)
-    yield from _about_scoring(report, can)
-    yield from _about_counts(report, can)
+    yield from _about_context(report)
+    yield from _about_failures(report, can)
+    yield from _about_counts(can)
     yield from _about_thinking(report)
 
 
@@ -101,66 +127,56 @@ def _before(version: tuple[int, int], can: Capabilities) -> bool:
 def _about_unknowns(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
     for name in ("version", "speculation", *LACKS):
         if getattr(can, name) is None:
-            default = (
-                f"could not tell on this server whether it has {name.replace('_', ' ')}: {AGAIN}"
-            )
-            message, _, cure = UNKNOWN.get(name, default).partition(": ")
-            yield Finding(name, report.role, "unknown", message, cure)
-    if why := report.failures.get("verdicts"):
-        message = f"the time of a verdict could not be measured ({why})"
-        yield Finding("verdicts", report.role, "unknown", message, AGAIN)
+            words = name.replace("_", " ")
+            default = (f"could not tell on this server whether it has {words}", AGAIN)
+            yield _unknown(name, *UNKNOWN.get(name, default))
+    cause = report.failures.get("verdicts")
+    if cause:
+        yield _unknown("verdicts", f"the time of a verdict could not be measured ({cause})", AGAIN)
 
 
-def _about_model(report: EndpointReport) -> Iterator[Finding]:
-    """
-    Report a short context, and a model that cannot write, or cannot judge, which few policies let
-    the small one.
-    """
-    role = report.role
+def _about_context(report: EndpointReport) -> Iterator[Finding]:
+    """Report a context that is too short, and a chat template whose text is not exact."""
+    context = report.context
+    cure = "start vLLM with a larger --max-model-len"
+    if context is not None and context < MIN_CONTEXT:
+        message = f"its context of {context} tokens has no room for a step and its verdict"
+        yield _cannot_work("context", message, cure)
+    elif context is not None and context < CHAIN_CONTEXT:
+        yield _costs("context", f"chains of thought end after {context} tokens", cure)
+    if report.faithful is False:
+        message = (
+            "its chat template does not survive encoding, so that judge prompts may differ a little"
+        )
+        yield _costs("faithful", message, "start vLLM with another --chat-template")
+
+
+def _about_failures(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
+    """Report a model that cannot write, judge or score. Few policies let the small one judge."""
     failures = report.failures
-    longer = "start vLLM with a larger --max-model-len"
-    if report.context is not None and report.context < LEAST_CONTEXT:
-        message = f"its context of {report.context} tokens has no room for a step and its verdict"
-        yield Finding("context", role, "cannot work", message, longer)
-    elif report.context is not None and report.context < SHORT_CONTEXT:
-        yield Finding(
-            "context", role, "costs", f"chains of thought end after {report.context} tokens", longer
-        )
     if "writing" in failures:
-        yield Finding(
-            "writing", role, "cannot work", f"it cannot write a step: {failures['writing']}", AGAIN
-        )
-    if "judging" in failures and role == "large":
+        yield _cannot_work("writing", f"it cannot write a step: {failures['writing']}", AGAIN)
+    if "judging" in failures and report.role == "large":
         cure = "serve it with vLLM, or choose a policy without a judge"
-        yield Finding(
-            "judging", role, "cannot work", f"it cannot judge: {failures['judging']}", cure
-        )
+        yield _cannot_work("judging", f"it cannot judge: {failures['judging']}", cure)
     elif "judging" in failures:
         message = (
             "policies in which the small model judges (cascade) cannot use it:"
             f" {failures['judging']}"
         )
-        yield Finding("judging", role, "costs", message, "choose another policy")
-    if report.faithful is False:
-        message = (
-            "its chat template does not survive encoding, so that judge prompts may differ a little"
-        )
-        yield Finding("faithful", role, "costs", message, "start vLLM with another --chat-template")
-
-
-def _about_scoring(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
+        yield _costs("judging", message, "choose another policy")
     if can.suffix_scoring is False:
         message = "suffix scoring is set, but the server does not do it, or wrongly"
-        cure = f"{SUFFIX_CURE}, or set it to false"
-        yield Finding("suffix_scoring", report.role, "cannot work", message, cure)
-    elif why := report.failures.get("scoring"):
-        message = f"policies that score drafts (BiLD, reading, reflective) cannot use it: {why}"
-        yield Finding(
-            "scoring", report.role, "costs", message, "choose a policy that scores nothing"
+        yield _cannot_work("suffix_scoring", message, f"{SUFFIX_CURE}, or set it to false")
+    elif "scoring" in failures:
+        message = (
+            "policies that score drafts (BiLD, reading, reflective) cannot use it:"
+            f" {failures['scoring']}"
         )
+        yield _costs("scoring", message, "choose a policy that scores nothing")
 
 
-def _about_counts(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
+def _about_counts(can: Capabilities) -> Iterator[Finding]:
     """Report numbers that are wrong only in a batch with other requests, or with some flags."""
     if can.shared_batch is False:
         message = (
@@ -170,22 +186,23 @@ def _about_counts(report: EndpointReport, can: Capabilities) -> Iterator[Finding
             " only"
         )
         cure = "start vLLM with VLLM_USE_V2_MODEL_RUNNER=1, if its V2 runner serves the model"
-        yield Finding("shared_batch", report.role, "costs", message, cure)
+        yield _costs("shared_batch", message, cure)
     if can.cached_counts is False:
         message = (
             "replies say that no prompt tokens were cached where /metrics counts hits, as some"
             " versions do with --scheduling-policy priority (vllm#52897): the ledger counts cached"
             " prompt tokens as read"
         )
-        yield Finding("cached_counts", report.role, "costs", message, "update vLLM")
+        yield _costs("cached_counts", message, "update vLLM")
 
 
 def _about_thinking(report: EndpointReport) -> Iterator[Finding]:
-    """Report every case but the usual one, in which the template shows a thinking block."""
+    """Report how the model thinks, unless its chat template shows a thinking block."""
     role = report.role
     block = report.block
     answers = "it reasons in its answer"
-    outcome: Outcome = "works"
+    outcome: FindingOutcome = "works"
+    cure = ""
     match report.thinks_by, report.thinks:
         case "effect", True:
             message = (
@@ -205,212 +222,200 @@ def _about_thinking(report: EndpointReport) -> Iterator[Finding]:
                 f"thinks = true is set, so stepspec opens the block {block}, which nothing else"
                 " shows"
             )
-            cure = ""
         case "setting", False:
             message = f"thinks = false is set, so its block {block} is skipped, and {answers}"
-            cure = ""
         case _, False:
             message = f"its chat template switches thinking off, so {answers}"
             cure = f"to have it think, set template = {{ enable_thinking = true }} in [{role}]"
         case _:
             return
-    yield Finding("thinking", role, outcome, message, cure)
+    yield Finding("thinking", "", outcome, message, cure)
 
 
 def _about_cache(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
-    """
-    Report a prefix cache that is on but of little use to a growing chain, with the cost and the
-    cure.
-    """
+    """Report a prefix cache that is on, but of little use to a growing chain."""
     cache = can.cache
-    cure = _cure(can.cache, can)
-    message = ""
     if can.prefix_cache is False and cache is not None and cache.enabled:
         message = (
             f"the prefix cache is on, but nothing of a prompt of {can.tried} tokens was read"
             " from it"
         )
         if can.speculation:
+            cure = "start vLLM without --speculative-config"
             message += (
                 ", as is known of hybrid models under MTP and other speculative decoding"
                 " (vllm#54360, vllm#53504)"
             )
-            cure = "start vLLM without --speculative-config"
         else:
+            cure = _cache_cure(can)
             message += f": it is cached in blocks of {cache.block}"
-    elif can.prefix_cache and _coarse(can):
-        again = (
-            f": a verdict reads {read} again"
-            if (read := tokens_read(report.reading)) != "unknown"
-            else ""
-        )
-        block = (
-            f"in blocks of {cache.block} tokens"
-            if cache and cache.block
-            else f"for prompts of {can.tried} tokens"
-        )
-        message = f"the prefix cache is on, but works {block}{again}"
-    if message:
-        takes = f"; a verdict takes {report.reading}" if report.reading else ""
-        yield Finding("prefix_cache", report.role, "costs", f"{message}{takes}", cure)
+    elif can.prefix_cache and _is_coarse(can):
+        cure = _cache_cure(can)
+        unit = f"for prompts of {can.tried} tokens"
+        if cache and cache.block:
+            unit = f"in blocks of {cache.block} tokens"
+        message = f"the prefix cache is on, but works {unit}"
+        again = tokens_read(report.reading)
+        if again != "unknown":
+            message += f": a verdict reads {again} again"
+    else:
+        return
+    if report.reading:
+        message += f"; a verdict takes {report.reading}"
+    yield _costs("prefix_cache", message, cure)
 
 
-def _coarse(can: Capabilities) -> bool:
+def _is_coarse(can: Capabilities) -> bool:
     cache = can.cache
     if cache is None or cache.block is None:
         return can.tried > LONG
     return (cache.unit or cache.block) > FINE
 
 
-def _cure(cache: CacheConfig | None, can: Capabilities) -> str:
+def _cache_cure(can: Capabilities) -> str:
     """Name the flags that let a hybrid's prefixes end anywhere, if the server lists them."""
-    if cache is not None and cache.known and MATCH_UNIT not in cache.known:
-        return (
-            f"vLLM {can.version or 'as served'} has no --prefix-match-unit, which later versions"
-            " have: update it"
-        )
-    unit = cache.finest if cache and cache.known else UNIT
-    mode = "--mamba-cache-mode align " if _before(WITHOUT_MODE, can) else ""
+    cache = can.cache
+    unit = UNIT
+    if cache is not None and cache.known:
+        unit = cache.finest
+        if MATCH_UNIT not in cache.known:
+            return (
+                f"vLLM {can.version or 'as served'} has no --prefix-match-unit, which later"
+                " versions have: update it"
+            )
+    mode = "--mamba-cache-mode align " if _before(VERSION_WITHOUT_CACHE_MODE, can) else ""
     return f"start vLLM with {mode}--prefix-match-unit {unit}"
 
 
-def _about_replica(other: EndpointReport, first: EndpointReport) -> list[Finding]:
+def _about_replica(other: EndpointReport, first: EndpointReport) -> Iterator[Finding]:
     """
-    Report what a replica has that the *first* one has not: a dead one costs, one with another model
-    is refused.
+    Report what differs between a replica and the *first* one.
+
+    A replica that is down costs speed while the first one works.
     """
-    named = f"{other.role} at {other.url}"
-    if other.problem:
-        outcome: Outcome = "cannot work" if first.problem else "costs"
-        return [Finding("connection", named, outcome, other.problem)]
-    if (other.model, other.vocabulary) != (first.model, first.vocabulary):
+    if other.problem and not first.problem:
+        yield _costs("connection", other.problem)
+    elif not other.problem and (other.model, other.vocabulary) != (first.model, first.vocabulary):
         message = f"it does not serve what {first.url} does, and is refused"
-        return [
-            Finding(
-                "replica",
-                named,
-                "cannot work",
-                message,
-                "serve the same model at both, or leave one out",
-            )
-        ]
-    known = [(finding.check, finding.message) for finding in _findings(first)]
-    return [
-        replace(finding, subject=named)
-        for finding in _findings(other)
-        if (finding.check, finding.message) not in known
-    ]
+        yield _cannot_work("replica", message, "serve the same model at both, or leave one out")
+    else:
+        known = [(finding.check, finding.message) for finding in _about_server(first)]
+        for finding in _about_server(other):
+            if other.problem or (finding.check, finding.message) not in known:
+                yield finding
+
+
+def _about_judge(large: EndpointReport) -> Iterator[Finding]:
+    """Report a large model that scores slowly, or does not understand a judge's question."""
+    can = large.can
+    scores_all = can is not None and can.prompt_logprobs and can.suffix_scoring is None
+    if scores_all and large.scoring is not None:
+        first_token = large.pace.first if large.pace else None
+        message = (
+            "suffix scoring is off: to score a step it reads the whole chain again,"
+            f" {milliseconds(large.scoring)} after {LONG} tokens (a first token takes"
+            f" {milliseconds(first_token)})"
+        )
+        yield Finding("suffix_scoring", "large", "costs", message, SUFFIX_CURE)
+    if large.digits is not None and large.digits < MIN_DIGITS_PROBABILITY:
+        message = (
+            f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not"
+            " understand"
+        )
+        cure = "choose another large model, or a policy without grades"
+        yield Finding("judging", "large", "costs", message, cure)
 
 
 def _about_pair(
-    small: EndpointReport, large: EndpointReport, same: bool | None
+    small: EndpointReport, large: EndpointReport, same_vocabulary: bool | None
 ) -> Iterator[Finding]:
-    if small.problem or large.problem:
-        return
-    if why := disagreement(bool(small.thinks), bool(large.thinks)):
+    why = disagreement(bool(small.thinks), bool(large.thinks))
+    if why:
         cause, _, cure = why.partition(". ")
-        message = f"this pair is refused: {cause}"
-        yield Finding("thinking", "pair", "cannot work", message, f"{cure[:1].lower()}{cure[1:]}")
+        cure = cure[:1].lower() + cure[1:]
+        yield _cannot_work("thinking", f"this pair is refused: {cause}", cure)
     elif large.thinks and not small.thinks:
         message = (
             "only the large model thinks: the small one drafts the steps of its thinking as if it"
             " answered"
         )
-        yield Finding(
-            "thinking", "pair", "costs", message, "draft with a small model that thinks too"
-        )
-    if (small.url, small.model) == (large.url, large.model):
+        yield _costs("thinking", message, "draft with a small model that thinks too")
+    same_name = small.model == large.model
+    if same_name and small.url == large.url:
         message = "small and large are the same server: a model gains nothing from its own drafts"
-        yield Finding("distinct", "pair", "costs", message, OTHER)
-    elif (small.model, same) == (large.model, True):
+        yield _costs("distinct", message, SMALLER_MODEL)
+    elif same_name and same_vocabulary:
         message = f"small and large both serve {small.model!r}: are they one model?"
-        yield Finding("distinct", "pair", "costs", message, OTHER)
-    if (
-        large.can
-        and large.can.prompt_logprobs
-        and large.can.suffix_scoring is None
-        and large.scoring is not None
-    ):
-        message = (
-            "suffix scoring is off: to score a step it reads the whole chain again,"
-            f" {milliseconds(large.scoring)} after {LONG} tokens (a first token takes"
-            f" {milliseconds(large.pace.first if large.pace else None)})"
-        )
-        yield Finding("suffix_scoring", "large", "costs", message, SUFFIX_CURE)
-    if same is False:
+        yield _costs("distinct", message, SMALLER_MODEL)
+    if same_vocabulary is False:
         message = (
             "the vocabularies differ: every step is encoded anew for the other model, one request"
             " each"
         )
-        yield Finding("vocabulary", "pair", "costs", message, "choose two models of one family")
-    if large.digits is not None and large.digits < 0.5:
-        message = (
-            f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not"
-            " understand"
-        )
-        yield Finding(
-            "judging",
-            "large",
-            "costs",
-            message,
-            "choose another large model, or a policy without grades",
-        )
+        yield _costs("vocabulary", message, "choose two models of one family")
     if small.pace and large.pace:
         yield from _about_speed(small.pace, large.pace)
 
 
-def _about_speed(small: Pace, large: Pace) -> Iterator[Finding]:
-    """
-    Report a small model that is not much faster, as far as the noise of the measurements allows to
-    tell.
-    """
+def _about_speed(small: WritePace, large: WritePace) -> Iterator[Finding]:
+    """Report a small model that is not much faster, if the noise of the timings allows to tell."""
     noise = max(small.noise, large.noise)
     ratio = small.between / large.between if large.between else math.nan
-    if ratio <= HARDLY_FASTER:
+    cure = "choose a smaller small model, or give it a faster server"
+    if ratio <= MAX_PACE_RATIO:
         return
-    if ratio > HARDLY_FASTER * (1 + noise):
-        how, swap = ("slower", "swap the two, or ") if ratio > 1 + noise else ("hardly faster", "")
-        message = f"the small model is {how} than the large one: speculation cannot pay"
-        cure = f"{swap}choose a smaller small model, or give it a faster server"
-        yield Finding("speed", "pair", "costs", message, cure)
-        return
-    message = (
-        "could not tell on these servers whether the small model is faster than the large one:"
-        f" from one measurement to the next, the seconds for a token changed by {noise:.0%}"
-    )
-    yield Finding("speed", "pair", "unknown", message, AGAIN_IDLE)
+    if ratio > 1 + noise:
+        message = "the small model is slower than the large one: speculation cannot pay"
+        yield _costs("speed", message, f"swap the two, or {cure}")
+    elif ratio > MAX_PACE_RATIO * (1 + noise):
+        message = "the small model is hardly faster than the large one: speculation cannot pay"
+        yield _costs("speed", message, cure)
+    else:
+        message = (
+            "could not tell on these servers whether the small model is faster than the large one:"
+            f" from one measurement to the next, the seconds for a token changed by {noise:.0%}"
+        )
+        yield _unknown("speed", message, AGAIN_IDLE)
 
 
 def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> CriticReport:
     """
-    Add the findings to the *report* of a reward model, or of a verifier, in whose place the
-    *fallback* decides.
+    Add the finding to the *report* of a reward model or a verifier.
 
-    Ratings that are no numbers from 0 to 1 become None.
+    The *fallback* decides in place of a verifier that fails. Ratings that are no numbers from 0 to
+    1 become None.
     """
     right = report.right
     wrong = report.wrong
-    found = None
+    finding = None
     if report.problem:
-        outcome: Outcome = "cannot work" if fallback in (None, "fail") else "costs"
-        cure = (
-            f"repair it: until then its fallback, {fallback}, decides" if outcome == "costs" else ""
-        )
-        found = Finding("connection", "critic", outcome, report.problem, cure)
+        finding = _about_failed_critic(report.problem, fallback)
     elif right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
         message = f"its ratings are not numbers from 0 to 1 but {right} and {wrong}"
         cure = "serve a reward model with one or two labels, with vLLM's --runner pooling"
-        found = Finding("rating", "critic", "cannot work", message, cure)
+        finding = _cannot_work("rating", message, cure)
         right = None
         wrong = None
     elif right <= wrong:
-        outcome = "costs"
+        finding = _about_ratings(right, wrong, is_verifier=fallback is not None)
+    findings = [_about("critic", finding)] if finding else []
+    return replace(report, right=right, wrong=wrong, findings=tuple(findings))
+
+
+def _about_failed_critic(problem: str, fallback: Fallback | None) -> Finding:
+    if fallback in (None, "fail"):
+        return _cannot_work("connection", problem)
+    cure = f"repair it: until then its fallback, {fallback}, decides"
+    return _costs("connection", problem, cure)
+
+
+def _about_ratings(right: float, wrong: float, *, is_verifier: bool) -> Finding:
+    """Report a critic that rates a wrong step or answer at least as high as a right one."""
+    message = f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}"
+    if not is_verifier:
         cure = "set delimiter, layout and prefix in [critic] as the reward model was trained"
-        if fallback is not None and right < wrong:
-            cure = "is the score the other way round? 1 has to mean correct"
-        elif fallback is not None:
-            outcome = "unknown"
-            cure = "nothing to cure if it judges other problems, such as programs"
-        message = f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}"
-        found = Finding("rating", "critic", outcome, message, cure)
-    return replace(report, right=right, wrong=wrong, findings=(found,) if found else ())
+        return _costs("rating", message, cure)
+    if right < wrong:
+        return _costs("rating", message, "is the score the other way round? 1 has to mean correct")
+    cure = "nothing to cure if it judges other problems, such as programs"
+    return _unknown("rating", message, cure)

@@ -1,11 +1,9 @@
-"""
-Examine a pair's servers and a critic: `examine` tries what each can do, and measures what it costs.
-"""
+"""Try what the servers of a pair and a critic can do, and measure what that costs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import randrange
 from statistics import median
@@ -13,17 +11,17 @@ from typing import TypeVar
 
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, VllmEndpoint
 from stepspec.orchestrator.backends.vllm.probe import RETRIES
-from stepspec.orchestrator.chain import Chain, Step
+from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
 from stepspec.orchestrator.endpoints.settings import Address
 from stepspec.orchestrator.errors import EndpointError, EndpointUnreachable, StepspecError
-from stepspec.orchestrator.events import Called, Event, Fallback
+from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier
 from stepspec.orchestrator.verifiers.verifier import AnyVerifier
 
 from .advice import conclude, conclude_critic
-from .report import CriticReport, Diagnosis, EndpointReport, Pace, Reading, Report
+from .report import CriticReport, Diagnosis, EndpointReport, Reading, Report, WritePace
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Address)
@@ -32,11 +30,12 @@ QUESTION = "Grade the last step from 0, wrong, to 9, right. Reply with one digit
 OPENING = "The grade is "
 PROBLEM = Chain.of("What is 2 + 2?")
 STEP = Step("2 + 2 is 4.\n\n", "small")
-WRONG = Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small")
-PATIENCE = 120.0  # seconds for one request, if the settings allow more
-WRITTEN = 32  # tokens of one write to time
-WRITES = 3  # the first may be slower than the others
-VERDICTS = 3  # asked after a growing chain; the last one is what any further one costs
+WRONG_STEP = Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small")
+DIGITS = "0123456789"
+MAX_REQUEST_SECONDS = 120.0
+WRITTEN_TOKENS = 32  # of a write that is timed
+TIMED_WRITES = 3  # The first may be slower than the others.
+TIMED_VERDICTS = 3  # after a growing chain; each further verdict costs as much as the last one
 
 
 async def examine(
@@ -46,14 +45,14 @@ async def examine(
     question: str = QUESTION,
     opening: str = OPENING,
 ) -> Report:
-    """
-    Examine *pairs* of a small and a large endpoint by name, one after the other, and the *critic*.
-    """
+    """Examine *pairs* of a small and a large endpoint one after the other, and the *critic*."""
     diagnoses = [
         await diagnose(small, large, question=question, opening=opening, name=name)
         for name, (small, large) in pairs.items()
     ]
-    return Report.of(diagnoses, await diagnose_critic(critic) if critic else None)
+    if critic is None:
+        return Report.of(diagnoses)
+    return Report.of(diagnoses, await diagnose_critic(critic))
 
 
 async def diagnose(
@@ -68,85 +67,84 @@ async def diagnose(
     Examine all servers of both endpoints. A server that cannot be used is reported, not raised.
 
     Capabilities are tried at all servers at once. Times are measured at one server after the other,
-    since servers may share a machine. *name* consists of the tables of both models in the settings,
-    as those of `neighbours` do.
+    since servers may share a machine. *name* has the tables of both models in the settings, with
+    " with " between.
     """
     tables = dict(zip(("small", "large"), name.split(" with "), strict=True))
-    servers = [server for endpoint in (small, large) for server in endpoint.each]
+    servers = [*small.each, *large.each]
+    turn = asyncio.Lock()
+    untimed = asyncio.Barrier(len(servers))
     examinations = [
         _Examination(_hasty(server), tables[server.role], question, opening) for server in servers
     ]
-    turn = asyncio.Lock()
-    untimed = asyncio.Barrier(len(servers))
     reports = await asyncio.gather(
         *(examination.report(turn, untimed) for examination in examinations)
     )
-    first = [
-        min(
-            (report for report in reports if report.role == endpoint.role),
-            key=lambda report: bool(report.problem),
-        )
-        for endpoint in (small, large)
-    ]
-    others = (report for report in reports if not any(report is other for other in first))
-    return replace(conclude(*first, *others), name=name)
+    small_report, *small_replicas = _usable_first(reports, "small")
+    large_report, *large_replicas = _usable_first(reports, "large")
+    diagnosis = conclude(small_report, large_report, *small_replicas, *large_replicas)
+    return replace(diagnosis, name=name)
+
+
+def _usable_first(reports: Sequence[EndpointReport], role: Role) -> list[EndpointReport]:
+    """Return the reports of one *role*, with those of usable servers first."""
+    own = [report for report in reports if report.role == role]
+    return sorted(own, key=lambda report: report.problem != "")
 
 
 async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticReport:
     """
-    Have the critic rate a right and a wrong step or answer. One that cannot be used is reported,
-    not raised.
+    Have the critic rate a right and a wrong step or answer.
+
+    A critic that cannot be used is reported, not raised.
     """
-    url: str = getattr(settings, "url", "")
-    fallback: Fallback | None = None
-    name: str | None = None
+    if isinstance(settings, CriticEndpoint):
+        return conclude_critic(await _rate_by_model(settings))
+    return conclude_critic(await _rate_by_verifier(settings), settings.fallback)
+
+
+async def _rate_by_model(settings: CriticEndpoint) -> CriticReport:
+    report = CriticReport(settings.url)
     try:
-        if isinstance(settings, CriticEndpoint):
-            async with RewardModelEndpoint(_hasty(settings)) as endpoint:
-                name = endpoint.name
-                critic = endpoint.critic()
-                right, wrong = [
-                    (await critic.rate(PROBLEM.extend(step))).score for step in (STEP, WRONG)
-                ]
-        else:
-            fallback = settings.fallback
-            name = settings.name
-            step = Candidate.step
-            final = Candidate.final
-            rated = [
-                (
-                    step(PROBLEM.extend(each))
-                    if settings.judges == "step"
-                    else final(PROBLEM, each.text.strip())
-                )
-                for each in (STEP, WRONG)
-            ]
-            async with ConnectedVerifier(settings) as verifier:
-                right, wrong = [(await verifier.rate(each)).score for each in rated]
+        async with RewardModelEndpoint(_hasty(settings)) as endpoint:
+            report = replace(report, model=endpoint.name)
+            critic = endpoint.critic()
+            right = await critic.rate(PROBLEM.extend(STEP))
+            wrong = await critic.rate(PROBLEM.extend(WRONG_STEP))
     except StepspecError as exc:
-        return conclude_critic(CriticReport(url, _cause(exc), name), fallback)
-    return conclude_critic(CriticReport(url, "", name, right, wrong), fallback)
+        return replace(report, problem=_cause(exc))
+    return replace(report, right=right.score, wrong=wrong.score)
+
+
+async def _rate_by_verifier(settings: AnyVerifier) -> CriticReport:
+    report = CriticReport(getattr(settings, "url", ""), model=settings.name)
+    if settings.judges == "step":
+        candidates = [Candidate.step(PROBLEM.extend(step)) for step in (STEP, WRONG_STEP)]
+    else:
+        candidates = [Candidate.final(PROBLEM, step.text.strip()) for step in (STEP, WRONG_STEP)]
+    try:
+        async with ConnectedVerifier(settings) as verifier:
+            right, wrong = [await verifier.rate(candidate) for candidate in candidates]
+    except StepspecError as exc:
+        return replace(report, problem=_cause(exc))
+    return replace(report, right=right.score, wrong=wrong.score)
 
 
 def _hasty(settings: A) -> A:
-    """
-    Return *settings* without retries, and with shorter deadlines: a report need not wait for a
-    server.
-    """
-    deadlines = settings.deadlines.model_copy(
-        update={"total": min(settings.deadlines.total, PATIENCE)}
-    )
+    """Return *settings* without retries and with short deadlines. A report says what failed."""
+    seconds = min(settings.deadlines.total, MAX_REQUEST_SECONDS)
+    deadlines = settings.deadlines.model_copy(update={"total": seconds})
     return settings.model_copy(update={"retries": 0, "deadlines": deadlines})
 
 
 def _cause(exc: StepspecError) -> str:
-    return exc.cause if isinstance(exc, EndpointError) else str(exc)
+    if isinstance(exc, EndpointError):
+        return exc.cause
+    return str(exc)
 
 
 class _Examination:
-    """
-    The examination of one server: first what needs no clock, then, in the server's turn, the times.
-    """
+    """The examination of one server: first its capabilities, then, in its turn, its times."""
 
     def __init__(self, settings: Endpoint, table: str, question: str, opening: str) -> None:
         self._settings = settings
@@ -157,8 +155,10 @@ class _Examination:
 
     async def report(self, turn: asyncio.Lock, untimed: asyncio.Barrier) -> EndpointReport:
         """
-        Examine the server. *untimed* waits until no server is tried out any more, *turn* is for the
-        times.
+        Examine the server.
+
+        *untimed* waits until the capabilities of all servers are known. *turn* is held while times
+        are measured.
         """
         entered = False
         waited = False
@@ -166,8 +166,7 @@ class _Examination:
         try:
             async with VllmEndpoint(settings, self._table) as endpoint:
                 entered = True
-                # It answers: a connection that is reset once, as vLLM does after some requests, is
-                # no finding.
+                # vLLM resets connections after some requests. That is no finding.
                 endpoint.connection.endpoint = settings.model_copy(update={"retries": RETRIES})
                 report = await self._tried(endpoint)
                 waited = True
@@ -175,16 +174,17 @@ class _Examination:
                 async with turn:
                     return await self._timed(endpoint, report)
         except StepspecError as exc:
-            gone = entered and isinstance(exc, EndpointUnreachable)
-            during = "it stopped answering while it was examined: " if gone else ""
+            problem = _cause(exc)
+            if entered and isinstance(exc, EndpointUnreachable):
+                problem = f"it stopped answering while it was examined: {problem}"
             if not waited:
                 await untimed.wait()
-            return EndpointReport(settings.role, settings.url, problem=f"{during}{_cause(exc)}")
+            return EndpointReport(settings.role, settings.url, problem=problem)
 
     async def _tried(self, endpoint: VllmEndpoint) -> EndpointReport:
         can = await endpoint.capabilities()
         asking = endpoint.model().ask(
-            PROBLEM.extend(STEP), self._question, "0123456789", opening=self._opening
+            PROBLEM.extend(STEP), self._question, DIGITS, opening=self._opening
         )
         grades = await self._attempt("judging", asking)
         return EndpointReport(
@@ -204,16 +204,19 @@ class _Examination:
     async def _timed(self, endpoint: VllmEndpoint, report: EndpointReport) -> EndpointReport:
         can = report.can
         assert can is not None
+        scoring = None
+        reading = None
         pace = await self._attempt("writing", _pace(endpoint))
-        scores = can.prompt_logprobs and can.suffix_scoring is not False
-        verdicts = (
-            _verdicts(endpoint, can, self._question, self._opening) if report.digits else None
-        )
+        if can.prompt_logprobs and can.suffix_scoring is not False:
+            scoring = await self._attempt("scoring", _scoring(endpoint))
+        if report.digits:
+            verdicts = _verdicts(endpoint, can, self._question, self._opening)
+            reading = await self._attempt("verdicts", verdicts)
         return replace(
             report,
             pace=pace,
-            scoring=await self._attempt("scoring", _scoring(endpoint)) if scores else None,
-            reading=await self._attempt("verdicts", verdicts) if verdicts else None,
+            scoring=scoring,
+            reading=reading,
             acceptance=await endpoint.acceptance(),
             failures=self._failures,
         )
@@ -228,56 +231,73 @@ class _Examination:
             return None
 
 
-async def _pace(endpoint: VllmEndpoint) -> Pace:
+async def _pace(endpoint: VllmEndpoint) -> WritePace:
     """Write a few tokens several times, one write after the other."""
-    firsts = list[float]()
-    gaps = list[float]()
-    for _ in range(WRITES):
+    firsts: list[float] = []
+    gaps: list[float] = []
+    for _ in range(TIMED_WRITES):
         events: list[Event] = []
-        await endpoint.model(observe=events.append).write(PROBLEM, stop=(), limit=WRITTEN)
-        called = next(event for event in events if isinstance(event, Called))
+        model = endpoint.model(observe=events.append)
+        await model.write(PROBLEM, stop=(), limit=WRITTEN_TOKENS)
+        called = _calls(events)[0]
         first = called.first or 0.0
         firsts.append(first)
         gaps.append((called.seconds - first) / max(1, called.written - 1))
-    middle = median(gaps)
-    return Pace(median(firsts), middle, (max(gaps) - min(gaps)) / middle if middle else 0.0)
+    between = median(gaps)
+    noise = (max(gaps) - min(gaps)) / between if between else 0.0
+    return WritePace(first=median(firsts), between=between, noise=noise)
+
+
+def _calls(events: Iterable[Event]) -> list[Called]:
+    return [event for event in events if isinstance(event, Called)]
 
 
 async def _verdicts(
     endpoint: VllmEndpoint, can: Capabilities, question: str, opening: str
 ) -> Reading:
     """
-    Measure verdicts on a chain that grows step by step, longer than one and a half blocks of the
-    prefix cache.
+    Measure verdicts on a chain that grows step by step.
+
+    The chain is longer than one and a half blocks of the prefix cache, if the context is.
     """
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
-    step = len(await endpoint.encoder.encode(STEP.text))
-    block = can.cache.block if can.cache and can.cache.block else 0
-    length = min(max(LONG, block * 3 // 2), endpoint.room // 2)
-    begun = replace(
-        STEP, text=f"{randrange(10**9)} is a number.\n\n" + STEP.text * max(1, length // step)
-    )
-    chain = PROBLEM.extend(begun)
-    for _ in range(VERDICTS):
+    block = 0
+    if can.cache and can.cache.block:
+        block = can.cache.block
+    text = _new_step() + await _long_text(endpoint, max(LONG, block * 3 // 2))
+    chain = PROBLEM.extend(replace(STEP, text=text))
+    for _ in range(TIMED_VERDICTS):
         chain = chain.extend(STEP)
-        await model.ask(chain, question, "0123456789", opening=opening)
-    calls = [event for event in events if isinstance(event, Called) and event.fate == "done"]
-    first = calls[0]
+        await model.ask(chain, question, DIGITS, opening=opening)
+    calls = [call for call in _calls(events) if call.fate == "done"]
     last = calls[-1]
-    read = last.prompt - last.cached if can.cached_tokens else None
-    return Reading(len(await endpoint.encoder.chain(chain)), read, last.seconds, first.seconds)
+    return Reading(
+        chain=len(await endpoint.encoder.chain(chain)),
+        read=last.prompt - last.cached if can.cached_tokens else None,
+        seconds=last.seconds,
+        first=calls[0].seconds,
+    )
+
+
+def _new_step() -> str:
+    """Return a step that no server has in its cache."""
+    return f"{randrange(10**9)} is a number.\n\n"
+
+
+async def _long_text(endpoint: VllmEndpoint, tokens: int) -> str:
+    """Return steps of about so many *tokens*, or of half the context if that is shorter."""
+    step_tokens = len(await endpoint.encoder.encode(STEP.text))
+    steps = min(tokens, endpoint.room // 2) // step_tokens
+    return STEP.text * max(1, steps)
 
 
 async def _scoring(endpoint: VllmEndpoint) -> float:
     """Score a new step after a cached chain; return the seconds."""
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
-    step = len(await endpoint.encoder.encode(STEP.text))
-    chain = PROBLEM.extend(
-        replace(STEP, text=STEP.text * max(1, min(LONG, endpoint.room // 2) // step))
-    )
+    chain = PROBLEM.extend(replace(STEP, text=await _long_text(endpoint, LONG)))
     await model.score(chain, STEP.text)
     events.clear()
-    await model.score(chain, f"{randrange(10**9)} is a number.\n\n")
-    return sum(event.seconds for event in events if isinstance(event, Called))
+    await model.score(chain, _new_step())
+    return sum(call.seconds for call in _calls(events))

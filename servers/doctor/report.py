@@ -1,9 +1,8 @@
 """
-What the doctor reports: findings, the measurements of each server and critic; as JSON, and as
-tables for a terminal.
+What the doctor reports: findings, and the measurements of each server and critic.
 
-Each `Finding` has one of four outcomes: "works", "costs" (it works, but slower, or less exactly),
-"cannot work", and "unknown". A report is fine if nothing in it cannot work.
+A report can be written as JSON and as tables for a terminal. Each `Finding` has one of four
+outcomes: "works", "costs" (it works, but slower, or less exactly), "cannot work", and "unknown".
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
 from stepspec.orchestrator.endpoints.chat_template import Source
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 
-Outcome: TypeAlias = Literal["works", "costs", "cannot work", "unknown"]
-ORDER: tuple[Outcome, ...] = ("cannot work", "costs", "unknown", "works")
-PHRASES: Mapping[Outcome, tuple[str, str]] = {
+FindingOutcome: TypeAlias = Literal["works", "costs", "cannot work", "unknown"]
+ORDER: tuple[FindingOutcome, ...] = ("cannot work", "costs", "unknown", "works")
+PHRASES: Mapping[FindingOutcome, tuple[str, str]] = {
     "cannot work": ("thing cannot work", "things cannot work"),
     "costs": ("costs speed or accuracy", "cost speed or accuracy"),
     "unknown": ("is unknown", "are unknown"),
 }
-"""What the summary says of one such finding, and of several."""
-COLOURS: Mapping[Outcome, str] = {
+"""The words of the summary for one finding with an outcome, and for several."""
+COLOURS: Mapping[FindingOutcome, str] = {
     "works": "green",
     "costs": "yellow",
     "cannot work": "red",
@@ -40,11 +39,14 @@ COLOURS: Mapping[Outcome, str] = {
 
 
 class Lack(NamedTuple):
-    """What it means that a capability is missing: the *outcome*, the *cost*, and the *cure*."""
+    """What it means that a capability is missing."""
 
-    outcome: Outcome
+    outcome: FindingOutcome
+    """Whether anything works without it."""
     cost: str
+    """What is slower, or does not work."""
     cure: str
+    """What to do."""
 
 
 LACKS: Mapping[str, Lack] = {
@@ -84,52 +86,50 @@ LACKS: Mapping[str, Lack] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """
-    One line of the diagnosis: *check* is a stable name of what was checked, *subject* where.
-
-    The *subject* is a role, "pair", "critic", or a replica as "large at URL". The *message* is the
-    cause, and what it costs; the *cure* is "" where nothing has to be done, and where the message
-    contains it.
-    """
+    """One line of the diagnosis."""
 
     check: str
+    """A stable name of what was checked."""
     subject: str
-    outcome: Outcome
+    """Where: a role, "pair", "critic", or a replica as "large at URL"."""
+    outcome: FindingOutcome
+    """Whether it works, costs, or cannot work."""
     message: str
+    """What was found, and what it costs."""
     cure: str = ""
+    """What to do; "" if there is nothing to do, or the message says it."""
 
     def __str__(self) -> str:
-        return f"{self.subject}: {self.message}{f': {self.cure}' if self.cure else ''}"
+        line = f"{self.subject}: {self.message}"
+        if self.cure:
+            return f"{line}: {self.cure}"
+        return line
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """
-    How fast a server writes: the seconds to a *first* token, and *between* two tokens, the middle
-    of several writes.
-
-    *noise* is the range of the writes' seconds between tokens, as a share of the middle one.
-    """
+class WritePace:
+    """How fast a server writes: the median of several writes."""
 
     first: float
+    """Seconds to the first token."""
     between: float
+    """Seconds between two tokens."""
     noise: float = 0.0
+    """The range of the seconds between tokens over the writes, as a share of the median."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """
-    The measured cost of one more verdict after a chain of *chain* tokens.
-
-    *read* counts the prompt tokens that were not in the server's cache, None if the server does not
-    report them. *seconds* is the time of the verdict, *first* that of the first verdict about the
-    chain, which reads all of it.
-    """
+    """The measured cost of one more verdict about a long chain."""
 
     chain: int
+    """Tokens of the chain."""
     read: int | None
+    """Prompt tokens that were not in the server's cache; None if the server does not tell."""
     seconds: float
+    """Seconds of the verdict."""
     first: float
+    """Seconds of the first verdict about the chain, which reads all of it."""
 
     def __str__(self) -> str:
         return (
@@ -140,104 +140,119 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class EndpointReport:
-    """
-    One endpoint. If it cannot be used, *problem* says why, and nothing else is known. None stands
-    for unknown.
-
-    *context* is in tokens. *faithful*: the chat template's text gives the template's ids. *digits*
-    is the probability of a digit as the model's grade of a step. *scoring* is the seconds to score
-    a step after `probe.LONG` cached tokens. *acceptance* holds the counters of its own speculative
-    decoding since its start, None without it. *thinks_by* is the source of *thinks*; *block* is the
-    mark that opens the thinking block, "" without one. *reading* is the cost of a verdict.
-    *failures* are why measurements failed: "writing", "judging", "scoring", "verdicts".
-    """
+    """What is known of one endpoint. None stands for unknown."""
 
     role: Role
+    """The role of the model."""
     url: str
+    """The base URL."""
     problem: str = ""
+    """Why the endpoint cannot be used; then nothing else is known. "": it can be used."""
     model: str | None = None
+    """The name by which it serves its model."""
     context: int | None = None
+    """The length of the context, in tokens."""
     vocabulary: str | None = None
+    """A fingerprint of its token ids."""
     thinks: bool | None = None
+    """Whether the model thinks in a block before it answers."""
     faithful: bool | None = None
+    """Whether the encoded text of the chat template has the template's ids."""
     digits: float | None = None
-    pace: Pace | None = None
+    """The probability that the model's grade of a step is a digit."""
+    pace: WritePace | None = None
+    """How fast it writes."""
     can: Capabilities | None = None
+    """Its capabilities."""
     scoring: float | None = None
+    """Seconds to score a step after `LONG` cached tokens."""
     acceptance: Acceptance | None = None
+    """Counters of its own speculative decoding since its start; None without it."""
     thinks_by: Source = "unknown"
+    """How it is known whether the model thinks."""
     block: str = ""
+    """The mark that opens the thinking block; "" without one."""
     reading: Reading | None = None
+    """The cost of a verdict."""
     failures: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why a measurement failed, by name: "writing", "judging", "scoring", "verdicts"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """
-    The reports of both endpoints, whether they share their token ids (None: unknown), and the
-    *findings*.
-
-    For an endpoint with replicas, the report is of the first usable one; *others* are the reports
-    of the rest.
-    """
+    """What is known of a pair."""
 
     small: EndpointReport
+    """The small endpoint, or the first of its replicas that can be used."""
     large: EndpointReport
+    """The large endpoint, or the first of its replicas that can be used."""
     same_vocabulary: bool | None
+    """Whether both have the same token ids; None: unknown."""
     findings: tuple[Finding, ...]
+    """What was found at the servers and between both models."""
     others: tuple[EndpointReport, ...] = ()
+    """The other replicas."""
     name: str = "small with large"
+    """The tables of both models in the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:
-    """
-    A reward model or a verifier. If it cannot be used, *problem* says why.
-
-    *right* and *wrong* are its ratings, 0 to 1, of a right and an obviously wrong step or answer;
-    None: unknown.
-    """
+    """What is known of a reward model or a verifier."""
 
     url: str
+    """The base URL; "" for a function."""
     problem: str = ""
+    """Why it cannot be used; "": it can be used."""
     model: str | None = None
+    """Its name; None: unknown."""
     right: float | None = None
+    """Its rating, 0 to 1, of a right step or answer; None: unknown."""
     wrong: float | None = None
+    """Its rating, 0 to 1, of an obviously wrong step or answer; None: unknown."""
     findings: tuple[Finding, ...] = ()
+    """What was found: at most one finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """
-    What `stepspec doctor` found. *ok*: nothing that was checked cannot work; *summary* says it in
-    words.
-
-    A nested pair has several *pairs*: each model with the next larger one, which judges it.
-    *critic* may be None.
-    """
+    """What `stepspec doctor` found."""
 
     ok: bool
+    """Whether everything that was checked can work."""
     summary: str
+    """How many findings there are of each kind, in words."""
     pairs: tuple[Diagnosis, ...]
+    """The pair. A nested pair has several: each model with the next larger one, which judges it."""
     critic: CriticReport | None = None
+    """The reward model or verifier; None without one."""
 
     @classmethod
     def of(cls, pairs: Sequence[Diagnosis], critic: CriticReport | None = None) -> Report:
         findings = [finding for pair in pairs for finding in pair.findings]
-        every = (*findings, *(critic.findings if critic else ()))
-        counts: Counter[Outcome] = Counter(finding.outcome for finding in every)
-        return cls(not counts["cannot work"], _summary(counts), tuple(pairs), critic)
+        if critic:
+            findings.extend(critic.findings)
+        counts: Counter[FindingOutcome] = Counter(finding.outcome for finding in findings)
+        return cls(
+            ok=not counts["cannot work"],
+            summary=_summary(counts),
+            pairs=tuple(pairs),
+            critic=critic,
+        )
 
 
-def _summary(counts: Mapping[Outcome, int]) -> str:
-    words = [
-        f"{count} {PHRASES[outcome][count > 1]}"
-        for outcome in ORDER
-        if (count := counts.get(outcome, 0)) and outcome in PHRASES
-    ]
-    if counts.get("cannot work"):
-        return f"It cannot work like this: {', '.join(words)}."
-    return f"It works: {', '.join(words)}." if words else "It works. Nothing is missing."
+def _summary(counts: Counter[FindingOutcome]) -> str:
+    phrases: list[str] = []
+    for outcome, (one, several) in PHRASES.items():
+        if counts[outcome] == 1:
+            phrases.append(f"1 {one}")
+        elif counts[outcome]:
+            phrases.append(f"{counts[outcome]} {several}")
+    if counts["cannot work"]:
+        return f"It cannot work like this: {', '.join(phrases)}."
+    if phrases:
+        return f"It works: {', '.join(phrases)}."
+    return "It works. Nothing is missing."
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -246,30 +261,27 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 ROWS = (
-    *(
-        "server",
-        "model",
-        "vLLM",
-        "context",
-        "thinks",
-        "speculative decoding",
-        "drafted tokens accepted",
-    ),
+    "server",
+    "model",
+    "vLLM",
+    "context",
+    "thinks",
+    "speculative decoding",
+    "drafted tokens accepted",
     *(name.replace("_", " ") for name in LACKS),
-    *("probability of digits", "first token", "each further token"),
-    *(
-        "a verdict reads",
-        "a verdict takes",
-        "suffix scoring",
-        f"scoring a step after {LONG} tokens",
-    ),
+    "probability of digits",
+    "first token",
+    "each further token",
+    "a verdict reads",
+    "a verdict takes",
+    "suffix scoring",
+    f"scoring a step after {LONG} tokens",
 )
+"""The names of the rows of a pair's table."""
 
 
 def render(report: Report) -> Iterator[RenderableType]:
-    """
-    Yield the parts of *report* for a terminal, tables and lines; the last line is its summary.
-    """
+    """Yield the tables and lines of *report* for a terminal. The last line is its summary."""
     for pair in report.pairs:
         if len(report.pairs) > 1:
             yield Text(pair.name, "bold")
@@ -282,10 +294,11 @@ def render(report: Report) -> Iterator[RenderableType]:
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
-    """Yield a line for each finding, what cannot work first, between empty lines."""
+    """Yield a line for each finding between empty lines, with what cannot work first."""
     yield Text()
     for finding in sorted(findings, key=lambda finding: ORDER.index(finding.outcome)):
-        yield Text.assemble((f"{finding.outcome}  ", COLOURS[finding.outcome]), str(finding))
+        outcome = (f"{finding.outcome}  ", COLOURS[finding.outcome])
+        yield Text.assemble(outcome, str(finding))
     if findings:
         yield Text()
 
@@ -294,11 +307,12 @@ def _table(pair: Diagnosis) -> Table:
     reports = (pair.small, pair.large, *pair.others)
     table = _columns(*(report.role for report in reports))
     rows = [*zip(ROWS, *map(_cells, reports), strict=True)]
-    unusable = all(report.problem for report in reports)
-    for name, *cells in rows[:2] if unusable else rows:
-        table.add_row(name, *cells)
-    if not unusable:
-        table.add_row("one vocabulary", _mark(pair.same_vocabulary, missing="costs"), "")
+    if all(report.problem for report in reports):
+        rows = rows[:2]
+    else:
+        rows.append(("one vocabulary", _mark(pair.same_vocabulary, missing="costs")))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -311,29 +325,31 @@ def _columns(*names: str) -> Table:
 
 def _critic_table(critic: CriticReport) -> Table:
     table = _columns("critic")
+    model = critic.model or _mark(None)
+    if critic.problem:
+        model = Text("cannot be used", COLOURS["cannot work"])
     if critic.url:
         table.add_row("server", critic.url)
-    table.add_row(
-        "model", Text("cannot be used", "red") if critic.problem else critic.model or _mark(None)
-    )
-    table.add_row(
-        "rates a right one", _mark(None) if critic.right is None else f"{critic.right:.2f}"
-    )
-    table.add_row(
-        "rates a wrong one", _mark(None) if critic.wrong is None else f"{critic.wrong:.2f}"
-    )
+    table.add_row("model", model)
+    table.add_row("rates a right one", _rating(critic.right))
+    table.add_row("rates a wrong one", _rating(critic.wrong))
     return table
+
+
+def _rating(rating: float | None) -> str | Text:
+    if rating is None:
+        return _mark(None)
+    return f"{rating:.2f}"
 
 
 def _cells(report: EndpointReport) -> list[RenderableType]:
     can = report.can
     unknown = _mark(None)
     if can is None:
-        return [
-            report.url,
-            Text("cannot be used", COLOURS["cannot work"]),
-            *[unknown] * (len(ROWS) - 2),
-        ]
+        unusable = Text("cannot be used", COLOURS["cannot work"])
+        return [report.url, unusable, *[unknown] * (len(ROWS) - 2)]
+    pace = report.pace
+    reading = report.reading
     return [
         report.url,
         report.model or unknown,
@@ -344,26 +360,35 @@ def _cells(report: EndpointReport) -> list[RenderableType]:
         str(report.acceptance or ("none" if can.speculation is False else unknown)),
         *(_mark(getattr(can, name), missing=lack.outcome) for name, lack in LACKS.items()),
         unknown if report.digits is None else f"{report.digits:.1%}",
-        milliseconds(report.pace.first if report.pace else None),
-        milliseconds(report.pace.between if report.pace else None, digits=1),
-        tokens_read(report.reading),
-        milliseconds(report.reading.seconds if report.reading else None),
-        {True: Text("on", "green"), False: Text("refused", "red"), None: Text("off", "yellow")}[
-            can.suffix_scoring
-        ],
+        milliseconds(pace.first if pace else None),
+        milliseconds(pace.between if pace else None, digits=1),
+        tokens_read(reading),
+        milliseconds(reading.seconds if reading else None),
+        SUFFIX_SCORING_MARKS[can.suffix_scoring],
         milliseconds(report.scoring),
     ]
 
 
-def _mark(value: bool | None, *, missing: Outcome = "unknown") -> Text:
-    """Return yes, no or unknown, in the colour of its outcome; *missing* is the outcome of a no."""
+SUFFIX_SCORING_MARKS: Mapping[bool | None, Text] = {
+    True: Text("on", COLOURS["works"]),
+    False: Text("refused", COLOURS["cannot work"]),
+    None: Text("off", COLOURS["costs"]),
+}
+
+
+def _mark(value: bool | None, *, missing: FindingOutcome = "unknown") -> Text:
+    """Return yes, no or unknown in the colour of its outcome. *missing* is the outcome of a no."""
     if value is None:
         return Text("unknown", COLOURS["unknown"])
-    return Text("yes", COLOURS["works"]) if value else Text("no", COLOURS[missing])
+    if value:
+        return Text("yes", COLOURS["works"])
+    return Text("no", COLOURS[missing])
 
 
 def milliseconds(seconds: float | None, digits: int = 0) -> str:
-    return "unknown" if seconds is None else f"{seconds * 1000:.{digits}f} ms"
+    if seconds is None:
+        return "unknown"
+    return f"{seconds * 1000:.{digits}f} ms"
 
 
 def tokens_read(reading: Reading | None) -> str:

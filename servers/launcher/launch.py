@@ -1,7 +1,4 @@
-"""
-Start vLLM servers as children of this program, wait until they answer, supervise them, and stop
-them at the end.
-"""
+"""Start vLLM servers as children of this program, wait until they answer, and stop them."""
 
 from __future__ import annotations
 
@@ -42,11 +39,10 @@ ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 
 def vllm_program(executable: str = sys.executable) -> tuple[str, ...]:
     """
-    Return the program that serves a model with the vLLM of this environment: ``vllm serve`` or
-    ``python -m``.
+    Return the start of the command that serves a model with the vLLM of this environment.
 
-    The command fails on vLLM's CPU build, because it looks up its version under another
-    distribution's name.
+    It is ``vllm serve``, or ``python -m`` for vLLM's CPU build. There ``vllm`` fails, because it
+    looks up its version under another distribution's name.
     """
     command = Path(executable).with_name("vllm")
     if command.is_file() and any(importlib.metadata.distributions(name="vllm")):
@@ -56,82 +52,94 @@ def vllm_program(executable: str = sys.executable) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """
-    One vLLM server to start.
-
-    *name* identifies it in progress and errors. *args* go to vLLM as they are, *env* is added to
-    this program's environment. *port* 0 takes a free one. *program* may be another interpreter's
-    vLLM.
-    """
+    """One vLLM server to start."""
 
     name: str
+    """Its name in progress and errors."""
     model: Path | str
+    """The model's name on the hub, or its folder."""
     served_name: str
+    """The name by which requests ask for the model."""
     args: tuple[str, ...] = ()
+    """Further arguments of vLLM."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables that are added to those of this program."""
     host: str = "127.0.0.1"
+    """The address to listen at."""
     port: int = 0
+    """The port; 0: a free one."""
     program: tuple[str, ...] = field(default_factory=vllm_program)
+    """The start of the command line, which may name another interpreter's vLLM."""
 
     def command(self, port: int) -> tuple[str, ...]:
         """Return the command line that serves the model at *port*."""
-        address = ("--host", self.host, "--port", str(port))
-        model = (str(self.model),) if self.program[-1] == "serve" else ("--model", str(self.model))
-        return (
-            *self.program,
-            *model,
-            "--served-model-name",
-            self.served_name,
-            *address,
-            *self.args,
-        )
+        words = [*self.program]
+        if self.program[-1] != "serve":
+            words.append("--model")
+        words += [str(self.model), "--served-model-name", self.served_name]
+        words += ["--host", self.host, "--port", str(port)]
+        return (*words, *self.args)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """
-    A server that answers. *pid* is the leader of its process group, *log* the file with the group's
-    output.
-    """
+    """A server that answers."""
 
     name: str
+    """Its name in progress and errors."""
     base_url: str
+    """Its base URL, with ``/v1``."""
     served_name: str
+    """The name by which requests ask for the model."""
     pid: int
+    """The leader of its process group."""
     log: Path
+    """The file with the output of the group."""
 
     def running(self, suffix_scoring: bool, speculation: str) -> RunningServer:
         """Describe the server for other programs."""
         return RunningServer(
-            self.base_url, self.served_name, suffix_scoring, speculation, self.pid, str(self.log)
+            base_url=self.base_url,
+            model=self.served_name,
+            suffix_scoring=suffix_scoring,
+            speculation=speculation,
+            pid=self.pid,
+            log=str(self.log),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     """
-    A server that answers, as it is printed for other programs: its base URL and the served name of
-    its *model*.
+    A server that answers, as it is printed for other programs.
 
-    *speculation* is the method that drafts tokens under the model. It is None, as *pid* and *log*
-    are, for a server that this program has not started.
+    ``speculation``, ``pid`` and ``log`` are None for a server that this program has not started.
     """
 
     base_url: str
+    """Its base URL, with ``/v1``; several URLs of replicas are separated by commas."""
     model: str
+    """The name by which requests ask for the model."""
     suffix_scoring: bool = False
+    """Whether the server scores the suffix of a prompt alone."""
     speculation: str | None = None
+    """The method that drafts tokens for the model."""
     pid: int | None = None
+    """The leader of its process group."""
     log: str | None = None
+    """The file with the output of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of the server called *name*, *seconds* after it was launched."""
+    """The state of a server while it starts."""
 
     name: str
+    """The server's name."""
     seconds: float
+    """Seconds since it was launched."""
     state: State
+    """Whether it can be used."""
 
 
 POLL_SECONDS = 0.2  # between two requests to a server that is starting
@@ -151,15 +159,13 @@ async def launch(
     prepare: Prepare | None = None,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
-    Start *servers* together and yield them by name once all of them answer; stop them on the way
-    out.
+    Start *servers* together, yield them by name once all are ready, and stop them on exit.
 
-    A server that answers is ready once *prepare*, if there is one, has returned for it.
-
-    Raise ServerNotReady after *ready_timeout* seconds, and ServerDied as soon as one ends by
-    itself, cancelling the block as asyncio.timeout() does. Logs go to *log_dir*; without one, to a
-    new folder that is kept only after such an error. On the way out a server has *grace* seconds to
-    end before it is killed.
+    A server is ready once it answers and *prepare*, if given, has returned for it. Raise
+    `ServerNotReady` after *ready_timeout* seconds. Raise `ServerDied` as soon as a server ends by
+    itself, and cancel the block as ``asyncio.timeout()`` does. Logs go to *log_dir*. Without it
+    they go to a new folder, which is kept only after such an error. On exit a server is killed
+    after *grace* seconds.
     """
     _check(servers)
     with _log_folder(log_dir) as folder:
@@ -167,7 +173,14 @@ async def launch(
             launched = time.monotonic()
             processes = [
                 _ServerProcess(
-                    server, folder, http, launched, ready_timeout, grace, on_progress, prepare
+                    server=server,
+                    log_folder=folder,
+                    http=http,
+                    launched=launched,
+                    ready_timeout=ready_timeout,
+                    grace=grace,
+                    on_progress=on_progress,
+                    prepare=prepare,
                 )
                 for server in servers
             ]
@@ -184,10 +197,8 @@ def _check(servers: Sequence[Server]) -> None:
             "VLLM_API_KEY is set: unset it, or start a server with a key yourself, and name its url"
             " and api_key"
         )
-    if (
-        any(server.program == vllm_program() for server in servers)
-        and importlib.util.find_spec("vllm") is None
-    ):
+    uses_own_vllm = any(server.program == vllm_program() for server in servers)
+    if uses_own_vllm and importlib.util.find_spec("vllm") is None:
         raise ConfigurationError(
             f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}"
         )
@@ -211,35 +222,44 @@ def _log_folder(log_dir: Path | None) -> Generator[Path]:
 
 @dataclass(eq=False)
 class _ServerProcess:
-    """Runs one *server* of those that were *launched* together; `served` is set once it answers."""
+    """Runs one of the servers that were launched together. ``served`` is set once it is ready."""
 
     server: Server
+    """What to start."""
     log_folder: Path
+    """The folder of its log."""
     http: aiohttp.ClientSession
+    """Asks whether the server answers."""
     launched: float
+    """When the servers were launched, in seconds of ``time.monotonic()``."""
     ready_timeout: float
+    """Seconds after which a server that does not answer has failed."""
     grace: float
+    """Seconds between terminating and killing the server."""
     on_progress: Callable[[Progress], object]
+    """Is called with each change, and while the server starts."""
     prepare: Prepare | None
+    """Uses the server once before it is ready; None: nothing does."""
 
     def __post_init__(self) -> None:
         self.served: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
         self._log = self.log_folder / f"{self.server.name}.log"
 
     async def run(self) -> None:
-        """
-        Run the server until cancelled; raise `ServerError` if it does not start, or ends by itself.
-        """
+        """Run the server until cancelled. Raise `ServerError` if it fails, or ends by itself."""
         server = self.server
-        env = {**os.environ, **self.server.env}
+        env = {**os.environ, **server.env}
         with self._reserve_port() as reserved:
             port = int(reserved.getsockname()[1])
             root = f"http://{server.host}:{port}"
-            async with child(
-                server.command(port), env=env, log=self._log, grace=self.grace
-            ) as process:
+            command = server.command(port)
+            async with child(command, env=env, log=self._log, grace=self.grace) as process:
                 served = Served(
-                    server.name, f"{root}/v1", server.served_name, process.pid, self._log
+                    name=server.name,
+                    base_url=f"{root}/v1",
+                    served_name=server.served_name,
+                    pid=process.pid,
+                    log=self._log,
                 )
                 if await self._wait_until_ready(root, served, process):
                     self._announce(served)
@@ -277,7 +297,8 @@ class _ServerProcess:
         return time.monotonic() - self.launched
 
     async def _become_ready(self, root: str, served: Served) -> None:
-        while not await _answers(self.http, root, served.served_name):  # noqa: ASYNC110  # no event tells it
+        # No event tells that the server answers.
+        while not await _answers(self.http, root, served.served_name):  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         if self.prepare:
             await self.prepare(served)
@@ -293,14 +314,14 @@ class _ServerProcess:
 
     def _died(self, code: int) -> ServerDied:
         when = "while it was in use" if self.served.done() else "before it answered"
-        return ServerDied(self._report(f"ended {when}, with {_exit_text(code)}"))
+        cause = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        return ServerDied(self._report(f"ended {when}, with {cause}"))
 
     def _report(self, failure: str) -> str:
-        lines = "".join(f"\n    {line}" for line in failure_lines(self._log_end()))
-        return (
-            f"the {self.server.name} server {failure}{':' if lines else ', silently'}{lines}\n  its"
-            f" log: {self._log}"
-        )
+        """Describe the *failure*, with the lines of the log that state why."""
+        lines = failure_lines(self._log_end())
+        first = f"the {self.server.name} server {failure}{':' if lines else ', silently'}"
+        return "\n    ".join([first, *lines]) + f"\n  its log: {self._log}"
 
     def _log_end(self) -> str:
         try:
@@ -311,18 +332,16 @@ class _ServerProcess:
 
 async def _answers(http: aiohttp.ClientSession, root: str, served_name: str) -> bool:
     """
-    Return whether a healthy server at *root* serves *served_name*: another program may have taken
-    the port.
+    Whether a healthy server at *root* serves *served_name*.
+
+    It may not: another program may have taken the port.
     """
     try:
         async with (
             http.get(f"{root}/health", raise_for_status=True),
-            http.get(f"{root}/v1/models") as models,
+            http.get(f"{root}/v1/models") as reply,
         ):
-            return any(model["id"] == served_name for model in (await models.json())["data"])
+            models = (await reply.json())["data"]
+            return any(model["id"] == served_name for model in models)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError):
         return False
-
-
-def _exit_text(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

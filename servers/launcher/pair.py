@@ -1,7 +1,7 @@
 """
-A pair's file: two models, each a server to start or one that runs already, as in ``recipes/``.
+A pair's file, as in ``recipes/``: two models, each a server to start or a server that runs already.
 
-The small model may be a pair itself. Values only; `load` reads the file and explains its errors.
+The small model may be a pair itself. `load` reads the file and explains its errors.
 """
 
 from __future__ import annotations
@@ -38,18 +38,21 @@ Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", 
 Drafter: TypeAlias = tuple[str, str | None]
 """A model that drafts tokens, and its revision."""
 
-TRAINED = frozenset({"eagle3", "dflash"})  # need a drafter that was trained for the large model
+METHODS_WITH_TRAINED_DRAFTER = frozenset({"eagle3", "dflash"})
 DEFAULT_TOKENS: Mapping[str, int] = {"ngram": 4, "draft_model": 4, "eagle3": 3, "mtp": 1}
-LOOKUP: Mapping[str, int] = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-"""
-The words that ngram matches: vLLM's own default, exactly five tokens, rarely matches within a step.
-"""
+"""Tokens that a method drafts at a time. vLLM chooses the number for other methods."""
+NGRAM_LOOKUP: Mapping[str, int] = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+"""The tokens that ngram matches. vLLM's default of exactly five rarely matches within a step."""
+MODEL_FOLDER_STARTS = (".", "/")
+"""A model whose name begins with one of these is a folder."""
 
 
 def _resolve(model: str, info: ValidationInfo) -> str:
-    """Make the path of a model's folder, which is relative to that of the file, absolute."""
+    """Make the path of a model's folder absolute. It is relative to the folder of the file."""
     folder: Path | None = info.context
-    return str((folder / model).resolve()) if folder and model.startswith((".", "/")) else model
+    if folder is None or not model.startswith(MODEL_FOLDER_STARTS):
+        return model
+    return str((folder / model).resolve())
 
 
 ModelName: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_resolve)]
@@ -57,27 +60,31 @@ ModelName: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_resol
 
 class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
     """
-    How a server drafts tokens for its own model, which then verifies several of them in one pass.
+    How a server drafts tokens for its own model, which verifies several of them in one pass.
 
-    A string is short for a table with that *method* alone. *tokens* are drafted at a time; *suffix*
-    decides on the number itself, up to *tokens*. *model* drafts; for *draft_model*, None means the
-    pair's next smaller model. *more* are further keys of ``--speculative-config``. vLLM itself
-    refuses what does not fit together.
+    A text stands for a table with that method alone. vLLM refuses settings that do not fit
+    together.
     """
 
     method: Method = "none"
+    """The method that drafts."""
     tokens: PositiveInt | None = None
+    """Tokens of a draft, for "suffix" the most tokens. None: the method's default."""
     model: ModelName | None = None
+    """The model that drafts. None: for "draft_model" the pair's next smaller model."""
     more: dict[str, Any] = {}
+    """Further keys of ``--speculative-config``."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:
-        return {"method": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"method": value}
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.model is None and self.method in TRAINED:
+        if self.model is None and self.method in METHODS_WITH_TRAINED_DRAFTER:
             raise ValueError(f"{self.method} needs a drafter trained for this model: name it")
         if self.method == "none" and (self.more or self.tokens or self.model):
             raise ValueError("the method is none: name one, or leave the other settings out")
@@ -89,20 +96,29 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
         """
         Return vLLM's ``--speculative-config``; None without speculation.
 
-        *drafter* is the default draft model; *revision* is that of the model that drafts.
+        *drafter* is the draft model for "draft_model" if the settings name none. *revision* is that
+        of the model that drafts.
         """
         if self.method == "none":
             return None
         config: dict[str, Any] = {"method": self.method}
-        if tokens := self.tokens or DEFAULT_TOKENS.get(self.method):
+        tokens = self.tokens or DEFAULT_TOKENS.get(self.method)
+        if tokens:
             config["num_speculative_tokens"] = tokens
-        if model := self.model or (drafter if self.method == "draft_model" else None):
-            config |= {"model": model, "revision": revision} if revision else {"model": model}
-        return {**config, **(LOOKUP if self.method == "ngram" else {}), **self.more}
+        model = self.model
+        if self.method == "draft_model":
+            model = model or drafter
+        if model:
+            config["model"] = model
+        if model and revision:
+            config["revision"] = revision
+        if self.method == "ngram":
+            config.update(NGRAM_LOOKUP)
+        return {**config, **self.more}
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# tags of the two kinds of models
+# The tags of the two kinds of single models.
 CONNECTED = "a server that runs"
 STARTED = "a server to start"
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
@@ -121,7 +137,7 @@ SETTING_OF: Mapping[str, str] = {
     "speculative-config": "speculation",
     "enable-scale-out": "suffix_scoring",
 }
-"""The setting of a `StartedServer` that stands for a flag of vLLM, by the flag."""
+"""For a flag of vLLM, the setting of a `StartedServer` that replaces it."""
 
 SECRETS = {
     "api-key": (
@@ -131,61 +147,66 @@ SECRETS = {
     "hf-token": "set the variable HF_TOKEN",
 }
 """
-Flags of vLLM whose text is secret, and what to do instead: every user of a machine sees its command
-lines.
+For a flag of vLLM whose text is secret, what to do instead.
+
+Every user of a machine sees its command lines.
 """
 
 
 class StartedServer(BaseModel, frozen=True, extra="forbid"):
-    """
-    A model to start a server for.
-
-    *model* is a name on the hub or, if it begins with a dot or a slash, a folder relative to the
-    file. *gpus* are the cards that share the model, as indices into the cards that this program may
-    use, empty for a CPU; *memory* is its share of each. *context* is in tokens. *flags* are vLLM's
-    own, without dashes: true becomes the flag alone, false nothing, a table JSON. *environment* is
-    added to that of this program. *port* 0 takes a free one. *name* is the served name, by default
-    the model's own, of a folder the last part. *template* and *thinks* are those of `Endpoint`.
-    """
+    """A model to start a server for."""
 
     model: ModelName
+    """A name on the hub, or a folder relative to the file if it begins with a dot or a slash."""
     revision: str | None = None
+    """The revision on the hub; None: the newest."""
     name: str = ""
+    """The served name; "": the model's own, of a folder its last part."""
     gpus: tuple[NonNegativeInt, ...] = (0,)
+    """
+    The cards that share the model, as indices into the cards that this program may use.
+
+    Without any, the model runs on the CPU.
+    """
     memory: float = Field(default=0.9, gt=0, le=1)
+    """The model's share of the memory of each of its cards."""
     context: PositiveInt = 16384
+    """The length of the context, in tokens."""
     dtype: Dtype = "auto"
+    """The type of the weights."""
     prefix_caching: bool = True
+    """Whether vLLM caches the prefixes of prompts."""
     suffix_scoring: bool = False
+    """Whether the server scores the suffix of a prompt alone."""
     template: dict[str, Any] = {}
+    """As in `Endpoint`: arguments of the chat template."""
     thinks: bool | None = None
+    """As in `Endpoint`: whether the model thinks; None: as its chat template shows."""
     speculation: TokenSpeculation = TokenSpeculation()
+    """How the server drafts tokens for its own model."""
     host: str = "127.0.0.1"
+    """The address that the server listens at."""
     port: int = Field(default=0, ge=0, le=65535)
+    """The port; 0: a free one."""
     flags: dict[str, bool | int | float | str | dict[str, Any] | list[Any]] = {}
+    """vLLM's own flags, without dashes. True: the flag alone; false: nothing; a table: JSON."""
     environment: dict[str, str] = {}
+    """Variables that are added to those of this program."""
 
     @property
     def served_name(self) -> str:
-        return self.name or (
-            Path(self.model).name if self.model.startswith((".", "/")) else self.model
-        )
+        if self.name:
+            return self.name
+        if self.model.startswith(MODEL_FOLDER_STARTS):
+            return Path(self.model).name
+        return self.model
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.gpus)) < len(self.gpus):
             raise ValueError(f"gpus: a card is repeated: {', '.join(map(str, self.gpus))}")
-        for flag in self.flags:
-            # "flag.key" sets one key of a flag that takes JSON
-            name, dot, key = flag.partition(".")
-            if name != (spelled := name.strip("-").replace("_", "-")):
-                raise ValueError(f"flags: write {flag!r} as {spelled + dot + key!r}")
-            if flag in SETTING_OF:
-                raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
-            if flag in SECRETS and not isinstance(self.flags[flag], bool):
-                raise ValueError(
-                    f"flags: {flag!r} would be seen in the list of processes: {SECRETS[flag]}"
-                )
+        for flag, value in self.flags.items():
+            _check_flag(flag, value)
         if "VLLM_API_KEY" in self.environment:
             raise ValueError(f"environment: {SECRETS['api-key']}")
         if VISIBLE in self.environment:
@@ -193,12 +214,25 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
+def _check_flag(flag: str, value: object) -> None:
+    """Check the name of a *flag* of vLLM. "flag.key" sets one key of a flag that takes JSON."""
+    name, dot, key = flag.partition(".")
+    spelled = name.strip("-").replace("_", "-")
+    if name != spelled:
+        raise ValueError(f"flags: write {flag!r} as {spelled + dot + key!r}")
+    if flag in SETTING_OF:
+        raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
+    if flag in SECRETS and not isinstance(value, bool):
+        raise ValueError(f"flags: {flag!r} would be seen in the list of processes: {SECRETS[flag]}")
+
+
 def _tag(value: object) -> str:
-    """Return the kind of a model: one with a URL runs already, and only a pair contains models."""
+    """Return the kind of a model. A model with a URL runs already. Only a pair has models in it."""
     if kind(value) == PAIR:
         return PAIR
-    connected = isinstance(value, Endpoint | str) or (isinstance(value, dict) and "url" in value)
-    return CONNECTED if connected else STARTED
+    if isinstance(value, Endpoint | str) or (isinstance(value, dict) and "url" in value):
+        return CONNECTED
+    return STARTED
 
 
 Single: TypeAlias = Annotated[
@@ -208,50 +242,39 @@ Single: TypeAlias = Annotated[
 
 
 class Roles(BaseModel, frozen=True, extra="forbid"):
-    """
-    Two models, each to be started or, if it has a *url*, running already; the small one may be a
-    pair itself.
-    """
+    """Two models. A model with a ``url`` runs already, others are to be started."""
 
     large: Single
+    """The large model."""
     small: Small
+    """The small model, or a pair in its place."""
 
     @field_validator("large", "small", mode="before")
     @classmethod
     def _complete(cls, value: Any, info: ValidationInfo) -> Any:
-        """
-        Complete a server that runs as in a solver's settings: a URL alone becomes a table, and the
-        role is added.
-        """
+        """Complete a server that runs: a URL becomes a table, and a table gets its role."""
         role = str(info.field_name)
         if role == "large" and kind(value) == PAIR:
             raise ValueError("only the small model may be a pair itself: describe one model here")
-        complete = (
-            for_role(value, role)
-            if _tag(value) == CONNECTED and not isinstance(value, Endpoint)
-            else value
-        )
         if not isinstance(value, str | dict | BaseModel):
             raise ValueError(
                 f"write a table with a `model` to start, or the URL of a running server: {value!r}"
                 " is neither"
             )
-        return complete
+        if _tag(value) == CONNECTED and not isinstance(value, Endpoint):
+            return for_role(value, role)
+        return value
 
     def under(self, path: str) -> Mapping[str, Endpoint | StartedServer]:
         """Return every model by its path, which begins with *path*, largest first."""
-        inner = (
-            self.small.under(f"{path}small.")
-            if isinstance(self.small, PairWithin)
-            else {f"{path}small": self.small}
-        )
-        return {f"{path}large": self.large, **inner}
+        large = {f"{path}large": self.large}
+        if isinstance(self.small, PairWithin):
+            return {**large, **self.small.under(f"{path}small.")}
+        return {**large, f"{path}small": self.small}
 
 
 class PairWithin(Roles, Nesting, frozen=True):
-    """
-    A pair that takes the place of the small model of another pair, as in the settings of a solver.
-    """
+    """A pair in place of the small model of another pair, as in the settings of a solver."""
 
 
 Small: TypeAlias = Annotated[
@@ -264,18 +287,18 @@ PairWithin.model_rebuild()
 
 
 class Pair(Roles, frozen=True):
-    """
-    The content of one file.
-
-    *card* is the memory of one GPU in GiB; None asks the driver. *ready_seconds* is how long
-    servers that are started together may take to answer: a first start downloads the weights.
-    *sampling* is for both models, as their makers recommend; `stepspec up` prints it among the
-    settings of a solver.
-    """
+    """The content of one file."""
 
     card: PositiveFloat | None = None
+    """The memory of one GPU in GiB; None: `stepspec up` asks the driver."""
     sampling: Sampling | None = None
+    """How both models sample. `stepspec up` prints it among the settings of a solver."""
     ready_seconds: PositiveFloat = 1800.0
+    """
+    Seconds that servers which start together may take to answer.
+
+    A first start downloads the weights.
+    """
 
     @property
     def models(self) -> Mapping[str, Endpoint | StartedServer]:
@@ -310,15 +333,19 @@ class Pair(Roles, frozen=True):
         """
         Return the model that drafts tokens for the server at *path*; None if no other model does.
 
-        Unless the speculation names a model, it is the next smaller one, if that is started here.
+        It is the model that the speculation names, or else the next smaller model, if the file has
+        that started.
         """
         speculation = self.started[path].speculation
         if speculation.model is not None:
             return speculation.model, speculation.more.get("revision")
         if speculation.method != "draft_model":
             return None
-        smaller = self.started.get(dict(pairwise(self.models)).get(path, ""))
-        return (smaller.model, smaller.revision) if smaller else None
+        next_path = dict(pairwise(self.models)).get(path, "")
+        smaller = self.started.get(next_path)
+        if smaller is None:
+            return None
+        return smaller.model, smaller.revision
 
 
 KINDS = frozenset({CONNECTED, STARTED, PAIR})
@@ -326,20 +353,17 @@ NESTING_SETTINGS = ("policy", "options")  # only a pair within has them
 
 
 def load(path: Path) -> Pair:
-    """
-    Load the pair at *path*. Raise `ConfigurationError` that names every wrong setting and its
-    error.
-    """
+    """Load the pair at *path*. Raise `ConfigurationError`, which names every wrong setting."""
     try:
-        return Pair.model_validate(
-            tomllib.loads(path.read_text(encoding="utf-8-sig")), context=path.parent
-        )
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return Pair.model_validate(content, context=path.parent)
     except OSError as exc:
         raise ConfigurationError(f"{path}: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigurationError(f"{path} is not TOML: {exc}") from exc
     except ValidationError as exc:
-        raise ConfigurationError(f"{path}: {'; '.join(map(_explain, exc.errors()))}") from exc
+        reasons = "; ".join(map(_explain, exc.errors()))
+        raise ConfigurationError(f"{path}: {reasons}") from exc
 
 
 def _explain(error: ErrorDetails) -> str:

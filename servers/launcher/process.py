@@ -1,7 +1,4 @@
-"""
-A server as a child process: run it under a guard, reserve its port, and find in its log why it
-failed.
-"""
+"""Run a server as a child process under a guard, and find in its log why it failed."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import re
 import signal
 import socket
 import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -21,13 +19,12 @@ GUARD = Path(__file__).with_name("guard.py")
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """
-    A running command, the leader of its process group. *ended* gives its exit code, negative for a
-    signal.
-    """
+    """A running command, the leader of its process group."""
 
     pid: int
+    """Its process id; 0 if the command could not be run."""
     ended: asyncio.Task[int]
+    """Returns the exit code once the command has ended; negative for a signal."""
 
 
 @asynccontextmanager
@@ -35,22 +32,12 @@ async def child(
     command: Sequence[str], *, env: Mapping[str, str], log: Path, grace: float
 ) -> AsyncGenerator[Child]:
     """
-    Run *command* in a process group of its own, its output in *log*; on exit, end the whole group
-    and wait for that.
+    Run *command* in a process group of its own, with its output in *log*.
 
-    The group is terminated, and killed *grace* seconds later. The same happens when this program
-    dies, however it dies.
+    On exit, terminate the group, kill it *grace* seconds later, and wait until the command has
+    ended. The guard does the same if this program dies.
     """
-    with log.open("wb") as output:
-        guard = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", str(GUARD), str(grace), *command),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=output,
-            env=env,
-            start_new_session=True,
-        )
+    guard = await _start_guard(command, env, log, grace)
     assert guard.stdin is not None
     assert guard.stdout is not None
     try:
@@ -61,30 +48,46 @@ async def child(
             yield Child(pid, ended)
         finally:
             guard.stdin.close()
-            if await guard.wait() and pid > 0:  # The guard was killed itself, and cannot do this.
-                with suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+            guard_code = await guard.wait()
+            if guard_code and pid > 0:  # The guard was killed, and cannot end the group.
+                _kill_group(pid)
             await ended
     finally:
         guard.stdin.close()
         await guard.wait()
 
 
+async def _start_guard(
+    command: Sequence[str], env: Mapping[str, str], log: Path, grace: float
+) -> Process:
+    with log.open("wb") as output:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", str(GUARD), str(grace), *command),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=output,
+            env=env,
+            start_new_session=True,
+        )
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
 async def _read_number(lines: asyncio.StreamReader) -> int:
-    """
-    Return the next number that the guard prints; -9 if the guard has ended, because then it was
-    killed.
-    """
+    """Return the next number that the guard prints; -9 if the guard was killed."""
     return int(await lines.readline() or -signal.SIGKILL)
 
 
 def reserve_port(host: str, port: int = 0) -> socket.socket:
     """
-    Bind *port*, or a free one, without listening: other programs cannot take it as long as the
-    socket is open.
+    Bind *port*, or a free one, without listening. Raise OSError if the port is in use.
 
-    vLLM can: it sets SO_REUSEADDR too, binds the port again and listens. Raise OSError if the port
-    is in use.
+    No other program can take the port while the socket is open, except for vLLM: it sets
+    SO_REUSEADDR too, binds the port again and listens.
     """
     reserved = socket.socket(socket.AF_INET)
     try:
@@ -96,8 +99,8 @@ def reserve_port(host: str, port: int = 0) -> socket.socket:
     return reserved
 
 
-# characters of a log line that are repeated; vLLM lists every architecture it knows
-LINE_WIDTH = 300
+MAX_LINE_CHARACTERS = 300
+"""Characters of a reported log line. vLLM lists every architecture that it knows in one line."""
 
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ?")
 _STAMP = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?")
@@ -110,39 +113,42 @@ _MESSAGE_LINES = 3  # indented lines after an exception's first line that may st
 
 def failure_lines(log: str, *, limit: int = 8) -> list[str]:
     """
-    Return the lines of *log* that state why a server failed, without vLLM's prefixes, or else its
-    last lines.
+    Return at most *limit* lines of *log* that state why a server failed, or else its last lines.
 
     vLLM's processes report the same failure one after the other, the root cause first. Tracebacks
-    are reduced to the exceptions they end with, and long lines to their beginnings.
+    are reduced to the exceptions that end them, and long lines to their beginnings.
     """
     lines = [_bare(line) for line in log.splitlines() if line.strip()]
     selected = list(dict.fromkeys(_failures(lines))) or [text for _, text in lines]
-    return [
-        line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 3] + "..."
-        for line in selected[-limit:]
-    ]
+    return [_shortened(line) for line in selected[-limit:]]
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= MAX_LINE_CHARACTERS:
+        return line
+    return line[: MAX_LINE_CHARACTERS - 3] + "..."
 
 
 def _bare(line: str) -> tuple[str, str]:
-    """
-    Return the level of a log line, "" if it has no stamp, and its text without prefix and stamp.
-    """
+    """Return the level of a log line, "" without one, and its text without prefix and stamp."""
     text = _PREFIX.sub("", line.rstrip())
     stamp = _STAMP.match(text)
-    return (stamp["level"], text[stamp.end() :]) if stamp else ("", text)
+    if stamp is None:
+        return "", text
+    return stamp["level"], text[stamp.end() :]
 
 
 def _failures(lines: Iterable[tuple[str, str]]) -> Iterator[str]:
-    # lines that may still belong to the failure, and its level
+    """Yield the first line of each exception, and the indented lines of its message."""
     remaining = 0
-    failed = ""
+    failure_level = ""
     for level, text in lines:
+        is_indented = text.startswith(" ") and "^^^" not in text
         if _FAILURE.match(text):
             remaining = _MESSAGE_LINES
-            failed = level
+            failure_level = level
             yield text
-        elif remaining and level == failed and text.startswith(" ") and "^^^" not in text:
+        elif remaining and level == failure_level and is_indented:
             remaining -= 1
             yield text
         else:

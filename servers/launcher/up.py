@@ -1,7 +1,4 @@
-"""
-``stepspec up``: check a pair's file, start its servers, print where they are, and keep them until a
-signal.
-"""
+"""``stepspec up``: check a pair's file, start its servers, print their URLs, stop at a signal."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ from rich.console import Console
 
 from stepspec.orchestrator.backends.vllm.client import Connection
 from stepspec.orchestrator.backends.vllm.endpoint import warm_up
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.errors import EndpointError
@@ -51,59 +47,58 @@ def load_checked(path: Path) -> Pair:
 
 
 def command_lines(pair: Pair) -> str:
-    """
-    Return the shell command of every server to start, one a line; the rest of *pair* is in
-    comments.
-    """
-    urls = {path: ",".join(endpoint.urls) for path, endpoint in pair.connected.items()}
-    lines = [
-        f"# {path} is a pair: {nested.policy} over {path}.small and {path}.large"
-        for path, nested in pair.nested.items()
-    ]
-    lines += [
-        f"# {path} runs at {', '.join(endpoint.urls)}" for path, endpoint in pair.connected.items()
-    ]
-    return "\n".join([*lines, *shell_lines(waves(pair, visible_cards(os.environ)), urls)])
+    """Return the shell command of every server to start. The rest of *pair* is in comments."""
+    lines: list[str] = []
+    urls: dict[str, str] = {}
+    for path, nested in pair.nested.items():
+        lines.append(f"# {path} is a pair: {nested.policy} over {path}.small and {path}.large")
+    for path, endpoint in pair.connected.items():
+        lines.append(f"# {path} runs at {', '.join(endpoint.urls)}")
+        urls[path] = ",".join(endpoint.urls)
+    lines.extend(shell_lines(waves(pair, visible_cards(os.environ)), urls))
+    return "\n".join(lines)
 
 
 def shell_lines(
     waves: Sequence[Sequence[Server]], running: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """
-    Yield the shell command of every server, with a comment before each of the *waves* but the
-    first.
+    Yield the shell command of every server, with a comment between two *waves*.
 
-    A server whose port is 0 gets the next free one from `FIRST_PORT` on, as two commands cannot
-    choose the same; the small model's comes first, as in the documents. The last line, a comment,
-    names both models for the other commands; those that are *running* have the URLs given there.
+    The last line is a comment with the URLs of both models. *running* has the URLs of servers that
+    run already, by path. A port of 0 becomes a free one (see `with_ports`), because two commands
+    cannot choose the same.
     """
     servers = with_ports([server for wave in waves for server in wave])
-    for place, wave in enumerate(waves):
-        if place:
-            yield (
-                f"# when {' and '.join(server.name for server in waves[place - 1])} can be used, on"
-                " the same cards:"
-            )
-        yield from (shell_line(servers[server.name]) for server in wave)
-    urls = {
-        **(running or {}),
-        **{name: f"http://{each.host}:{each.port}/v1" for name, each in servers.items()},
-    }
-    if {"small", "large"} <= urls.keys():
+    before = ""
+    for wave in waves:
+        if before:
+            yield f"# when {before} can be used, on the same cards:"
+        for server in wave:
+            yield shell_line(servers[server.name])
+        before = " and ".join(server.name for server in wave)
+    urls = dict(running or {})
+    for name, server in servers.items():
+        urls[name] = f"http://{server.host}:{server.port}/v1"
+    if "small" in urls and "large" in urls:
         yield f'# then: stepspec solve "..." --small {urls["small"]} --large {urls["large"]}'
 
 
 def with_ports(servers: Iterable[Server]) -> Mapping[str, Server]:
     """
-    Return *servers* by name, each with a port that is free now; small models have the lower ones.
+    Return *servers* by name, each with a port that is free now.
+
+    Ports of 0 become ports from `FIRST_PORT` on. Small models get the lower ones, as in the
+    documents.
     """
     chosen = {server.name: server for server in servers}
     taken = {server.port for server in chosen.values()}
-    ports = count(FIRST_PORT)
+    ports = (port for port in count(FIRST_PORT) if port not in taken)
     for name in sorted(chosen, key=lambda name: [part != "small" for part in name.split(".")]):
         server = chosen[name]
-        free = (port for port in ports if port not in taken and not why_taken(server.host, port))
-        chosen[name] = replace(server, port=server.port or next(free))
+        if server.port == 0:
+            port = next(port for port in ports if not why_taken(server.host, port))
+            chosen[name] = replace(server, port=port)
     return chosen
 
 
@@ -113,9 +108,8 @@ async def up(
     """
     Start *pair*, print where its models are, and return when a signal has stopped the servers.
 
-    Print the settings of a solver that uses them; with *json_output* one line: an object with the
-    servers by role. Progress goes to *console*. A server that dies raises ServerDied, which stops
-    the others.
+    The settings of a solver are printed, with *json_output* a JSON object of the servers. Progress
+    goes to *console*. Raise `ServerDied` if a server dies. The others are then stopped.
     """
 
     async def serve() -> None:
@@ -123,11 +117,11 @@ async def up(
             with show_progress(console) as on_progress:
                 starting = running(pair, log_dir=log_dir, on_progress=on_progress)
                 models = await stack.enter_async_context(starting)
-            by_role = outline(pair, lambda path: asdict(models[path]))
-            print(
-                json.dumps(by_role) if json_output else as_toml(solver_settings(pair, models)),
-                flush=True,
-            )
+            if json_output:
+                text = json.dumps(outline(pair, lambda path: asdict(models[path])))
+            else:
+                text = as_toml(solver_settings(pair, models))
+            print(text, flush=True)
             for note in _notes(pair, settings_printed=not json_output):
                 console.print(note, style="dim", highlight=False, soft_wrap=True)
             await asyncio.Event().wait()
@@ -155,18 +149,16 @@ async def running(
     on_progress: Callable[[Progress], object] = lambda progress: None,
 ) -> AsyncGenerator[Mapping[str, RunningServer]]:
     """
-    Yield every model by its path once all answer. Servers that share a card are started one after
-    the other.
+    Yield every model by its path once all answer. Servers that share a card start one by one.
 
-    Raise an `EndpointError`, before anything is started, if a server does not answer that the
-    pair's file describes as running, and `ServerError` as `launch` does.
+    Raise an `EndpointError` before anything is started if a server does not answer that the file
+    describes as running. Raise `ServerError` as `launch` does.
     """
     endpoints = await asyncio.gather(
         *(_connect(path, endpoint) for path, endpoint in pair.connected.items())
     )
-    connected = dict(zip(pair.connected, endpoints, strict=True))
+    found = dict(zip(pair.connected, endpoints, strict=True))
     async with AsyncExitStack() as stack:
-        served: dict[str, Served] = {}
         for wave in waves(pair, visible_cards(os.environ)):
             launching = launch(
                 wave,
@@ -175,23 +167,23 @@ async def running(
                 on_progress=on_progress,
                 prepare=partial(_warm_up, pair),
             )
-            served |= await stack.enter_async_context(launching)
-        started = {
-            path: served[path].running(server.suffix_scoring, server.speculation.method)
-            for path, server in pair.started.items()
-        }
-        yield {
-            path: connected[path] if path in connected else started[path] for path in pair.models
-        }
+            for path, served in (await stack.enter_async_context(launching)).items():
+                server = pair.started[path]
+                found[path] = served.running(server.suffix_scoring, server.speculation.method)
+        yield {path: found[path] for path in pair.models}
 
 
 async def _warm_up(pair: Pair, served: Served) -> None:
-    role: Role = "large" if served.name.endswith("large") else "small"
-    scoring = pair.started[served.name].suffix_scoring
-    named = Endpoint(
-        role=role, url=served.base_url, model=served.served_name, suffix_scoring=scoring
+    await warm_up(
+        Endpoint(
+            role="large" if served.name.endswith("large") else "small",
+            url=served.base_url,
+            model=served.served_name,
+            suffix_scoring=pair.started[served.name].suffix_scoring,
+            retries=0,
+            priorities=False,
+        )
     )
-    await warm_up(named.model_copy(update={"retries": 0, "priorities": False}))
 
 
 async def _connect(path: str, endpoint: Endpoint) -> RunningServer:
@@ -215,12 +207,14 @@ async def _served_model(endpoint: Endpoint) -> str:
 
 async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
     """
-    Run *coroutine*; one of the `STOP_SIGNALS` cancels it, and that is no error. Under ``nohup``,
-    SIGHUP does not.
+    Run *coroutine* until it ends, or one of the `STOP_SIGNALS` cancels it, which is no error.
+
+    Under ``nohup``, SIGHUP does not cancel it.
     """
     loop = asyncio.get_running_loop()
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    handled = STOP_SIGNALS[:-1] if ignored else STOP_SIGNALS
+    handled = set(STOP_SIGNALS)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        handled.remove(signal.SIGHUP)
     async with background(coroutine) as (task,):
         for number in handled:
             loop.add_signal_handler(number, task.cancel)
@@ -235,10 +229,7 @@ async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
 
 @contextmanager
 def show_progress(console: Console) -> Generator[Callable[[Progress], None]]:
-    """
-    Show which servers are starting in a status line, updated by the yielded callback; print each
-    that is ready.
-    """
+    """Show in a status line which servers are starting. Yield the callback that updates it."""
     latest: dict[str, Progress] = {}
     with console.status("starting vLLM") as status:
 
@@ -254,9 +245,10 @@ def show_progress(console: Console) -> Generator[Callable[[Progress], None]]:
 
 
 def progress_line(latest: Iterable[Progress]) -> str:
-    """Name the servers that are still starting and for how long; empty if all are ready."""
+    """Name the servers that are still starting, and for how long; "" if all are ready."""
     waiting = [progress for progress in latest if progress.state == "starting"]
     if not waiting:
         return ""
     names = " and ".join(progress.name for progress in waiting)
-    return f"starting {names}: {max(progress.seconds for progress in waiting):.0f} s"
+    seconds = max(progress.seconds for progress in waiting)
+    return f"starting {names}: {seconds:.0f} s"

@@ -109,7 +109,7 @@ MODULES = {
     "stepspec.orchestrator.solution": ("Solution", "SolvedStep", "solved_steps"),
     "stepspec.orchestrator.verifiers": ("Candidate",),
 }
-"""The names of each module. It is imported when one of them is first used: a command starts sooner."""
+"""The names of each module. A module is imported when one of its names is first used."""
 
 PLACES = {name: module for module, names in MODULES.items() for name in names}
 SUBMODULES = ("errors", "events", "trace")

@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -36,7 +36,7 @@ from stepspec.orchestrator.step_ends import StepEnds
 from . import policies, prompts
 from . import settings as configuration
 from .run_parts import (
-    Answering,
+    AnswerPlan,
     Connections,
     check_policies,
     connected,
@@ -51,10 +51,7 @@ OUTAGE_SECONDS = 1800.0  # that work of hours waits for a model that went down, 
 
 
 class StreamArguments(RunOverrides, total=False):
-    """
-    The arguments of `Solver.stream`: those of `Solver.solve` but for the observer; a test compares
-    both.
-    """
+    """The arguments of `Solver.stream`: the arguments of `Solver.solve` without the observer."""
 
     run: RunOptions | None
     sampling: Sampling | None
@@ -69,7 +66,7 @@ class StreamArguments(RunOverrides, total=False):
 
 
 class EventStream:
-    """The events of one run, to iterate over as they happen; afterwards its solution."""
+    """The events of one run, to iterate over as they happen, and then its solution."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -85,7 +82,9 @@ class EventStream:
     @property
     def solution(self) -> Solution:
         """
-        The solution. Raise what the run raised, and `RuntimeError` if the run goes on, or was
+        The solution of the run that has ended.
+
+        Raise the error of a run that failed. Raise `RuntimeError` if the run goes on, or was
         cancelled.
         """
         if self._solving is None:
@@ -99,17 +98,37 @@ class EventStream:
     async def __aiter__(self) -> AsyncIterator[Event]:
         while (event := await self._events.get()) is not None:
             yield event
-        self._events.put_nowait(None)  # for who iterates once more
-        self.solution  # noqa: B018  # a failed run raises here
+        self._events.put_nowait(None)  # A second iteration ends at once.
+        self.solution  # noqa: B018  # A failed run raises here.
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """What a run needs beyond its options, once its problem is known."""
+
+    chain: Chain
+    """The problem."""
+    answering: AnswerPlan
+    """How the answer is written."""
+    budget: Budget
+    """The tokens, steps and seconds that are left."""
+    lost: EndpointError | None
+    """Why the small model cannot be used; None: it can be."""
+    stop: tuple[str, ...]
+    """Texts that end the answer."""
 
 
 def _decides(run: RunOptions) -> bool:
     """
-    Whether the large model may write alone where that is faster; by default not with a seed, which
-    repeats runs.
+    Whether the large model may write alone where that is faster.
+
+    By default it may not with a seed, which promises that runs repeat.
     """
-    wanted = run.sampling.seed is None if run.auto is None else run.auto
-    return wanted and run.policy not in policies.BASELINES
+    if run.policy in policies.BASELINES:
+        return False
+    if run.auto is None:
+        return run.sampling.seed is None
+    return run.auto
 
 
 REQUESTS_PER_RUN = 4
@@ -117,7 +136,7 @@ REQUESTS_PER_RUN = 4
 
 
 def with_concurrency(endpoint: Endpoint | NestedPair, requests: int) -> Endpoint | NestedPair:
-    """Return *endpoint* with room for so many *requests* where its settings name no number."""
+    """Return *endpoint* with room for so many *requests* if its settings name no number."""
     if isinstance(endpoint, NestedPair):
         inner = {
             "small": with_concurrency(endpoint.small, requests),
@@ -131,16 +150,16 @@ def with_concurrency(endpoint: Endpoint | NestedPair, requests: int) -> Endpoint
 
 class Solver:
     """
-    Keeps connections to both models and solves many problems, at the same time if asked to.
+    Keeps connections to both models, and solves many problems, also at the same time.
 
-    Made of complete `Settings`, or of both models and other settings as keyword arguments, which
-    come before variables, the TOML file and the defaults; see `stepspec.settings`::
+    It takes complete `Settings`, or both models and other settings as keyword arguments. Arguments
+    come before variables, the TOML file and the defaults (see `stepspec.settings`)::
 
         async with Solver(small="http://localhost:8001/v1", large="http://localhost:8002/v1") as
         solver:
             solutions = await asyncio.gather(*map(solver.solve, problems))
 
-    Raise `ConfigurationError` for wrong settings, and on entering an `EndpointError` for a server
+    Raise `ConfigurationError` for wrong settings. Entering raises an `EndpointError` for a server
     that cannot be used.
     """
 
@@ -151,19 +170,15 @@ class Solver:
         **overrides: Unpack[SettingsOverrides],
     ) -> None:
         if not isinstance(small, Settings):
-            arguments: dict[str, Any] = {"small": small, "large": large, **overrides}
-            small = configuration.load(**arguments)
-            try:
-                check_policies(small)
-            except ConfigurationError as exc:
-                raise configuration.named(exc, small, arguments) from exc
+            settings = _load_checked({"small": small, "large": large, **overrides})
         elif large is not None or overrides:
             raise TypeError(
                 "settings are complete: use settings.with_overrides(...), or leave them out"
             )
         else:
-            check_policies(small)
-        self.settings = settings = small
+            settings = small
+            check_policies(settings)
+        self.settings = settings
         self.prompts = settings.prompts
         self._exit = AsyncExitStack()
         self.small = connected(self._endpoint("small"), optional=settings.policy != "small")
@@ -181,9 +196,8 @@ class Solver:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            await all_entered(
-                stack, (self.small, self.large, *((self.critic,) if self.critic else ()))
-            )
+            critics = [self.critic] if self.critic else []
+            await all_entered(stack, (self.small, self.large, *critics))
             require_agreement(self.small, self.large, "a pair")
             for url, cause in self.down.items():
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
@@ -199,7 +213,7 @@ class Solver:
     @property
     def down(self) -> Mapping[str, str]:
         """The URL and the cause of every server that failed and has passed no probe since."""
-        return {url: why for model in self._single_models for url, why in model.down.items()}
+        return {url: cause for model in self._single_models for url, cause in model.down.items()}
 
     @property
     def waiting(self) -> Mapping[Party, int]:
@@ -215,17 +229,15 @@ class Solver:
 
     @property
     def _single_models(self) -> list[ReplicatedEndpoint]:
-        """Both models, and of a nested pair each of its models."""
-        each = (*leaves(self.small), *leaves(self.large))
-        return [endpoint for endpoint in each if isinstance(endpoint, ReplicatedEndpoint)]
+        """Both models. A nested pair counts as each of its models."""
+        models = (*leaves(self.small), *leaves(self.large))
+        return [endpoint for endpoint in models if isinstance(endpoint, ReplicatedEndpoint)]
 
     def require_both(self) -> None:
         """
-        Raise `EndpointUnavailable` if the small model is down, for work that means nothing with the
-        large alone.
+        Let no run go on without a model. Raise `EndpointUnavailable` if the small model is down.
 
-        From now on a run waits up to `OUTAGE_SECONDS` for a model that goes down, and then fails,
-        instead of going on without it.
+        From now on a run waits up to `OUTAGE_SECONDS` for a model that goes down, and then fails.
         """
         if not self.small.usable:
             causes = "; ".join(f"{url}: {cause}" for url, cause in self.down.items())
@@ -237,9 +249,7 @@ class Solver:
             self.critic.patience = OUTAGE_SECONDS
 
     async def warm_up(self) -> None:
-        """
-        Let every server do what it does only once, such as compiling, so that no run waits for it.
-        """
+        """Use every server once, because the first request compiles. Then no run waits for it."""
         await at_once(server.warm_up() for model in self._single_models for server in model.up)
 
     def policy(
@@ -251,12 +261,14 @@ class Solver:
         observe: Observer = lambda event: None,
     ) -> Policy:
         """
-        Build a policy over both models, for one run that begins now; what is None comes from the
-        settings.
+        Build a policy over both models for one run that begins now.
+
+        Arguments that are None come from the settings.
         """
         named = policies.named(name) if name else None
         run = self.settings.run.with_overrides({"policy": named, "options": options})
-        budget, sampling = budget or run.budget.budget(), run.sampling.seeded()
+        budget = budget or run.budget.budget()
+        sampling = run.sampling.seeded()
         models = self._connections.models(budget, sampling, observe, trace.Stopwatch())
         return models.policy_of(run)
 
@@ -270,11 +282,10 @@ class Solver:
         **overrides: Unpack[RunOverrides],
     ) -> RunOptions:
         """
-        Return *run*, by default that of the settings, with the other arguments, which are validated
-        here.
+        Return *run*, or the options of the settings, changed by the other arguments.
 
-        Those that are None change nothing. Raise `ConfigurationError` for a wrong value or an
-        option the policy lacks.
+        Arguments that are None change nothing. Raise `ConfigurationError` for a wrong value, and
+        for an option that the policy lacks.
         """
         before = run or self.settings.run
         named: Any = configuration.by_name(overrides)
@@ -307,28 +318,29 @@ class Solver:
         """
         Solve one *problem*: a text, or a conversation whose last turn poses it.
 
-        A *run* is used as it is: `resolve` makes one; by default it is that of the settings.
-        *sampling*, *seed*, *budget* and *overrides* change it; those that are None change nothing.
+        *run* has the options of the run (see `resolve`). By default they are those of the settings.
+        *sampling*, *seed*, *budget* and *overrides* change these options. None changes nothing.
 
-        The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON
-        schema, the large model writes it so; raise `MalformedReply` if its server does not see to
-        that. With *tools*, both models read about them, and the answer, which is the large model's,
-        may call them: the solution's `calls`. Raise `MissingCapability` if its server has no parser
-        for calls.
+        The answer ends before the first of the *stop* strings. A *format*, "json" or a JSON schema,
+        is the form of the large model's answer. Both models read about the *tools*. The large
+        model's answer may call them (see the solution's ``calls``).
 
-        *seed* is that of the *sampling*. Without one, each run draws its own, which the solution
-        tells, unless `auto` decides or one model is alone: without seeds one stream writes many
-        steps. With the same seed a run writes the same chain, however far it works ahead and
-        whatever else the servers do, as far as these give equal requests equal tokens; with `auto`
-        it depends on the time, and the seed is not used.
+        *seed* is the seed of the sampling. Without one a run draws its own, and the solution has
+        it. A run with ``auto`` or with one model alone has no seed, because without a seed one
+        stream writes many steps. With the same seed a run writes the same chain at any lookahead,
+        if the servers give equal requests equal tokens. With ``auto`` the chain depends on the
+        time, and the seed is not used.
 
-        *observe* sees every event as it happens. The times in events and trace are from *clock*,
-        which no other run has used; by default it is a new one. *trace_to* receives the trace, also
-        of a run that fails; if that file cannot be written, a warning is logged. *session* is the
-        value of the session header, whose runs use the same replica of each model while it is up;
-        if it is None, the run makes its own, and uses the replicas with the fewest runs. If the
-        small model fails for good, the large one goes on alone, and the solution says so; raise an
-        `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
+        *observe* sees every event as it happens. *clock* gives the times in events and trace. It is
+        a new clock by default, and no two runs may share one. *trace_to* is the file of the trace,
+        also of a run that fails. A file that cannot be written is logged as a warning. *session* is
+        the value of the session header: the runs of a session use the same replica of each model
+        while it is up. A run without a session uses the replicas with the fewest runs.
+
+        If the small model fails for good, the large one goes on alone, and the solution says so.
+        Raise an `EndpointError` if the large model fails. Raise `MalformedReply` if its server does
+        not keep to the format, and `MissingCapability` if its server has no parser for calls. Raise
+        `ConfigurationError` for wrong arguments.
         """
         began = asyncio.get_running_loop().time()
         run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
@@ -344,24 +356,28 @@ class Solver:
             tools=tools.tools if tools else (),
         )
         answering = await self._connections.answering(tools, run, format)
-        # whose context and failures count
+        # The policy "large" does not use the small model.
         small = self.large if run.policy == "large" else self.small
         room, lost = await context_room(chain, small, self.large, needs_small=run.policy == "small")
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         recorder = trace.Recorder(clock or trace.Stopwatch())
         budget = run.budget.budget().fit(room)
         try:
-            # others begin at once
+            # Only a run that decides may have to wait for its turn.
             async with self.auto.place() if _decides(run) else nullcontext():
-                budget = budget.after(asyncio.get_running_loop().time() - began)
+                prepared = PreparedRun(
+                    chain=chain,
+                    answering=answering,
+                    budget=budget.after(asyncio.get_running_loop().time() - began),
+                    lost=lost,
+                    stop=tuple(stop),
+                )
                 with (
                     carrying(self._session(session), run.priority, session or ""),
                     prompts.replacing(self.prompts),
                 ):
-                    outcome = await self._run(
-                        run, chain, answering, budget, lost, tuple(stop), recorder, observe
-                    )
-            # which may cut the JSON
+                    outcome = await self._run(run, prepared, recorder, observe)
+            # A stop string may cut the JSON.
             complete = outcome.reason == "stop" and not outcome.calls and not stop
             if format is not None and complete:
                 require_json(outcome.text, self.large.settings.url)
@@ -373,17 +389,11 @@ class Solver:
     async def _run(
         self,
         run: RunOptions,
-        chain: Chain,
-        answering: Answering,
-        budget: Budget,
-        lost: EndpointError | None,
-        stop: tuple[str, ...],
+        prepared: PreparedRun,
         recorder: trace.Recorder,
         observe: Observer,
     ) -> Outcome:
-        """
-        Build what the run is made of, once, and run it; *lost* is the failure of the small model.
-        """
+        """Build the parts of the run, and run it."""
 
         def watch(event: Event) -> None:
             recorder(event)
@@ -393,11 +403,15 @@ class Solver:
                 log.warning("the large model goes on alone: %s", event.advice)
             observe(event)
 
-        decides, baseline = _decides(run), run.policy in policies.BASELINES
+        decides = _decides(run)
+        baseline = run.policy in policies.BASELINES
+        chain = prepared.chain
         sampling = run.sampling if baseline else run.sampling.seeded()
         if decides:
             sampling = sampling.model_copy(update={"seed": None})
-        models = self._connections.models(budget, sampling, watch, recorder.clock, answering)
+        models = self._connections.models(
+            prepared.budget, sampling, watch, recorder.clock, prepared.answering
+        )
         large = models.policy_of(run.model_copy(update={"policy": "large", "options": {}}))
         auto = self.auto.run(
             run.policy, run.options, run.ahead, large if decides else None, run.lead
@@ -406,30 +420,32 @@ class Solver:
             run,
             auto if auto.aside else None,
             fallback=None if run.policy == "small" else large,
-            stop=stop,
-            lost=None if baseline else lost,
+            stop=prepared.stop,
+            lost=None if baseline else prepared.lost,
             needs_small=self._needs_both,
         )
-        names, seed = (
+        started = Started(
+            chain.messages,
+            run.policy,
             (*named(self.small), *self._names()[1:]),
-            (sampling.seed if sampling.repeats else None),
+            sampling.seed if sampling.repeats else None,
+            policies.threshold(run.policy, run.options),
+            chain.tools,
+            chain.thinks,
         )
-        threshold = policies.threshold(run.policy, run.options)
         try:
-            watch(
-                Started(
-                    chain.messages, run.policy, names, seed, threshold, chain.tools, chain.thinks
-                )
-            )
+            watch(started)
             return await run_to_the_answer(parts, chain, watch)
         finally:
             auto.close()
             models.leave()
 
     def _session(self, value: str | None) -> Mapping[str, str]:
-        """The header that keeps the requests of one run together."""
+        """Return the header that keeps the requests of one run together."""
         name = self.settings.session_header
-        return {name: value or uuid.uuid4().hex} if name else {}
+        if not name:
+            return {}
+        return {name: value or uuid.uuid4().hex}
 
     @property
     def _connections(self) -> Connections:
@@ -438,14 +454,14 @@ class Solver:
     @property
     def thinks(self) -> bool:
         """
-        Whether the reasoning stands in a block of its own before the answer; known once entered.
+        Whether the reasoning stands in a block of its own before the answer.
 
-        It does if the large model thinks. A small one that does not may draft for it.
+        It does if the large model thinks. The small model need not think. Known once entered.
         """
         return self.large.template.thinks
 
     def conditions(self, run: RunOptions) -> RunConditions:
-        """What a calibration compares of *run*; known once entered."""
+        """Return the values of *run* that a calibration compares. Known once entered."""
         with prompts.replacing(self.prompts):
             return RunConditions(run.policy, self.models, configuration.conditions(run))
 
@@ -456,19 +472,19 @@ class Solver:
 
     @property
     def templates(self) -> list[dict[str, Any]]:
-        """How the models are put, where that is not left to their servers: runs depend on it."""
-        ends = (*leaves(self.small), *leaves(self.large))
-        return [
-            e.settings.model_dump(include={"template", "thinks", "marks"}, exclude_defaults=True)
-            for e in ends
-        ]
+        """The settings that change a chat template, of each model. Runs depend on them."""
+        names = {"template", "thinks", "marks"}
+        models = (*leaves(self.small), *leaves(self.large))
+        return [model.settings.model_dump(include=names, exclude_defaults=True) for model in models]
 
     def _names(self) -> tuple[tuple[Party, str], ...]:
-        models: tuple[tuple[Party, str], ...] = (
+        names: list[tuple[Party, str]] = [
             ("small", described(self.small)),
             ("large", self.large.name),
-        )
-        return (*models, ("critic", self.critic.name)) if self.critic else models
+        ]
+        if self.critic:
+            names.append(("critic", self.critic.name))
+        return tuple(names)
 
     @asynccontextmanager
     async def stream(
@@ -489,6 +505,16 @@ class Solver:
         async with background(self.solve(problem, observe=stream.put, **arguments)) as (solving,):
             solving.add_done_callback(stream.end)
             yield stream
+
+
+def _load_checked(arguments: Mapping[str, Any]) -> Settings:
+    """Load the settings. An error about a policy names the source that chose it."""
+    settings = configuration.load(**arguments)
+    try:
+        check_policies(settings)
+    except ConfigurationError as exc:
+        raise configuration.named(exc, settings, arguments) from exc
+    return settings
 
 
 async def asolve(
@@ -529,9 +555,7 @@ def solve(
 
 
 def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
-    """
-    Write a trace; a failure is logged, since it must not cost the solution that the run has found.
-    """
+    """Write a trace. A failure is logged: the run has found its solution."""
     try:
         trace.write(path, moments)
     except OSError as exc:

@@ -1,9 +1,8 @@
 """
-What one run is made of: both models within its budget, its policy, who writes the answer, and who
-judges it.
+Build the endpoints of all runs from settings, and the parts of one run from the endpoints.
 
-Before it, the endpoints of all runs: made of settings, whose policies are checked before anything
-is connected.
+The parts are both models within a budget, the policy, the model that answers, and the judge of the
+answer. Policies are checked before anything is connected.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ def connected(
     settings: Endpoint | NestedPair, table: str = "", *, optional: bool = False
 ) -> ModelEndpoint:
     """
-    Make the endpoint of one model or of a nested pair, to be entered; *table* is its table of the
-    settings.
+    Make the endpoint of one model or of a nested pair. *table* is its table in the settings.
 
-    An *optional* one may be entered while it is down, and so may the small model of a pair.
+    The endpoint has to be entered. An *optional* one may be down then, as may the small model of a
+    nested pair.
     """
     table = table or settings.role
     if isinstance(settings, Endpoint):
@@ -86,10 +85,7 @@ def connected_critic(settings: Settings) -> RewardModelEndpoint | ConnectedVerif
 
 
 def check_policies(settings: Settings) -> None:
-    """
-    Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or a
-    verifier.
-    """
+    """Raise `ConfigurationError` for a policy or verifier of *settings* that does not exist."""
     policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
     if isinstance(settings.critic, FunctionVerifier):
         VERIFIERS.find(settings.critic.function)
@@ -98,10 +94,7 @@ def check_policies(settings: Settings) -> None:
 
 
 def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
-    """
-    Raise `ConfigurationError` if the policy of one of the nested *pairs*, which are given by paths,
-    cannot be.
-    """
+    """Raise `ConfigurationError` for a wrong policy of a nested pair. *pairs* has their paths."""
     for path, pair in pairs.items():
         try:
             policies.check(pair.policy, pair.options, has_critic=None)
@@ -109,14 +102,16 @@ def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
             raise ConfigurationError(f"{path}: {exc}") from exc
 
 
-JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
-LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
-STEP_QUESTION, ANSWER_QUESTION = prompts.load("check"), prompts.load("verifier.answer")
-REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-because")
+JUDGING_TOKENS = 192  # of context that a judge's question may take after the chain
+MIN_ROOM = 32  # tokens to think and answer in
+STEP_QUESTION = prompts.load("check")
+ANSWER_QUESTION = prompts.load("verifier.answer")
+REJECTED = prompts.load("verifier.rejected")
+REJECTED_BECAUSE = prompts.load("verifier.rejected-because")
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
+class AnswerPlan:
     """How an answer is written."""
 
     format: Format | None = None
@@ -134,75 +129,72 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """
-    Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is
-    one.
-
-    *formatting* is the large model when it answers in a format; *sampled* says whether the models
-    sample. With a *parser* for calls of tools, the large model answers. *check* is what judges the
-    answer, if anything does; *watch* may end what the small model writes. Models that have replicas
-    hold a place until `leave`.
-    """
+    """The models of one run. Models that have replicas hold a slot until `leave`."""
 
     small: Model
+    """The small model."""
     large: Model
+    """The large model."""
     critic: Critic | None
+    """Rates steps; None: nothing does."""
     budget: Budget
+    """The budget of the run."""
     formatting: Model | None = None
+    """The large model when it answers in a format; None: there is no format."""
     without_calls: Model | None = None
     """The large model when it answers in the format of an answer that calls no tool; None: any."""
-
     sampled: bool = False
+    """Whether the models sample."""
     parser: Callable[[], AnswerParser] | None = None
+    """Makes the parser for calls of tools, which only the large model's answer may have."""
     check: AnswerCheck | None = None
+    """Judges the answer; None: nothing does."""
     watch: Watch | None = None
+    """May end what the small model writes."""
 
     def policy(self, name: str, options: Mapping[str, Any]) -> Policy:
-        small, large = (
-            _budgeted(self.small, self.budget, self.watch),
-            _budgeted(self.large, self.budget),
-        )
+        """Build the policy *name* over both models within the budget."""
+        small = _budgeted(self.small, self.budget, self.watch)
+        large = _budgeted(self.large, self.budget)
         return policies.make(
             name, small, large, critic=self.critic, sampled=self.sampled, **options
         )
 
     def policy_of(self, run: RunOptions) -> Policy:
-        """
-        Build the policy of a run with the options *run*; a baseline leads, and ends the thinking,
-        by itself.
-        """
+        """Build the policy of a run. A baseline leads, and ends the thinking, by itself."""
         policy = self.policy(run.policy, run.options)
         if run.policy not in policies.BASELINES:
             if (run.ending or ended_by(policy)) == "large":
                 policy = policies.Ending(policy)
             if run.lead:
                 policy = policies.Led(policy, _budgeted(self.large, self.budget), run.lead)
-        return policy if run.stop_loops is None else policies.Guarded(policy, run.stop_loops)
+        if run.stop_loops is None:
+            return policy
+        return policies.Guarded(policy, run.stop_loops)
 
     def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
         """
-        The one model that answers, so that policy *name* does not go on through the answer; None if
-        it does.
+        Return the one model that answers; None if the policy *name* goes on through the answer.
 
-        *answer* says who; None: as in the policy's paper. Formats and tools are the large model's;
-        a baseline is alone.
+        *answer* says who answers; None: as in the policy's paper. The large model answers in
+        formats and calls tools. A baseline is alone.
         """
         if self.formatting is not None:
             return _within(self.formatting, self.budget)
-        paper = answered_by(policies.METHODS.find(name).source)
-        by = name if name in policies.BASELINES else "large" if self.parser else answer or paper
-        return (
-            None
-            if by == "method"
-            else _budgeted(self.small if by == "small" else self.large, self.budget)
-        )
+        by: str = answer or answered_by(policies.METHODS.find(name).source)
+        if name in policies.BASELINES:
+            by = name
+        elif self.parser:
+            by = "large"
+        if by == "method":
+            return None
+        return _budgeted(self.small if by == "small" else self.large, self.budget)
 
     def parts(self, run: RunOptions, auto: AutoRun | None, **other: Any) -> RunParts:
         """
-        Put together a run with the options *run*; *other* parts are those of `RunParts` that no
-        option says.
+        Put together a run with the options *run*. *other* parts of `RunParts` have no option.
 
-        With *auto*, the large model alone writes where that decides so.
+        *auto* decides when the large model writes alone; None: never.
         """
         answerer = self.answerer(run.policy, run.answer)
         return RunParts(
@@ -218,7 +210,7 @@ class Models:
         )
 
     def leave(self) -> None:
-        """Give back the places at the replicas."""
+        """Give back the slots at the replicas."""
         for model in (self.small, self.large, self.formatting, self.without_calls):
             if isinstance(model, ReplicatedModel | Nested):
                 model.leave()
@@ -226,11 +218,14 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The connections to both models, and to what rates steps or answers, if there is anything."""
+    """The connections to both models and to the critic."""
 
     small: ModelEndpoint
+    """The small model, or a nested pair."""
     large: ModelEndpoint
+    """The large model."""
     critic: RewardModelEndpoint | ConnectedVerifier | None = None
+    """Rates steps or answers; None: nothing does."""
 
     def models(
         self,
@@ -238,20 +233,21 @@ class Connections:
         sampling: Sampling,
         observe: Observer,
         clock: Callable[[], float],
-        answering: Answering | None = None,
+        answering: AnswerPlan | None = None,
     ) -> Models:
-        small, large = (
-            endpoint.model(sampling, observe=observe, clock=clock)
-            for endpoint in (self.small, self.large)
-        )
-        answering = answering or Answering()
+        """Open the models of one run. *observe* sees their requests, timed by *clock*."""
+        answering = answering or AnswerPlan()
         author = self.small if answering.by == "small" else self.large
-        formatting, without_calls = (
-            author.model(sampling, observe=observe, clock=clock, format=format)
-            if format is not None
-            else None
-            for format in (answering.format, answering.without_calls)
-        )
+
+        def formatted_by_author(format: Format | None) -> Model | None:
+            if format is None:
+                return None
+            return author.model(sampling, observe=observe, clock=clock, format=format)
+
+        small = self.small.model(sampling, observe=observe, clock=clock)
+        large = self.large.model(sampling, observe=observe, clock=clock)
+        formatting = formatted_by_author(answering.format)
+        without_calls = formatted_by_author(answering.without_calls)
         critic: Critic | None = None
         check = None
         match self.critic:
@@ -266,34 +262,35 @@ class Connections:
             case None:
                 pass
         return Models(
-            small,
-            large,
-            critic,
-            budget,
-            formatting,
-            without_calls,
-            sampling.temperature > 0,
-            answering.parser,
-            check,
+            small=small,
+            large=large,
+            critic=critic,
+            budget=budget,
+            formatting=formatting,
+            without_calls=without_calls,
+            sampled=sampling.temperature > 0,
+            parser=answering.parser,
+            check=check,
         )
 
     async def answering(
         self, tools: Toolset | None, run: RunOptions, format: Format | None
-    ) -> Answering:
+    ) -> AnswerPlan:
         """
-        How the answer of *run* is written. Raise `ConfigurationError` for what cannot be,
-        `MissingCapability`.
+        Return how the answer of *run* is written.
+
+        Raise `MissingCapability` if the server of the author has no parser for calls.
         """
         if tools is None or not tools.callable:
-            return Answering(format)
+            return AnswerPlan(format)
         by: Role = "small" if run.policy == "small" else "large"
         author = self.small if by == "small" else self.large
         may_answer = tools.choice == "auto" and not tools.named
-        return Answering(
-            await author.tool_format(tools),
-            lambda: ServerParser(author, tools),
-            by,
-            format if may_answer else None,
+        return AnswerPlan(
+            format=await author.tool_format(tools),
+            parser=lambda: ServerParser(author, tools),
+            by=by,
+            without_calls=format if may_answer else None,
         )
 
 
@@ -303,9 +300,9 @@ async def context_room(
     """
     Count the tokens that both contexts hold beyond the problem and a judge's question.
 
-    If the small model cannot be used, or takes too little, the room is that of the large one, and
-    the failure is returned, or raised if the run *needs_small*. Raise `ContextTooLong` if the room
-    is too little to start a run, and an `EndpointError` if the large model's server cannot count.
+    If the small model cannot be used, or its context is too short, return the room of the large
+    model and the failure. Raise the failure if the run *needs_small*. Raise `ContextTooLong` if the
+    room is too little for a run, and an `EndpointError` if the large model's server cannot count.
     """
 
     async def of_small() -> int | EndpointError:
@@ -320,13 +317,15 @@ async def context_room(
         return await _context_room(large, chain), None
     ours, theirs = await at_once((of_small(), _context_room(large, chain)))
     assert isinstance(theirs, int)
-    return (theirs, ours) if isinstance(ours, EndpointError) else (min(ours, theirs), None)
+    if isinstance(ours, EndpointError):
+        return theirs, ours
+    return min(ours, theirs), None
 
 
 async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
     prompt = await endpoint.count(chain.messages, chain.tools)
-    room = endpoint.room - prompt - JUDGING_ROOM
-    if room < LEAST_ROOM:
+    room = endpoint.room - prompt - JUDGING_TOKENS
+    if room < MIN_ROOM:
         raise ContextTooLong(
             no_room(prompt, endpoint.room), role=endpoint.role, url=endpoint.settings.url
         )
@@ -334,7 +333,7 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
 
 
 def _instead(large: Model) -> LargeJudge:
-    """What judges in place of a verifier that fails."""
+    """Return the judge in place of a verifier that fails."""
 
     def ask(stage: Stage) -> tuple[str, str]:
         prompt = STEP_QUESTION if stage == "step" else ANSWER_QUESTION
@@ -344,18 +343,19 @@ def _instead(large: Model) -> LargeJudge:
 
 
 def rejected(reason: str) -> str:
-    """Write what follows a rejected answer, so that the large model goes on with a better one."""
-    unknown, known = REJECTED
-    text = known.fill(reason=reason) if reason else unknown.text
+    """Return the text after a rejected answer, which asks the large model for a better one."""
+    text = REJECTED_BECAUSE.fill(reason=reason) if reason else REJECTED.text
     return f"\n\n{text}\n\n"
 
 
 def _within(model: Model | None, budget: Budget) -> Model | None:
-    """Return the *model* of an answer, which ends where the *budget* is spent."""
-    return None if model is None else Budgeted(model, budget.left)
+    """Return the *model* of an answer, which ends when the *budget* is spent."""
+    if model is None:
+        return None
+    return Budgeted(model, budget.left)
 
 
 def _budgeted(model: Model, budget: Budget, watch: Watch | None = None) -> Budgeted:
-    return Budgeted(
-        model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left, watch
-    )
+    if isinstance(model, Nested):
+        model = model.budgeted(budget.left)
+    return Budgeted(model, budget.left, watch)

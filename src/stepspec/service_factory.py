@@ -53,17 +53,16 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
     check_concurrency(solver, settings)
     async with built(solver, settings) as (service, logs):
         server = ServiceServer(service, settings, logs.log.info)
-        names, keys, clients = (
-            ", ".join(service.context.models.served),
-            len(settings.keys),
-            len(settings.clients),
-        )
         with listen(settings.host, settings.port, settings.send_seconds) as listening:
             host, port = listening.getsockname()[:2]
             host = f"[{host}]" if ":" in host else host
             await warmed(solver)
             logs.log.info(
-                "serving", url=f"http://{host}:{port}/v1", models=names, keys=keys, clients=clients
+                "serving",
+                url=f"http://{host}:{port}/v1",
+                models=", ".join(service.context.models.served),
+                keys=len(settings.keys),
+                clients=len(settings.clients),
             )
             await server.serve([listening])
 
@@ -93,8 +92,9 @@ def _models(settings: Settings) -> Iterator[tuple[str, Endpoint]]:
 
 def read(arguments: Mapping[str, Any]) -> Settings:
     """
-    Read all settings, *arguments* first. Raise `ConfigurationError` for wrong ones, and if a model
-    is missing.
+    Read all settings, the *arguments* first.
+
+    Raise `ConfigurationError` for wrong settings, and if a model is missing.
     """
     settings = configuration.load(**arguments)
     Solver(settings)
@@ -103,9 +103,7 @@ def read(arguments: Mapping[str, Any]) -> Settings:
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncGenerator[Service]:
-    """
-    Hold a warm service, for a program that runs its application, with the application's lifespan.
-    """
+    """Hold a warm service, for a program that runs the service's application itself."""
     solver = Solver(settings)
     async with built(solver, settings.service) as (service, _):
         await warmed(solver)
@@ -114,8 +112,10 @@ async def opened(settings: Settings) -> AsyncGenerator[Service]:
 
 async def warmed(solver: Solver) -> None:
     """
-    Warm *solver* up, and hide what stays for good from garbage collections: each full one stops all
-    for 0.2 s. Collections are rare from then on: by default they take a tenth of the CPU time.
+    Warm *solver* up, and hide from garbage collections what stays in memory.
+
+    Otherwise each full collection stops everything for 0.2 s. Collections are rare from then
+    on: by default they take a tenth of the CPU time.
     """
     await solver.warm_up()
     gc.collect()
@@ -162,7 +162,7 @@ def _traces() -> bool:
 
 
 def offer(solver: Solver) -> Offer:
-    """What the service is to serve, of an entered *solver*."""
+    """Return what the service offers, for an entered *solver*."""
     methods: Mapping[str, ServedMethod] = {
         name: ServedMethod(method.about, policies.defaults(name))
         for name, method in policies.METHODS.items()

@@ -1,11 +1,12 @@
 """
-Where settings come from: the flags of a command, arguments, ``STEPSPEC_*`` variables, and a TOML
-file.
+Read and merge settings: flags of a command, arguments, ``STEPSPEC_*`` variables, and a TOML file.
 
-Each source is a `Layer`. Values are merged key by key, and the first layer that sets one wins. Two
-values hide more than their own key. A URL in place of a model's table hides that table in later
-layers if it names a server too, so that no API key goes to another server. Another policy hides the
-options in later layers, which belong to their own policy.
+Each source is a `Layer`. Values are merged key by key, and the first layer that sets a value wins.
+Two values hide more than their own key:
+
+- A URL in place of a model's table hides the tables of later layers that name a server, so that no
+  API key goes to another server.
+- A policy hides the options in later layers, because options belong to their own policy.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from stepspec.orchestrator.run_options import models
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
+DEFAULT_POLICY = "specreason"
 ROLES = ("small", "large", "critic")
 
 Place: TypeAlias = tuple[str, ...]
@@ -46,25 +48,22 @@ Source: TypeAlias = Literal["flag", "argument", "variable", "file"]
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """
-    What the flags of a command set.
-
-    *values* are nested as in a settings file; *flags* has the flag of each place. *file* is the one
-    that ``--config`` names; None if it names none.
-    """
+    """The settings that the flags of a command set."""
 
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The values, nested as in a settings file."""
     flags: Mapping[Place, str] = field(default_factory=dict[Place, str])
+    """The flag of each place."""
     file: Path | None = None
+    """The file that ``--config`` names; None: the flag is not given."""
 
 
 OUTSIDE = CommandLine()
-# it is frozen
 _COMMAND_LINE: ContextVar[CommandLine] = ContextVar("_COMMAND_LINE", default=OUTSIDE)
 
 
 def command_line() -> CommandLine:
-    """The flags of the command that runs; empty outside of one."""
+    """Return the flags of the command that runs; `OUTSIDE` if none runs."""
     return _COMMAND_LINE.get()
 
 
@@ -75,35 +74,38 @@ def with_command_line(flags: CommandLine) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """
-    The *values* that one source sets.
-
-    *names* has the flag or variable of each place that the source sets by such a name, *path* is
-    the file. The tables of the models in *replaces* hide those of later layers which name a server
-    too.
-    """
+    """The values that one source sets."""
 
     source: Source
+    """The kind of the source."""
     values: Mapping[str, Any]
+    """The values, nested as in a settings file."""
     names: Mapping[Place, str] = field(default_factory=dict[Place, str])
+    """The flag or variable of each place, if the source has such names."""
     path: Path | None = None
+    """The file; None for other sources."""
     replaces: frozenset[str] = frozenset()
+    """The models whose tables hide the tables of later layers that name a server too."""
 
     def name(self, place: Place) -> str:
-        """
-        The flag, the variable, or the key in the file or among the arguments that sets *place*.
-        """
-        for end in range(len(place), 0, -1):
-            if (name := self.names.get(place[:end])) is not None:
-                rest = ".".join(place[end:])
-                return f"{name}, {rest}" if rest not in ("", "url") else name
+        """Return the flag, the variable, or the key that sets *place*."""
+        for length in range(len(place), 0, -1):
+            name = self.names.get(place[:length])
+            rest = ".".join(place[length:])
+            if name is not None and rest in ("", "url"):
+                return name
+            if name is not None:
+                return f"{name}, {rest}"
         key = ".".join(place)
-        return f"{self.path}: {key}" if self.path else key
+        if self.path:
+            return f"{self.path}: {key}"
+        return key
 
     def depth(self, place: Place) -> int:
         """
-        How many keys of *place* lead to a value in this layer; all of them if a value stands above
-        the last one.
+        Return how many keys of *place* lead to a value in this layer.
+
+        All of them do if a value stands above the last key.
         """
         values: Any = self.values
         for depth, key in enumerate(place):
@@ -119,14 +121,14 @@ class Layer:
 
 def layers(settings: type[BaseSettings], arguments: Mapping[str, Any]) -> tuple[Layer, ...]:
     """
-    The layers of *settings*, the first one first, without what an earlier one hides.
+    Return the layers of *settings*, the first one first, without the values that others hide.
 
     Raise `ConfigurationError` for an unknown variable, and for a file that cannot be read.
     """
     flags = command_line()
-    own = frozenset(role for role in ROLES if "url" in flags.values.get(role, ()))
+    with_urls = frozenset(role for role in ROLES if "url" in flags.values.get(role, ()))
     found = [
-        Layer("flag", flags.values, flags.flags, replaces=own),
+        Layer("flag", flags.values, flags.flags, replaces=with_urls),
         _with_tables(Layer("argument", arguments)),
         _variables(settings),
         *_file(flags.file),
@@ -135,20 +137,21 @@ def layers(settings: type[BaseSettings], arguments: Mapping[str, Any]) -> tuple[
 
 
 def merged(layers: Sequence[Layer]) -> dict[str, Any]:
-    """The values of all *layers*, as nested mappings."""
-    values: Mapping[str, Any] = {}
+    """Return the values of all *layers*, as nested mappings."""
+    values: dict[str, Any] = {}
     for layer in reversed(layers):
         values = _merged(layer.values, values)
-    return dict(values)
+    return values
 
 
 def origin(layers: Iterable[Layer], place: Place) -> Layer | None:
     """
-    The layer that sets *place*, or else as many of its keys as any does; None if none sets even the
-    first.
+    Return the first layer that sets most keys of *place*; None if none sets even the first key.
     """
-    deepest = max(layers, key=lambda layer: layer.depth(place))  # the first one of several
-    return deepest if deepest.depth(place) else None
+    deepest = max(layers, key=lambda layer: layer.depth(place))
+    if deepest.depth(place) == 0:
+        return None
+    return deepest
 
 
 class MergedSource(PydanticBaseSettingsSource):
@@ -178,15 +181,16 @@ def _merged(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any
 
 
 def _with_tables(layer: Layer) -> Layer:
-    """
-    Turn URLs that stand in place of a model's table into tables, which hide those of later layers.
-    """
-    given = {role: layer.values[role] for role in ROLES if role in layer.values}
-    replaces = frozenset(
-        role for role, value in given.items() if isinstance(value, str | BaseModel)
-    )
-    tables = {role: _as_table(value) for role, value in given.items()}
-    return replace(layer, values={**layer.values, **tables}, replaces=replaces)
+    """Turn a URL in place of a model's table into a table, which hides those of later layers."""
+    values = dict(layer.values)
+    replaces: set[str] = set()
+    for role in ROLES:
+        if role not in values:
+            continue
+        if isinstance(values[role], str | BaseModel):
+            replaces.add(role)
+        values[role] = _as_table(values[role])
+    return replace(layer, values=values, replaces=frozenset(replaces))
 
 
 def _as_table(model: object) -> object:
@@ -195,64 +199,71 @@ def _as_table(model: object) -> object:
         return {"url": model}
     if not isinstance(model, Mapping):
         return model
-    table = cast("Mapping[str, object]", model)
-    return {
-        key: _as_table(value) if key in ("small", "large") else value
-        for key, value in table.items()
-    }
+    table = dict(cast("Mapping[str, object]", model))
+    for role in ("small", "large"):
+        if role in table:
+            table[role] = _as_table(table[role])
+    return table
 
 
 def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:
+    """
+    Yield the layers without the values that earlier layers hide.
+
+    The options of a layer are for the policy that it sets, or else for that of the next later layer
+    that sets one. Without any they are for the default policy.
+    """
     replaced: frozenset[str] = frozenset()
     policies = [layer.values.get("policy") for layer in found]
     chosen = next(filter(None, policies), None)
     for number, layer in enumerate(found):
         hidden = {role for role in replaced if _names_server(layer.values.get(role))}
-        own = next(filter(None, policies[number:]), None)
-        if any(policies[:number]) and (own or "specreason") != chosen:
+        own = next(filter(None, policies[number:]), DEFAULT_POLICY)
+        if any(policies[:number]) and own != chosen:
             hidden.add("options")
-        yield replace(
-            layer, values={key: value for key, value in layer.values.items() if key not in hidden}
-        )
+        values = {key: value for key, value in layer.values.items() if key not in hidden}
+        yield replace(layer, values=values)
         replaced |= layer.replaces
 
 
 def _names_server(table: object) -> bool:
-    """
-    Whether the *table* of a model says where it is; else its keys belong to whatever server another
-    layer names.
-    """
-    keys = {"url", "small", "large", "function"}
-    return not isinstance(table, Mapping) or not keys.isdisjoint(cast("Mapping[str, Any]", table))
+    """Whether the *table* of a model names a server. Other tables add keys to such a table."""
+    if not isinstance(table, Mapping):
+        return True
+    return any(key in table for key in ("url", "small", "large", "function"))
 
 
 def _file(named: Path | None) -> Iterator[Layer]:
     """
-    The settings file: of ``--config``, of ``STEPSPEC_CONFIG``, or ``stepspec.toml`` if it exists.
+    Yield the settings file, if there is one.
+
+    It is the file of ``--config``, of ``STEPSPEC_CONFIG``, or ``stepspec.toml``.
     """
-    by, name = ("--config", str(named)) if named is not None else (CONFIG, os.environ.get(CONFIG))
-    if name is not None and not Path(name).is_file():
-        raise ConfigurationError(f"{by} names {name!r}, which is not a file")
+    chosen_by = CONFIG
+    name = os.environ.get(CONFIG)
+    if named is not None:
+        chosen_by = "--config"
+        name = str(named)
     path = Path(DEFAULT_FILE if name is None else name)
     if not path.is_file():
-        return
+        if name is None:
+            return
+        raise ConfigurationError(f"{chosen_by} names {name!r}, which is not a file")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as exc:  # it cannot be read, is no TOML, or not even text
+    except (OSError, ValueError) as exc:  # ValueError: it is no TOML, or not even text
         raise ConfigurationError(f"{path} is no settings file: {exc}") from exc
     yield _with_tables(Layer("file", values, path=path))
 
 
 class _Variables(EnvSettingsSource):
-    """
-    The variables; what stands in a table of any values, such as ``template``, is JSON if it can be.
-    """
+    """The variables. A value in a table of any values, such as ``template``, may be JSON."""
 
     def _coerce_env_val_strict(self, field: Any, value: Any) -> Any:
         with suppress(ValueError):
-            return (
-                json.loads(value) if field is Any else super()._coerce_env_val_strict(field, value)
-            )
+            if field is Any:
+                return json.loads(value)
+            return super()._coerce_env_val_strict(field, value)
         return value
 
 
@@ -262,30 +273,31 @@ def _variables(settings: type[BaseSettings]) -> Layer:
     try:
         values = source()
     except SettingsError as exc:
-        # the message quotes the field first
-        field = str(exc).split('"')[1]
-        text = getattr(exc.__cause__, "doc", "")
-        names = (
-            name for place, name in places.items() if place[0] == field and os.environ[name] == text
-        )
-        name = next(names, f"{PREFIX}{field.upper()}")
+        name = _wrong_variable(exc, places)
         raise ConfigurationError(f"{name}: {exc.__cause__}; the value has to be JSON") from exc
     layer = _with_tables(Layer("variable", values, places))
-    tables = {
-        role: {
-            **values_of,
-            **source.explode_env_vars(role, settings.model_fields[role], source.env_vars),
-        }
-        for role, values_of in layer.values.items()
-        if role in layer.replaces  # pydantic reads a variable for the URL alone, and none below it
-    }
-    return replace(layer, values={**layer.values, **tables})
+    tables = dict(layer.values)
+    for role in layer.replaces:  # pydantic reads the variable of the URL, and none below it.
+        below = source.explode_env_vars(role, settings.model_fields[role], source.env_vars)
+        tables[role] = {**tables[role], **below}
+    return replace(layer, values=tables)
+
+
+def _wrong_variable(error: SettingsError, places: Mapping[Place, str]) -> str:
+    """Return the variable that an *error* of pydantic is about. Its message quotes the field."""
+    field = str(error).split('"')[1]
+    text = getattr(error.__cause__, "doc", "")
+    for place, name in places.items():
+        if place[0] == field and os.environ[name] == text:
+            return name
+    return f"{PREFIX}{field.upper()}"
 
 
 def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
     """
-    The place and the name of each variable that is set. Raise `ConfigurationError` for one that is
-    no setting.
+    Yield the place and the name of each variable that is set.
+
+    Raise `ConfigurationError` for a variable that is no setting.
     """
     for variable in os.environ:
         if not variable.upper().startswith(PREFIX) or variable.upper() == CONFIG:
@@ -297,46 +309,54 @@ def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
 
 
 def _meant(settings: type[BaseSettings], unknown: Place) -> str:
-    """Say which variable the one of an *unknown* place may stand for: first A__B_C for A_B_C."""
+    """Say which variable the name of an *unknown* place may stand for."""
+    meant = _with_more_tables(settings, unknown) or moved(settings, unknown)
+    known = [meant] if meant else places(settings, len(unknown))
+    names = sorted(map(_variable, known))
+    firsts = ", ".join(sorted(_variable((name,)) for name in settings.model_fields))
+    return near(_variable(unknown), names) or f"; the first parts of those that exist: {firsts}"
+
+
+def _variable(place: Place) -> str:
+    return f"{PREFIX}{'__'.join(place)}".upper()
+
+
+def _with_more_tables(settings: type[BaseSettings], unknown: Place) -> Place | None:
+    """Return the setting of A__B_C for A_B_C; None if there is none."""
     *table, last = unknown
-    spelt = ((*table, last[:at], last[at + 1 :]) for at, letter in enumerate(last) if letter == "_")
-    same = next((place for place in spelt if is_setting(settings, place)), None) or moved(
-        settings, unknown
-    )
-    known = [same] if same else places(settings, len(unknown))
-    variable, *names = (f"{PREFIX}{'__'.join(place)}".upper() for place in (unknown, *known))
-    firsts = ", ".join(sorted(f"{PREFIX}{name}".upper() for name in settings.model_fields))
-    return near(variable, sorted(names)) or f"; the first parts of those that exist: {firsts}"
+    for index, letter in enumerate(last):
+        place = (*table, last[:index], last[index + 1 :])
+        if letter == "_" and is_setting(settings, place):
+            return place
+    return None
 
 
 def moved(settings: type[BaseModel], unknown: Place) -> Place | None:
-    """
-    The place of a setting of a run that was looked for at the top, as ("sampling", "seed") of
-    ("seed",).
-    """
-    inner = ((table, *unknown) for table in ("sampling", "budget"))
-    return next((place for place in inner if is_setting(settings, place)), None)
+    """Return the place of a setting without its table: ("sampling", "seed") for ("seed",)."""
+    for table in ("sampling", "budget"):
+        if is_setting(settings, (table, *unknown)):
+            return (table, *unknown)
+    return None
 
 
 def is_setting(model: type[BaseModel], place: Place) -> bool:
     """
-    Whether *place* leads to a field of *model*, or below one that takes any keys; case does not
-    matter.
+    Whether *place* leads to a field of *model*, or below a field that takes any keys.
+
+    Case does not matter.
     """
     first, *rest = place
-    found = next((info for name, info in _fields(model) if name.lower() == first.lower()), None)
-    if found is None or not rest:
-        return found is not None
-    return _is_table(found.annotation) or any(
-        is_setting(each, tuple(rest)) for each in models(found.annotation)
-    )
+    fields = {name.lower(): info for name, info in _fields(model)}
+    info = fields.get(first.lower())
+    if info is None:
+        return False
+    if not rest or _is_table(info.annotation):
+        return True
+    return any(is_setting(inner, tuple(rest)) for inner in models(info.annotation))
 
 
 def places(model: type[BaseModel], depth: int = 3) -> Iterator[Place]:
-    """
-    The places of all settings of *model* that have at most *depth* keys; a table before what stands
-    in it.
-    """
+    """Yield the places of all settings of *model* with at most *depth* keys, tables first."""
     for name, info in _fields(model):
         yield (name,)
         if depth > 1:
@@ -345,10 +365,10 @@ def places(model: type[BaseModel], depth: int = 3) -> Iterator[Place]:
 
 
 def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    """The fields of *model* with the names that users write; a role follows from the place."""
-    yield from (
-        (info.alias or name, info) for name, info in model.model_fields.items() if name != "role"
-    )
+    """Yield the fields of *model* with the names that users write. No user writes a role."""
+    for name, info in model.model_fields.items():
+        if name != "role":
+            yield info.alias or name, info
 
 
 def _is_table(annotation: object) -> bool:

@@ -1,10 +1,10 @@
 """
-Settings of a solver. One precedence: flags, arguments, ``STEPSPEC_*`` variables, a TOML file, the
-defaults.
+The settings of a solver.
 
-The file is the one that ``--config`` or ``STEPSPEC_CONFIG`` names, or ``stepspec.toml`` in the
-working directory, if there is one. Unknown keys are errors everywhere. `setting_sources` reads and
-merges them.
+They come from flags, arguments, ``STEPSPEC_*`` variables, a TOML file and the defaults, in this
+order. The file is the one that ``--config`` or ``STEPSPEC_CONFIG`` names, or ``stepspec.toml`` in
+the working directory. Unknown keys are errors everywhere. `setting_sources` reads and merges the
+sources.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ __all__ = [
 ]
 
 REWARD_MODEL = "reward-model"
-# pydantic puts them into the locations of errors
-CRITICS = frozenset({REWARD_MODEL, "decisions", "function"})
-HASH = 16  # characters of a prompt's hash in a policy file
+CRITIC_KINDS = frozenset({REWARD_MODEL, "decisions", "function"})
+"""The kinds of a critic. pydantic puts them into the locations of errors."""
+HASH_CHARACTERS = 16  # of a prompt's hash in a policy file
 _ABSENT = object()
 
 log = logging.getLogger("stepspec")
@@ -84,18 +84,20 @@ def _for_role(role: Role) -> BeforeValidator:
 
 
 def _function(value: Any) -> Any:
-    """Return a function as a verifier, and anything else as it is."""
-    return FunctionVerifier.model_validate({"function": value}) if callable(value) else value
+    """Return a function as a verifier, and other values as they are."""
+    if callable(value):
+        return FunctionVerifier.model_validate({"function": value})
+    return value
 
 
 def _critic(value: Any) -> Any:
-    """
-    Accept a reward model as its URL alone, a verifier as its function, and a table without its
-    kind.
-    """
-    table = for_role(_function(value), "critic")
-    kind = "function" if isinstance(table, dict) and "function" in table else REWARD_MODEL
-    return {"kind": kind, **cast("dict[str, Any]", table)} if isinstance(table, dict) else table
+    """Accept a URL as a reward model, a function as a verifier, and a table without its kind."""
+    value = for_role(_function(value), "critic")
+    if not isinstance(value, dict):
+        return value
+    table = cast("dict[str, Any]", value)
+    kind = "function" if "function" in table else REWARD_MODEL
+    return {"kind": kind, **table}
 
 
 def _read_prompts(folder: Path) -> Path:
@@ -110,10 +112,9 @@ PromptsFolder: TypeAlias = Annotated[Path, AfterValidator(_read_prompts)]
 
 class Calibration(BaseModel, frozen=True, extra="forbid"):
     """
-    The guarantee of ``stepspec calibrate`` for a *value* of one *option* of a *policy*, as a
-    settings file holds it.
+    The guarantee of ``stepspec calibrate`` for a value of one option of a policy.
 
-    With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone.
+    The policy loses at most a share of the problems to the large model alone, with a confidence.
     """
 
     policy: str
@@ -145,21 +146,24 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     """
 
     def differences(self, run: RunConditions) -> tuple[str, ...]:
-        """The settings in which *run* differs from the runs that the calibration covers."""
+        """Return the settings in which *run* differs from the runs that the calibration covers."""
         if run.policy != self.policy:
             return ("policy",)
         options = dict(run.values["options"])
-        value = options.pop(self.option, _ABSENT)
-        values = {**run.values, "options": options}
-        return (
-            *((f"options.{self.option}",) if value != self.value else ()),
-            *_differences("models", self.models, run.models if self.models else {}),
-            *_differences("", self.conditions, values if self.conditions else {}),
-        )
+        found: list[str] = []
+        if options.pop(self.option, _ABSENT) != self.value:
+            found.append(f"options.{self.option}")
+        if self.models:
+            found.extend(_differences("models", self.models, run.models))
+        if self.conditions:
+            values = {**run.values, "options": options}
+            found.extend(_differences("", self.conditions, values))
+        return tuple(found)
 
     def warn_of_differences(self, run: RunConditions) -> None:
         """Log a warning if the calibration does not cover *run*."""
-        if differences := self.differences(run):
+        differences = self.differences(run)
+        if differences:
             log.warning(
                 "what %s was calibrated for is not what runs now (other: %s): its promise does not"
                 " hold here; run `stepspec calibrate` again with these settings, or go back to"
@@ -171,35 +175,35 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True)
 class RunConditions:
-    """
-    What a calibration compares of a run: its *policy*, its *models* by role, and the *values* of
-    its options.
-    """
+    """What a calibration compares of a run."""
 
     policy: str
+    """The name of the policy."""
     models: Mapping[str, str]
+    """The names of the models, by role."""
     values: Mapping[str, Any]
+    """The options of the run (see `conditions`)."""
 
 
 def _differences(place: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """The paths at which *before* and *now* hold different values."""
+    """Yield the paths at which *before* and *now* have different values."""
     for name in dict.fromkeys((*before, *now)):
         path = f"{place}.{name}".lstrip(".")
-        old, new = before.get(name, _ABSENT), now.get(name, _ABSENT)
+        old = before.get(name, _ABSENT)
+        new = now.get(name, _ABSENT)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(
-                path, cast("Mapping[str, Any]", old), cast("Mapping[str, Any]", new)
-            )
+            old_table = cast("Mapping[str, Any]", old)
+            new_table = cast("Mapping[str, Any]", new)
+            yield from _differences(path, old_table, new_table)
         elif old != new:
             yield path
 
 
 class Settings(RunOptions, BaseSettings):
     """
-    Everything a solver is configured with: the options of its runs, which a run may override, and
-    what follows here.
+    The settings of a solver. They include the options of its runs, which a run may override.
 
-    Each field's own text says what it is; the small model may itself be a pair (`NestedPair`).
+    The small model may itself be a pair (`NestedPair`).
     """
 
     model_config = SettingsConfigDict(
@@ -251,8 +255,10 @@ class Settings(RunOptions, BaseSettings):
 
     @property
     def prompts(self) -> Mapping[str, PromptFile]:
-        """The prompts of *prompts_dir*, by the names of those that they replace."""
-        return prompts.read_folder(self.prompts_dir) if self.prompts_dir else {}
+        """The prompts of ``prompts_dir``, by the names of the prompts that they replace."""
+        if self.prompts_dir is None:
+            return {}
+        return prompts.read_folder(self.prompts_dir)
 
     @property
     def rates_steps(self) -> bool:
@@ -267,44 +273,43 @@ class Settings(RunOptions, BaseSettings):
 
     def turned(self, places: int) -> Self:
         """
-        The same, for one of several that begin at the same time: with other servers of each model
-        first.
+        Return settings in which the replicas of each model are turned by so many *places*.
+
+        Several solvers that begin at the same time then begin with different servers.
         """
-        ends = {"small": self.small, "large": self.large}
         return self.model_copy(
-            update={role: end and end.turned(places) for role, end in ends.items()}
+            update={
+                "small": self.small and self.small.turned(places),
+                "large": self.large and self.large.turned(places),
+            }
         )
 
 
 def conditions(run: RunOptions) -> dict[str, Any]:
     """
-    The values of *run* that a calibration depends on, in addition to the policy and the models; as
-    values of TOML.
+    Return the values of *run* that a calibration depends on besides policy and models, as TOML.
 
-    Defaults of the policy are filled in, so that a default that changes is noticed. The prompts
-    that decide what the policy does are there by their hashes.
+    Defaults of the policy are filled in, so that a default that changes is noticed. The prompts of
+    the policy are represented by their hashes.
     """
     method = policies.METHODS.find(run.policy)
-    roles = {
+    options = {**policies.defaults(run.policy), **run.options}
+    values: dict[str, Any] = {
+        **run.calibrated(),
         "ending": run.ending or ended_by(method.source),
         "answer": run.answer or answered_by(method.source),
+        "options": {name: value for name, value in options.items() if value is not None},
     }
-    known = prompts.known()
-    texts = (
-        {"prompts": {name: known[name].sha256[:HASH] for name in sorted(method.prompts)}}
-        if method.prompts
-        else {}
-    )
-    options = {**policies.defaults(run.policy), **run.options}
-    set_options = {name: value for name, value in options.items() if value is not None}
-    return run.calibrated() | roles | {"options": set_options} | texts
+    if method.prompts:
+        known = prompts.known()
+        values["prompts"] = {
+            name: known[name].sha256[:HASH_CHARACTERS] for name in sorted(method.prompts)
+        }
+    return values
 
 
 class SettingsOverrides(RunOverrides, total=False):
-    """
-    The settings of a solver as keyword arguments, without its two models; *seed* is that of the
-    sampling.
-    """
+    """The settings of a solver as keyword arguments, without its two models."""
 
     critic: str | Critic | VerifierFunction | Mapping[str, Any] | None
     sampling: Sampling | Mapping[str, Any] | None
@@ -314,10 +319,7 @@ class SettingsOverrides(RunOverrides, total=False):
 
 
 def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    Return *overrides* with what is a class or a function in them as the names or settings to choose
-    it by.
-    """
+    """Return *overrides* with names and settings in place of classes and functions."""
     named = {"policy": policies.named, "critic": _function}
     return {
         name: named[name](value) if name in named and value else value
@@ -327,62 +329,66 @@ def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def load(*, seed: int | None = None, **overrides: Any) -> Settings:
     """
-    Load the settings; *overrides* come first, and those that are None count as absent. *seed* is
-    the sampling's.
+    Load the settings. *overrides* come first. None counts as absent.
 
-    Raise `ConfigurationError`, which names the setting that is wrong.
+    *seed* is the seed of the sampling. Raise `ConfigurationError`, which names every wrong setting.
     """
-    arguments = {name: value for name, value in by_name(overrides).items() if value is not None}
+    arguments = _without_none(by_name(overrides))
     try:
         settings = Settings(**arguments)
     except ValidationError as exc:
-        found = layers(Settings, arguments)
-        each = ["", *(_explain_error(error, found) for error in exc.errors())]
-        # named once for all of its keys
-        file = f"{next((layer.path for layer in found if layer.path), None)}: "
-        texts = (
-            text.removeprefix(file) if before.startswith(file) else text
-            for before, text in pairwise(each)
-        )
-        raise ConfigurationError("; ".join(texts)) from exc
+        raise ConfigurationError(_explain(exc.errors(), layers(Settings, arguments))) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
+
+
+def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _explain(errors: Sequence[ErrorDetails], found: Sequence[Layer]) -> str:
+    """Say what is wrong. Wrong keys of the file that follow each other name it once."""
+    paths = [layer.path for layer in found if layer.path]
+    texts = [_explain_error(error, found) for error in errors]
+    if not paths:
+        return "; ".join(texts)
+    file = f"{paths[0]}: "
+    parts = texts[:1]
+    for before, text in pairwise(texts):
+        parts.append(text.removeprefix(file) if before.startswith(file) else text)
+    return "; ".join(parts)
 
 
 def named(
     exc: ConfigurationError, settings: Settings, arguments: Mapping[str, Any]
 ) -> ConfigurationError:
     """
-    Let the error of a policy or its options name the flag, the variable or the key of the file at
-    fault.
+    Return the error of a policy or its options with the flag, variable or key that is wrong.
 
     *settings* were loaded with these *arguments*.
     """
     place = ("options", exc.option) if exc.option else ("policy",)
-    known = settings.policy in policies.METHODS
-    found = origin(
-        layers(Settings, {name: value for name, value in arguments.items() if value is not None}),
-        place,
-    )
-    if found is None or found.source == "argument" or (known and not exc.option):
+    if settings.policy in policies.METHODS and not exc.option:
+        return exc
+    found = origin(layers(Settings, _without_none(arguments)), place)
+    if found is None or found.source == "argument":
         return exc
     return ConfigurationError(f"{found.name(place)}: {exc}", option=exc.option)
 
 
-SOMEWHERE = "http://HOST:PORT/v1"
+EXAMPLE_URL = "http://HOST:PORT/v1"
 
 
 def without_models(settings: Settings) -> ConfigurationError:
-    """The error of *settings* that lack one of the models, or both: how to name what is missing."""
+    """Return the error of *settings* that lack a model, which says how to name the model."""
     missing = [role for role in ("small", "large") if getattr(settings, role) is None]
     models = " and ".join(f"no {role} model" for role in missing)
-    in_command = command_line() is not OUTSIDE  # then messages name flags and not arguments
-    ways = [f"--{role} {SOMEWHERE}" if in_command else f"{role}='{SOMEWHERE}'" for role in missing]
+    ways = [f"{role}='{EXAMPLE_URL}'" for role in missing]
+    if command_line() is not OUTSIDE:
+        ways = [f"--{role} {EXAMPLE_URL}" for role in missing]
     tables = " and ".join(f"[{role}]" for role in missing)
-    written = (
-        f"a {tables} table with its url"
-        if len(missing) == 1
-        else f"the tables {tables} with their urls"
-    )
+    written = f"the tables {tables} with their urls"
+    if len(missing) == 1:
+        written = f"a {tables} table with its url"
     variables = " and ".join(f"{PREFIX}{role.upper()}" for role in missing)
     return ConfigurationError(
         f"{models}: pass {' and '.join(ways)}, set {variables}, or write {written} into"
@@ -392,7 +398,7 @@ def without_models(settings: Settings) -> ConfigurationError:
 
 def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
     """Say what is wrong with which flag, variable, argument, or key of the file."""
-    hidden = TAGS | CRITICS
+    hidden = TAGS | CRITIC_KINDS
     message = explain_error(Settings, error, hidden=hidden)
     place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in hidden)
     if error["type"] == "extra_forbidden" and (meant := moved(Settings, place)):
@@ -401,9 +407,11 @@ def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
     if layer is None or layer.source == "argument" or not place:
         return message
     if layer.source == "file":
-        unstarted = error["type"] == "missing" and "model" in layer.values[place[0]]
-        hint = " (the file of a pair is for `stepspec up`, which prints settings)" * unstarted
-        return f"{layer.path}: {message}{hint}"
+        if error["type"] == "missing" and "model" in layer.values[place[0]]:
+            message += " (the file of a pair is for `stepspec up`, which prints settings)"
+        return f"{layer.path}: {message}"
+    name = layer.name(place)
+    if error["type"].startswith(("greater_than", "less_than")):
+        name += f" {error['input']}"
     reason = message.removeprefix(f"{'.'.join(place)}: ")
-    value = f" {error['input']}" if error["type"].startswith(("greater_than", "less_than")) else ""
-    return f"{layer.name(place)}{value}: {reason}"
+    return f"{name}: {reason}"

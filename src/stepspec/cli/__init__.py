@@ -42,7 +42,7 @@ file of --config. docs/command-line.md has the whole grammar.
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CommandPlace:
     """Where a command is found."""
 
     module: str
@@ -53,19 +53,19 @@ class Place:
     """The name of the examples for its help, in the same module."""
 
 
-COMMANDS: Mapping[str, Place] = {
-    "solve": Place("stepspec.cli.solve", "solve"),
-    "serve": Place("stepspec.cli.serve", "serve"),
-    "trace": Place("stepspec.cli.inspect", "show_trace", "TRACE_EXAMPLES"),
-    "policies": Place("stepspec.cli.inspect", "list_policies", "POLICIES_EXAMPLES"),
-    "doctor": Place("stepspec.cli.inspect", "doctor", "DOCTOR_EXAMPLES"),
-    "config": Place("stepspec.cli.config", "app", "SHOW_EXAMPLES"),
-    "tune": Place("stepspec.cli.tune"),
-    "eval": Place("stepspec.cli.eval"),
-    "calibrate": Place("stepspec.cli.calibrate", "calibrate"),
-    "report": Place("stepspec.cli.report"),
-    "up": Place("stepspec.cli.up", "up"),
-    "demo": Place("stepspec.cli.up", "demo", "DEMO_EXAMPLES"),
+COMMANDS: Mapping[str, CommandPlace] = {
+    "solve": CommandPlace("stepspec.cli.solve", "solve"),
+    "serve": CommandPlace("stepspec.cli.serve", "serve"),
+    "trace": CommandPlace("stepspec.cli.inspect", "show_trace", "TRACE_EXAMPLES"),
+    "policies": CommandPlace("stepspec.cli.inspect", "list_policies", "POLICIES_EXAMPLES"),
+    "doctor": CommandPlace("stepspec.cli.inspect", "doctor", "DOCTOR_EXAMPLES"),
+    "config": CommandPlace("stepspec.cli.config", "app", "SHOW_EXAMPLES"),
+    "tune": CommandPlace("stepspec.cli.tune"),
+    "eval": CommandPlace("stepspec.cli.eval"),
+    "calibrate": CommandPlace("stepspec.cli.calibrate", "calibrate"),
+    "report": CommandPlace("stepspec.cli.report"),
+    "up": CommandPlace("stepspec.cli.up", "up"),
+    "demo": CommandPlace("stepspec.cli.up", "demo", "DEMO_EXAMPLES"),
 }
 """Every command. It is imported when it is run, or when the list of commands is shown."""
 
@@ -88,7 +88,7 @@ class Commands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-def _make(name: str, place: Place) -> Any:
+def _make(name: str, place: CommandPlace) -> Any:
     module = importlib.import_module(place.module)
     found = getattr(module, place.name)
     if isinstance(found, typer.Typer):

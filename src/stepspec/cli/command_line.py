@@ -1,7 +1,7 @@
 """
-Shared by the command-line programs: refuse wrong options early, write files, show progress.
+Check the options of commands early, and write files.
 
-What runs a command is in `program`, with names that are here too.
+`program` runs the commands. Its consoles can be imported from here, too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ def numbers(
     flag: str, text: str, kind: Callable[[str], Any], *, positive: bool = True
 ) -> list[Any]:
     """
-    Read the numbers of *text*, each once, above 0 if *positive*; none if it is empty. Raise
-    `ConfigurationError`.
+    Return the different numbers in *text*, with commas between them; [] if it is empty.
+
+    Raise `ConfigurationError` for other words, and for numbers up to 0 if they must be *positive*.
     """
+    if not text.strip():
+        return []
     try:
-        numbers = [kind(part) for part in text.split(",")] if text.strip() else []
+        numbers = [kind(part) for part in text.split(",")]
     except ValueError:
         raise ConfigurationError(
             f"{flag} {text!r}: write numbers with commas between them"
@@ -47,10 +50,7 @@ def numbers(
 
 
 def finite(flag: str, *values: object) -> None:
-    """
-    Raise `ConfigurationError`, which names the *flag*, if any of its *values* is no number or
-    infinite.
-    """
+    """Raise `ConfigurationError`, which names the *flag*, for a value that is not finite."""
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigurationError(f"{flag} {value}: a finite number is needed")
@@ -58,10 +58,9 @@ def finite(flag: str, *values: object) -> None:
 
 def writable(flag: str, path: Path) -> None:
     """
-    Make the folder of the file at *path*. Raise `ConfigurationError` if that file cannot be
-    written.
+    Make the folder of the file at *path*. Raise `ConfigurationError` if it cannot be written.
 
-    No folder is made directly below the root, where a path with a spelling error would leave one.
+    No folder is made directly below the root, because a misspelt path would leave one there.
     """
     top = Path(*path.absolute().parts[:2])
     if not top.exists() and top != path.absolute():
@@ -77,9 +76,7 @@ def writable(flag: str, path: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """
-    Write *text* to the file at *path*. Raise `StepspecError`, which names the file, if that fails.
-    """
+    """Write *text* to the file at *path*. Raise `StepspecError`, which names the file."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:
@@ -98,12 +95,10 @@ def write_settings(path: Path | None, toml: str) -> None:
 
 
 def only_without_testbed(**others: object) -> None:
-    """
-    Raise `ConfigurationError` if a server is named, or one of *others* is set, beside the miniature
-    pair.
-    """
+    """Raise `ConfigurationError` if a flag names a server, or one of the *others* is set."""
     flags = [name for place, name in command_line().flags.items() if place[0] in ROLES]
-    if flags := [*flags, *(f"--{name}" for name, value in others.items() if value is not None)]:
+    flags.extend(f"--{name}" for name, value in others.items() if value is not None)
+    if flags:
         raise ConfigurationError(
             f"--testbed starts a pair of its own: leave out either it or {', '.join(flags)}"
         )

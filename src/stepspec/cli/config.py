@@ -49,41 +49,41 @@ def show(json: Json = False) -> None:
         print_json(shown)
         return
     rows = [("setting", "value", "from")]
-    rows += [
-        (
-            name,
-            "none" if each["value"] is None else one_line(each["value"]),
-            each["name"] or each["source"],
-        )
-        for name, each in shown.items()
-    ]
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, setting in shown.items():
+        value = "none" if setting["value"] is None else one_line(setting["value"])
+        rows.append((name, value, setting["name"] or setting["source"]))
+    name_width = max(len(name) for name, _, _ in rows)
+    value_width = max(len(value) for _, value, _ in rows)
+    styles = {"from": "bold", "default": "dim"}
     for name, value, source in rows:
-        style = "bold" if source == "from" else "dim" if source == "default" else ""
-        line = f"{name:<{first}}  {value:<{second}}  {source}"
-        stdout.print(Text(line, style), soft_wrap=True)  # a setting is one line, also for grep
+        line = f"{name:<{name_width}}  {value:<{value_width}}  {source}"
+        # A setting is one line, also for grep.
+        stdout.print(Text(line, styles.get(source, "")), soft_wrap=True)
 
 
 def _leaves(model: BaseModel) -> Iterator[tuple[Place, object]]:
     for name, value in model:
-        if name == "role":  # it follows from the place
+        if name == "role":  # It follows from the place.
             continue
         if isinstance(value, BaseModel):
-            yield from (((name, *place), leaf) for place, leaf in _leaves(value))
+            for place, leaf in _leaves(value):
+                yield (name, *place), leaf
         elif isinstance(value, dict) and value:
-            yield from (
-                ((name, str(key)), leaf) for key, leaf in cast("dict[Any, object]", value).items()
-            )
+            for key, leaf in cast("dict[Any, object]", value).items():
+                yield (name, str(key)), leaf
         else:
             yield (name,), value
 
 
 def _shown(place: Place, value: object, found: tuple[Layer, ...]) -> dict[str, Any]:
-    """The *value* of one setting, without secrets, its source, and its name there."""
+    """Return the *value* of one setting without secrets, its source, and its name there."""
     layer = origin(found, place)
-    if layer is None or layer.depth(place) < len(place):
-        return {"value": to_jsonable_python(value), "source": "default", "name": ""}
-    return {"value": to_jsonable_python(value), "source": layer.source, "name": layer.name(place)}
+    source = "default"
+    name = ""
+    if layer is not None and layer.depth(place) == len(place):
+        source = layer.source
+        name = layer.name(place)
+    return {"value": to_jsonable_python(value), "source": source, "name": name}
 
 
 add_command(app, show, SHOW_EXAMPLES)

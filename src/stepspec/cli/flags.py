@@ -1,9 +1,8 @@
 """
-The flags that several commands have: each is declared once here, with one spelling, one meaning and
-one type.
+The flags that several commands have, each with one spelling, one meaning and one type.
 
-`with_settings` gives a command the flags that set settings; whatever the command loads then comes
-from them first.
+`with_settings` gives a command the flags that set settings. The settings that the command loads
+then come from its flags first.
 """
 
 from __future__ import annotations
@@ -159,19 +158,20 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instea
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """
-    A flag that sets the setting at *place*: its *names*, the type of its value, its *help*, and
-    *more* for typer.
-
-    *parse* turns what typer made of the words into the value of the setting.
-    """
+    """A flag that sets a setting."""
 
     place: Place
+    """The place of the setting."""
     names: tuple[str, ...]
+    """Its spellings, such as "--policy" and "-p"."""
     kind: Any
+    """The type of its value for typer."""
     help: str
+    """Its help."""
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments for typer."""
     parse: Callable[[Any], Any] = lambda value: value
+    """Turns the value of typer into the value of the setting."""
 
     @property
     def name(self) -> str:
@@ -197,12 +197,10 @@ class Flag:
 
 
 def flag(place: str, kind: Any, help: str, name: str = "", **more: Any) -> Flag:
-    """
-    Declare the flag of the setting at *place*, such as ``sampling.top_p``; by default it is called
-    ``--top-p``.
-    """
+    """Declare the flag of a setting. That of ``sampling.top_p`` is ``--top-p`` by default."""
     keys = tuple(place.split("."))
-    return Flag(keys, (name or f"--{keys[-1].replace('_', '-')}",), kind, help, more)
+    name = name or f"--{keys[-1].replace('_', '-')}"
+    return Flag(keys, (name,), kind, help, more)
 
 
 def _key(role: str, model: str) -> Flag:
@@ -271,22 +269,24 @@ def with_settings(
     """
     Give the function of a *command* ``--config`` and flags for settings.
 
-    These are the flags of the *groups*, and those of the run options that name the command; see
-    `RunOption`. They stand *before* the parameter of that name in ``--help``, or at the end. *help*
-    replaces the help of some run options. The function loads its settings as usual: while it runs,
-    they come from the flags first.
+    The flags are those of the *groups*, and those of the run options that name the command (see
+    `RunOption`). They stand *before* the parameter of that name in ``--help``, or at the end.
+    *help* replaces the help of some run options. While the function runs, settings that it loads
+    come from the flags first.
     """
-    runs = [
+    run_flags = [
         _run_flag(name, help or {})
         for name, option in run_options().items()
         if command in option.commands
     ]
-    flags = {flag.variable: flag for group in (*groups[:1], runs, *groups[1:]) for flag in group}
+    ordered = (*groups[:1], run_flags, *groups[1:])
+    flags = {flag.variable: flag for group in ordered for flag in group}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters = parameters_of(function)
-        at = [*(each.name for each in parameters), before].index(before)
-        parameters[at:at] = [*(flag.parameter for flag in flags.values()), CONFIG.parameter]
+        names = [parameter.name for parameter in parameters]
+        index = names.index(before) if before else len(names)
+        parameters[index:index] = [*(flag.parameter for flag in flags.values()), CONFIG.parameter]
 
         @functools.wraps(function)
         def run(*, config: Path | None = None, **arguments: Any) -> None:
@@ -303,10 +303,7 @@ def with_settings(
 def read_flags(
     flags: Mapping[str, Flag], words: Mapping[str, Any], config: Path | None = None
 ) -> CommandLine:
-    """
-    Put the *words* of the *flags* in the places of their settings; those that are None, or no
-    words, set nothing.
-    """
+    """Put the *words* of the *flags* in the places of their settings. None and [] set nothing."""
     values: dict[str, Any] = {}
     names: dict[Place, str] = {}
     for name, flag in flags.items():
@@ -321,9 +318,8 @@ def read_flags(
         table[last] = value
         names[flag.place] = flag.name
         if isinstance(value, dict):
-            names |= {
-                (*flag.place, key): f"{flag.name} {key}" for key in cast("dict[str, Any]", value)
-            }
+            for key in cast("dict[str, Any]", value):
+                names[*flag.place, key] = f"{flag.name} {key}"
     return CommandLine(values, names, config)
 
 
@@ -361,12 +357,12 @@ def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:
         both = (*names[:-1], f"{names[-1]}/--no-{names[-1].removeprefix('--')}")
         return Flag((name,), both, bool, help)
     for kind, number in NUMBERS.items():
-        if (limits := kinds.get(kind)) is not None:
+        limits = kinds.get(kind)
+        if limits is not None:
             most = limits.get("maximum", limits.get("exclusiveMaximum"))
             return Flag((name,), names, number, help, {"min": limits.get("minimum"), "max": most})
-    return Flag(
-        (name,), names, str, help, {"autocompletion": complete_policies} if name == "policy" else {}
-    )
+    more = {"autocompletion": complete_policies} if name == "policy" else {}
+    return Flag((name,), names, str, help, more)
 
 
 def _unescape_all(texts: Sequence[str]) -> list[str]:

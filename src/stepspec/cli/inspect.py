@@ -127,7 +127,7 @@ def list_policies(
     describe one method.
     """
     if json:
-        print_json(_full(name) if name else {name: _brief(name) for name in policies.METHODS})
+        print_json(_full(name) if name else {method: _brief(method) for method in policies.METHODS})
     elif name:
         _print_full(name)
     else:
@@ -142,14 +142,12 @@ def _brief(name: str) -> dict[str, Any]:
 
 
 def _full(name: str) -> dict[str, Any]:
-    options = {
-        key: dataclasses.asdict(each)
-        for key, each in policies.METHODS.find(name).describe_options().items()
-    }
+    method = policies.METHODS.find(name)
+    options = method.describe_options()
     return {
         **_brief(name),
-        "options": options,
-        "documentation": policies.METHODS[name].documentation,
+        "options": {key: dataclasses.asdict(option) for key, option in options.items()},
+        "documentation": method.documentation,
     }
 
 
@@ -175,7 +173,7 @@ def _print_full(name: str) -> None:
 
 
 def _print_rows(**rows: str) -> None:
-    """Print a label and a text per row, without the rows whose text is empty."""
+    """Print a label and a text for each of the *rows* that has a text."""
     table = Table.grid(padding=(0, 2))
     for label, text in rows.items():
         if text:

@@ -1,7 +1,4 @@
-"""
-Many problems for ``solve``: read them, solve them, and keep the solutions in a file that can be
-continued.
-"""
+"""Solve many problems for ``solve``, and keep the solutions in a file that can be continued."""
 
 from __future__ import annotations
 
@@ -21,14 +18,11 @@ from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 from ..api import Solver
-from .problems import Problem, text_digest
+from .problems import FileProblem, text_digest
 
 
 def settings_digest(solver: Solver) -> str:
-    """
-    A hash of what solutions depend on, of an entered *solver*: its models, and the options of its
-    runs.
-    """
+    """Return a hash of the models and run options of an entered *solver*."""
     run = solver.settings.run
     values = [asdict(solver.conditions(run)), solver.templates, run.sampling.model_dump(), run.auto]
     return text_digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
@@ -38,9 +32,9 @@ class SolutionFile:
     """
     A file with a line of JSON for each problem: its id, its text, and its solution or its error.
 
-    On entering, the solutions in it are kept, unless it is *fresh*; errors, and a line that is
-    incomplete, are dropped. Raise `ConfigurationError` if they were made with other settings, of
-    another *digest*. *path* None is standard output. It has one writer at a time.
+    Entering keeps the solutions in the file, unless it is *fresh*, and drops errors and an
+    incomplete line. Raise `ConfigurationError` if the solutions have another *digest* of settings.
+    Without a *path* the file is standard output. The file has one writer at a time.
     """
 
     def __init__(self, path: Path | None, digest: str, *, fresh: bool = False) -> None:
@@ -63,7 +57,8 @@ class SolutionFile:
         try:
             content = self._file_content()
             kept = [] if self._fresh else list(self._solutions(self.path, content))
-            if (lines := b"".join(line for line, _ in kept)) != content:
+            lines = b"".join(line for line, _ in kept)
+            if lines != content:
                 self._replace(self.path, lines)
         except BaseException:
             self._file.close()
@@ -76,14 +71,14 @@ class SolutionFile:
             self._file.close()
 
     def _file_content(self) -> bytes:
-        """What the file holds. A device such as /dev/full may never end: it is not read."""
+        """Return the content of the file; b"" for a device, which may never end."""
         if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             return b""
         self._file.seek(0)
         return self._file.read()
 
-    def write(self, problem: Problem, **fields: Any) -> None:
-        """Add a line about *problem*; it is on disk when this returns."""
+    def write(self, problem: FileProblem, **fields: Any) -> None:
+        """Add a line about *problem*. It is on disk when this returns."""
         line = {"id": problem.id, "problem": problem.text, **fields, "settings": self._digest}
         self._file.write(orjson.dumps(line) + b"\n")
         self._file.flush()
@@ -91,7 +86,7 @@ class SolutionFile:
     def _solutions(
         self, path: Path, content: bytes
     ) -> Iterator[tuple[bytes, tuple[str | int, str]]]:
-        """The complete lines of the file that hold a solution, with the keys of their problems."""
+        """Yield the complete lines that hold a solution, with the keys of their problems."""
         for number, line in enumerate(content.splitlines(keepends=True), 1):
             if not line.endswith(b"\n"):
                 return
@@ -114,10 +109,7 @@ class SolutionFile:
             yield line, key
 
     def _replace(self, path: Path, content: bytes) -> None:
-        """
-        Let the file hold *content*: all at once, so that no solution is lost if this is
-        interrupted.
-        """
+        """Replace the content of the file at once, so that an interruption loses no solution."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_bytes(content)
         with self._file:
@@ -128,7 +120,7 @@ class SolutionFile:
 
 async def solve_all(
     solver: Solver,
-    problems: Sequence[Problem],
+    problems: Sequence[FileProblem],
     file: SolutionFile,
     concurrency: int,
     *,
@@ -136,18 +128,17 @@ async def solve_all(
     on_problem: Callable[[], object] = lambda: None,
 ) -> int:
     """
-    Solve *problems*, up to *concurrency* at the same time, and write each into *file*; return how
-    many failed.
+    Solve *problems*, up to *concurrency* at the same time, and write each into *file*.
 
-    With a folder for *traces*, each run leaves its trace there. *on_problem* is called after each
-    problem.
+    Return how many failed. Traces go into the folder *traces*, if there is one. *on_problem* is
+    called after each problem.
     """
     waiting = iter(problems)
     failed = 0
 
     async def work() -> None:
         nonlocal failed
-        for problem in waiting:  # which all workers share
+        for problem in waiting:  # All workers share the iterator.
             try:
                 trace = traces / f"{problem.file_name}.jsonl" if traces else None
                 solution = await solver.solve(problem.text, trace_to=trace)

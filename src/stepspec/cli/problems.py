@@ -100,34 +100,34 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One problem of a file: its *text*, and its *id*, which is unique in the file."""
+class FileProblem:
+    """One problem of a file."""
 
     id: str | int
+    """Its id, which is unique in the file."""
     text: str
+    """Its text."""
 
     @property
     def key(self) -> tuple[str | int, str]:
-        """
-        What tells whether it is solved already: another text under the same id is another problem.
-        """
+        """Identifies it among solved problems. Another text under the same id is another one."""
         return self.id, self.text
 
     @property
     def file_name(self) -> str:
         """A name for a file of its own."""
-        name = _UNSAFE.sub("-", str(self.id))[:80]
-        return (
-            name
-            if name == str(self.id) and name.strip(".")
-            else f"{name.strip('.')}-{text_digest(str(self.id))}"
-        )
+        id = str(self.id)
+        name = _UNSAFE.sub("-", id)[:80]
+        if name == id and name.strip("."):
+            return name
+        return f"{name.strip('.')}-{text_digest(id)}"
 
 
 def read_text(path: Path) -> str:
     """
-    Read the file at *path*; ``-`` is standard input, which is empty if it is closed. Raise
-    `ConfigurationError`.
+    Read the file at *path*. ``-`` is standard input, which is empty if it is closed.
+
+    Raise `ConfigurationError` if it cannot be read.
     """
     if path.is_char_device() and not _ends(path):
         raise ConfigurationError(f"no problems in {path}: it is a device without an end")
@@ -150,16 +150,16 @@ def _ends(device: Path) -> bool:
         return file.isatty() or device.samefile(os.devnull)
 
 
-def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
+def read_problems(path: Path, limit: int | None = None) -> list[FileProblem]:
     """
-    Read the problems in the file at *path*, at most *limit*; ``-`` is standard input.
+    Read the problems in the file at *path*, at most *limit*. ``-`` is standard input.
 
-    Each line is a text, or a JSON object with its "problem" or "question" and perhaps its "id".
-    Without one the id is a hash of the text. Raise `ConfigurationError` for no problems, a line
-    that is neither, and an id that stands twice.
+    Each line is a text, or a JSON object with a "problem" or "question" and perhaps an "id".
+    Without one the id is a hash of the text. Raise `ConfigurationError` if there are no problems,
+    for a line that is neither, and for an id that stands twice.
     """
     content = read_text(path)
-    found: dict[str, Problem] = {}  # by the ids as texts, which name files
+    found: dict[str, FileProblem] = {}
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
@@ -170,7 +170,7 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
             id = _unused(text_digest(text), found)
         elif str(id) in found:
             raise ConfigurationError(f"{path}, line {number}: the id {id!r} is there twice")
-        found[str(id)] = Problem(id, text)
+        found[str(id)] = FileProblem(id, text)
     if not found:
         raise ConfigurationError(f"no problems in {path}: the file is empty")
     return list(found.values())
@@ -195,13 +195,14 @@ def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
     return id, text.strip()
 
 
-def _unused(id: str, taken: dict[str, Problem]) -> str:
-    """
-    *id*, or *id* with the first number that makes it new: the same text may stand in a file several
-    times.
-    """
-    copies = (id if number == 1 else f"{id}-{number}" for number in range(1, len(taken) + 2))
-    return next(name for name in copies if name not in taken)
+def _unused(id: str, taken: dict[str, FileProblem]) -> str:
+    """Return *id*, with a number if it is taken. The same text may stand in a file twice."""
+    name = id
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{id}-{number}"
+    return name
 
 
 def text_digest(text: str) -> str:

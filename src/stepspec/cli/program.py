@@ -45,27 +45,26 @@ stdout = Console(markup=False, emoji=False)  # what users and servers write may 
 stderr = Console(stderr=True, markup=False, emoji=False)
 
 
-WORDS: Mapping[Any, str] = {int: "N", float: "N", str: "TEXT", Path: "FILE"}
-"""What stands for a value of each type in ``--help``."""
+VALUE_WORDS: Mapping[Any, str] = {int: "N", float: "N", str: "TEXT", Path: "FILE"}
+"""The word for a value of each type in ``--help``."""
 
 
 def _single(kind: Any) -> Any:
-    """Return the type of one value of *kind*, as ``str`` of ``list[str] | None``."""
+    """Return the type of one value of *kind*, such as ``str`` for ``list[str] | None``."""
     inner = get_args(kind)
     return _single(inner[0]) if inner else kind
 
 
 def _named_value(name: str, annotation: Any) -> Any:
-    """
-    Return *annotation* with a plain word for the value of the parameter called *name* in its help.
-    """
+    """Return the *annotation* of a parameter with a plain word for its value in the help."""
     kind, *notes = get_args(annotation) or (annotation,)
-    for place, note in enumerate(notes):
+    for index, note in enumerate(notes):
         if isinstance(note, OptionInfo | ArgumentInfo) and note.metavar is None:
-            notes[place] = named = copy.copy(note)
-            named.metavar = (
-                name.upper() if isinstance(note, ArgumentInfo) else WORDS.get(_single(kind))
-            )
+            named = copy.copy(note)
+            named.metavar = VALUE_WORDS.get(_single(kind))
+            if isinstance(note, ArgumentInfo):
+                named.metavar = name.upper()
+            notes[index] = named
     return Annotated[kind, *notes] if notes else annotation
 
 
@@ -76,16 +75,13 @@ def add_command(
     *,
     name: str | None = None,
 ) -> None:
-    """
-    Add *command* to *app*, called *name* if it is not called as the function is, with *examples* in
-    its help.
-    """
+    """Add *command* to *app*, with *examples* in its help. It is called *name*, or its own name."""
     short = _first_clause(inspect.getdoc(command) or "")
     app.command(name, epilog=verbatim(examples), short_help=short)(_with_verbosity(command))
 
 
 def _first_clause(text: str) -> str:
-    """The beginning of *text*, up to a mark that ends a thought: for the list of commands."""
+    """Return the beginning of *text*, for the list of commands."""
     return re.split(r"[.;:](?:\s|$)", " ".join(text.split()), maxsplit=1)[0] + "."
 
 
@@ -100,7 +96,7 @@ def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*, verbose: bool = False, **arguments: Any) -> None:
         if threading.current_thread() is threading.main_thread():
-            # from here on, Ctrl-C has something to clean up
+            # From here on, Ctrl-C has something to clean up.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with logging_to_stderr():
             if verbose:
@@ -113,32 +109,31 @@ def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
     verbose = inspect.Parameter(
         "verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose
     )
-    own = [
-        each.replace(annotation=_named_value(each.name, each.annotation))
-        for each in parameters_of(command)
+    parameters = [
+        parameter.replace(annotation=_named_value(parameter.name, parameter.annotation))
+        for parameter in parameters_of(command)
     ]
-    return with_parameters(run, [*own, verbose])
+    return with_parameters(run, [*parameters, verbose])
 
 
 def parameters_of(command: Callable[..., None]) -> list[inspect.Parameter]:
-    """
-    Return the parameters of *command*, each by its name only, with their annotations evaluated.
-    """
+    """Return the parameters of *command* as keyword-only ones, with evaluated annotations."""
     hints = get_type_hints(command, include_extras=True)
     return [
-        each.replace(annotation=hints.get(each.name, each.annotation), kind=each.KEYWORD_ONLY)
-        for each in inspect.signature(command).parameters.values()
+        parameter.replace(
+            annotation=hints.get(name, parameter.annotation), kind=parameter.KEYWORD_ONLY
+        )
+        for name, parameter in inspect.signature(command).parameters.items()
     ]
 
 
 def with_parameters(
     run: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """
-    Let *run* have these *parameters* for typer, which reads the signature and the annotations.
-    """
+    """Give *run* these *parameters* for typer, which reads the signature and the annotations."""
     vars(run)["__signature__"] = inspect.Signature(parameters)
-    run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
+    annotations = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__annotations__ = {**annotations, "return": None}
     return run
 
 
@@ -167,23 +162,24 @@ def script(command: Callable[..., None], examples: str | None = None) -> None:
 
 def run(app: Callable[[], object]) -> None:
     """
-    Run *app*; print the project's own errors as one line, without a traceback.
+    Run *app*. Print the project's own errors as one line, without a traceback.
 
     The exit code is 1 if something fails, 2 for wrong usage or settings, 130 after Ctrl-C.
     """
-    if sys.stdout is None:  # it was closed: what is printed is to fail instead of being lost
-        sys.stdout = io.TextIOWrapper(
-            io.FileIO(os.open(os.devnull, os.O_RDONLY), "w"), write_through=True
-        )
+    if sys.stdout is None:  # It was closed. Printing has to fail instead of losing the text.
+        unwritable = io.FileIO(os.open(os.devnull, os.O_RDONLY), "w")
+        sys.stdout = io.TextIOWrapper(unwritable, write_through=True)
     try:
         app()
     except Exception as exc:
         from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
-        unwritable = isinstance(exc, OSError) and exc.errno in UNWRITABLE
-        if not isinstance(exc, StepspecError) and not unwritable:
+        message = str(exc)
+        if isinstance(exc, OSError) and exc.errno in UNWRITABLE:
+            message = _unwritable(exc)
+        elif not isinstance(exc, StepspecError):
             raise
-        _print_error(_unwritable(exc) if isinstance(exc, OSError) else str(exc))
+        _print_error(message)
         sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
 
 
@@ -194,15 +190,16 @@ def _unwritable(exc: OSError) -> str:
 
 def wait(work: Coroutine[Any, Any, T], *, resumable: bool = False) -> T:
     """
-    Run *work*; Ctrl-C cancels it, with every request and child process, prints a message, and exits
-    with 130.
+    Run *work*. Ctrl-C cancels it, with every request and child process, and exits with 130.
+
+    If the work is *resumable*, the printed message says so.
     """
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
-        _interrupted(
-            "interrupted: the same command goes on from here" if resumable else INTERRUPTED
-        )
+        if resumable:
+            _interrupted("interrupted: the same command goes on from here")
+        _interrupted()
 
 
 INTERRUPTED = "interrupted"
@@ -217,14 +214,15 @@ def _interrupted(message: str = INTERRUPTED) -> NoReturn:
 UNWRITABLE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EBADF}
 )
-"""What a disk says that is full, or broken, and a stream that is closed."""
+"""The errors of a full or broken disk, and of a closed stream."""
 STDOUT = Path("-")
 
 
 def _stderr() -> Console:
     """
-    Return a console on standard error; rich itself would end the program where it cannot be
-    written.
+    Return a console on standard error.
+
+    It ignores that standard error cannot be written. A console of rich would end the program.
     """
     from stepspec.orchestrator.errors import GuardedStream
 
@@ -239,7 +237,7 @@ class _Stderr(logging.Handler):
     """
     Prints records in a line each, also while a progress bar is shown.
 
-    *waiting* is the logger of what stepspec waits for.
+    *waiting* is the name of the logger for the servers that stepspec waits for.
     """
 
     def __init__(self, waiting: str) -> None:
@@ -254,20 +252,18 @@ class _Stderr(logging.Handler):
 
 @contextmanager
 def logging_to_stderr() -> Generator[None]:
-    """
-    Print the project's warnings, and what it waits for, on standard error; ``--verbose`` prints
-    more.
-    """
+    """Print warnings, and the servers that are waited for, on standard error."""
     from stepspec.orchestrator.errors import WAITING
 
     handler = _Stderr(WAITING)
     waiting = logging.getLogger(WAITING)
-    levels = log.level, waiting.level
+    level = log.level
+    waiting_level = waiting.level
     waiting.setLevel(logging.INFO)
     log.addHandler(handler)
     try:
         yield
     finally:
         log.removeHandler(handler)
-        for each, level in zip((log, waiting), levels, strict=True):
-            each.setLevel(level)
+        log.setLevel(level)
+        waiting.setLevel(waiting_level)

@@ -12,14 +12,13 @@ import typer
 
 from stepspec.evals.progress import progress_bars
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
-from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
 from .command_line import writable, write_file
 from .flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
 from .many import SolutionFile, settings_digest, solve_all
-from .problems import Problem, read_problems, read_text
+from .problems import FileProblem, read_problems, read_text
 from .program import STDOUT, stderr, stdout, wait
 from .terminal import RunPrinter, nested_lines, summary
 
@@ -53,8 +52,7 @@ def solve(
         typer.Option(
             help=(
                 "A file of problems, one a line: a text, or JSON with its problem and perhaps its"
-                " id; - is standard "
-                "input."
+                " id; - is standard input."
             ),
             metavar="FILE",
         ),
@@ -68,8 +66,7 @@ def solve(
             "-o",
             help=(
                 "Write the answer to this file; with --problems a line of JSON for each. An"
-                " interrupted command "
-                "continues there."
+                " interrupted command continues there."
             ),
             metavar="FILE",
         ),
@@ -80,8 +77,7 @@ def solve(
         typer.Option(
             help=(
                 "Write every event to this file, one JSON object per line; with --problems to a"
-                " file for each in "
-                "this folder."
+                " file for each in this folder."
             ),
             metavar="PATH",
         ),
@@ -107,19 +103,22 @@ def solve(
     if problems is not None:
         _solve_many(problems, limit, concurrency, output, trace, fresh=fresh)
         return
-    alone = {"--limit": limit is not None, "--concurrency": concurrency > 1, "--fresh": fresh}
-    if beside := [flag for flag, is_set in alone.items() if is_set]:
-        raise ConfigurationError(
-            f"{beside[0]} is only for a file of problems: name it with --problems"
-        )
+    flags = {"--limit": limit is not None, "--concurrency": concurrency > 1, "--fresh": fresh}
+    for flag, is_set in flags.items():
+        if is_set:
+            raise ConfigurationError(
+                f"{flag} is only for a file of problems: name it with --problems"
+            )
     _solve_one(problem or "", output, trace, json=json)
 
 
 def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: bool) -> None:
-    text = (read_text(Path(problem)) if problem == "-" else problem).strip()
+    text = problem.strip()
+    if problem == "-":
+        text = read_text(Path(problem)).strip()
     if not text:
         raise ConfigurationError("the problem is empty")
-    if os.path.isfile(text):  # False for what can be no name, where a Path raises an error
+    if os.path.isfile(text):  # False for a text that cannot be a name. A Path raises an error.
         raise ConfigurationError(
             f"{text} is a file: write --problems {text} for the problems in it, or - < {text} for"
             " it as one problem"
@@ -140,7 +139,7 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
     try:
         write_file(output, f"{answer}\n")
     except StepspecError:
-        stdout.out(answer, highlight=False)  # it may have taken long
+        stdout.out(answer, highlight=False)  # The answer may have taken long.
         raise
 
 
@@ -159,10 +158,9 @@ def _solve_many(
     solver = Solver()
     if traces is not None:
         writable("--trace", traces / "0.jsonl")
-    if failed := wait(
-        _many(solver, problems, concurrency, output, traces, fresh=fresh),
-        resumable=output is not None,
-    ):
+    solving = _many(solver, problems, concurrency, output, traces, fresh=fresh)
+    failed = wait(solving, resumable=output is not None)
+    if failed:
         stderr.print(
             f"{failed} of {len(problems)} problems failed; their lines have the errors",
             style="yellow",
@@ -172,23 +170,22 @@ def _solve_many(
 
 async def _many(
     solver: Solver,
-    problems: list[Problem],
+    problems: list[FileProblem],
     concurrency: int,
     output: Path | None,
     traces: Path | None,
     *,
     fresh: bool,
 ) -> int:
-    """Solve the *problems* that are not solved yet; return how many failed."""
+    """Solve the *problems* that are not solved yet. Return how many failed."""
     async with solver:
         with (
             SolutionFile(output, settings_digest(solver), fresh=fresh) as file,
             progress_bars(stderr) as progress,
         ):
             missing = [problem for problem in problems if problem.key not in file.solved]
-            bar = progress.add_task(
-                "solving", total=len(problems), completed=len(problems) - len(missing)
-            )
+            done = len(problems) - len(missing)
+            bar = progress.add_task("solving", total=len(problems), completed=done)
             return await solve_all(
                 solver,
                 missing,
@@ -201,5 +198,6 @@ async def _many(
 
 async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: bool) -> Solution:
     async with solver:
-        observe: Observer = (lambda event: None) if quiet else RunPrinter(stderr)
-        return await solver.solve(problem, observe=observe, trace_to=trace)
+        if quiet:
+            return await solver.solve(problem, trace_to=trace)
+        return await solver.solve(problem, observe=RunPrinter(stderr), trace_to=trace)

@@ -18,7 +18,7 @@ COLOURS = {"small": "green", "large": "blue"}
 
 
 class RunPrinter:
-    """An observer that prints the fate of every step; times count from when it is created."""
+    """An observer that prints the fate of every step. Times count from its creation."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -29,50 +29,63 @@ class RunPrinter:
         for step in solved_steps(Moment(time.perf_counter() - self._began, event)):
             if step.fate != "lost":
                 self._console.print(step_line(step), soft_wrap=True)
-        if line := self._line(event):
+        line = self._line(event)
+        if line:
             self._console.print(line, soft_wrap=True)
 
     def _line(self, event: Event) -> Text | None:
         match event:
             case Degraded(path=path, role=role, cause=cause):
-                return Text(
-                    f"the {path or role} model failed, going on without it: {cause}", "yellow"
-                )
+                return _warning(f"the {path or role} model failed, going on without it: {cause}")
             case FellBack(stage=stage, fallback=by, cause=cause):
-                return Text(
-                    f"the verifier failed, its fallback decides about the {stage} ({by}): {cause}",
-                    "yellow",
+                return _warning(
+                    f"the verifier failed, its fallback decides about the {stage} ({by}): {cause}"
                 )
             case Moved(path=path, role=role, url=url, to=to):
-                return Text(f"the {path or role} model at {url} failed, going on at {to}", "yellow")
+                return _warning(f"the {path or role} model at {url} failed, going on at {to}")
             case AnswerJudged() if event.final or event.accepted:
                 return _verdict(event)
-            case Decided(choice=choice, reason=reason, advice=advice) if choice != self._writer:
-                self._writer = choice
-                who = "the large model writes alone" if choice == "large" else "the method goes on"
-                return None if advice else Text(f"{who}: {reason}", "dim")  # the log has the advice
+            case Decided() if event.choice != self._writer:
+                self._writer = event.choice
+                return _decision(event)
             case _:
                 return None
 
 
+def _warning(text: str) -> Text:
+    return Text(text, "yellow")
+
+
+def _decision(event: Decided) -> Text | None:
+    """Return one line about who writes from now on; None if the log has advice about it."""
+    if event.advice:
+        return None
+    writer = "the method goes on"
+    if event.choice == "large":
+        writer = "the large model writes alone"
+    return Text(f"{writer}: {event.reason}", "dim")
+
+
 def _verdict(event: AnswerJudged) -> Text:
-    """Return one line: what the verifier said in the end about the answer."""
+    """Return one line with the verifier's last verdict about the answer."""
     if event.accepted is None:
-        return Text("answer not judged: the verifier failed", "yellow")
-    verdict = (
-        "answer accepted by the verifier" if event.accepted else "answer REJECTED by the verifier"
-    )
-    return Text(
-        f"{verdict}{event.reason and f': {event.reason}'}", "green" if event.accepted else "red"
-    )
+        return _warning("answer not judged: the verifier failed")
+    reason = f": {event.reason}" if event.reason else ""
+    if event.accepted:
+        return Text(f"answer accepted by the verifier{reason}", "green")
+    return Text(f"answer REJECTED by the verifier{reason}", "red")
 
 
 def step_line(step: SolvedStep) -> Text:
     """Return one line: the second, the author, the grade and the text of *step*."""
     grade = "" if step.grade is None else f"{step.grade:.3g}"
     style = COLOURS[step.author] if step.fate == "kept" else "dim strike"
-    why = f"{step.reason}: {' '.join(step.detail.split())}" if step.detail else step.reason
-    note = f"  ({step.fate}: {why})" if step.fate == "rejected" else ""
+    note = ""
+    if step.fate == "rejected":
+        note = f"  (rejected: {step.reason}"
+        if step.detail:
+            note += f": {' '.join(step.detail.split())}"
+        note += ")"
     head = f"{step.at:6.2f} s  {step.author:<5}  {grade:>4}  "
     return Text.assemble((head, "dim"), (" ".join(step.text.split()), style), (note, "dim"))
 
@@ -80,32 +93,22 @@ def step_line(step: SolvedStep) -> Text:
 def summary(solution: Solution) -> Text:
     """Return the cost of the run in one line."""
     ledger = solution.ledger
-    rate = (
-        ""
-        if ledger.accept_rate is None
-        else f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted, "
-    )
     wasted = ledger.small.discarded + ledger.large.discarded
-    alone = (
-        f"{solution.share_alone:.0%} of the steps by the large model alone, "
-        if solution.stretches
-        else ""
-    )
-    return Text(
-        f"{solution.seconds:.2f} s, {rate}{ledger.share_large:.0%} of the kept tokens by the large"
-        " model, "
-        f"{alone}{wasted} {'token' if wasted == 1 else 'tokens'} discarded, finish reason:"
-        f" {solution.finish_reason}"
-        f"{'' if solution.seed is None else f', seed: {solution.seed}'}{VERIFIED[solution.verified]}",
-        style="dim",
-    )
+    parts = [f"{solution.seconds:.2f} s"]
+    if ledger.accept_rate is not None:
+        parts.append(f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted")
+    parts.append(f"{ledger.share_large:.0%} of the kept tokens by the large model")
+    if solution.stretches:
+        parts.append(f"{solution.share_alone:.0%} of the steps by the large model alone")
+    parts.append(f"{wasted} {'token' if wasted == 1 else 'tokens'} discarded")
+    parts.append(f"finish reason: {solution.finish_reason}")
+    if solution.seed is not None:
+        parts.append(f"seed: {solution.seed}")
+    return Text(", ".join(parts) + VERIFIED[solution.verified], style="dim")
 
 
 def nested_lines(ledger: Ledger) -> Iterator[Text]:
-    """
-    Yield a line per model of a nested pair: its tokens, and how many of its drafts the pair itself
-    accepted.
-    """
+    """Yield a line for each model of a nested pair: its tokens, and the fate of its drafts."""
     sifted = {
         f"{path}.small": f", {stood} of {judged} drafts stood"
         for path, judged, stood in ledger.sifted

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepspec.evals.benchmarks.miniature import (
     DAYS,
-    LIMIT,
+    MAX_VALUE,
     PEOPLE,
     PHRASES,
     THINK_END,
@@ -95,7 +95,7 @@ def test_a_problem_reads_like_one() -> None:
 def test_the_answer_follows_from_the_text_alone(problem: Problem) -> None:
     assert understood(problem.text) == list(problem.values)
     assert problem.answer == problem.values[-1]
-    assert all(1 <= value <= LIMIT for value in problem.values)
+    assert all(1 <= value <= MAX_VALUE for value in problem.values)
 
 
 @given(problem=PROBLEMS)

@@ -16,7 +16,7 @@ from lab.worlds import TOOLS
 from stepspec.evals.testbed import serve_one
 from stepspec.evals.testbed.servers import (
     SHORT,
-    Pace,
+    PassPace,
     World,
     endpoint,
     miniature_servers,
@@ -167,9 +167,15 @@ def test_the_small_model_drafts_for_the_large_one_and_ngram_serves_both(models: 
 
 
 def test_a_profile_has_the_pace_of_every_role_or_is_refused() -> None:
-    assert read_pace("paced", "large") == Pace(seconds_per_pass=0.030, seconds_per_token=0.000060)
-    assert read_pace("paced", "small") == read_pace("paced", "small-other") == Pace(0.006, 0.000020)
-    assert read_pace("paced", "tiny") == Pace(0.003, 0.000010)
+    assert read_pace("paced", "large") == PassPace(
+        seconds_per_pass=0.030, seconds_per_token=0.000060
+    )
+    assert (
+        read_pace("paced", "small")
+        == read_pace("paced", "small-other")
+        == PassPace(0.006, 0.000020)
+    )
+    assert read_pace("paced", "tiny") == PassPace(0.003, 0.000010)
     assert read_pace("off", "smol") is None
     with pytest.raises(
         ConfigurationError, match="no pacing profile 'fast'; there are: off, paced, slow"
@@ -187,7 +193,7 @@ def test_a_drafter_is_paced_by_a_configuration_of_its_own(tmp_path: Path) -> Non
         json.dumps({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64})
     )
     (tmp_path / "model.safetensors").write_text("weights")
-    with paced_drafter(tmp_path, Pace(0.5, 0.25)) as folder:
+    with paced_drafter(tmp_path, PassPace(0.5, 0.25)) as folder:
         assert json.loads((folder / "config.json").read_text()) == {
             "architectures": ["PacedQwen3ForCausalLM"],
             "hidden_size": 64,

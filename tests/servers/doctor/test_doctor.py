@@ -27,10 +27,10 @@ from stepspec.servers.doctor.report import (
     CriticReport,
     Diagnosis,
     EndpointReport,
-    Outcome,
-    Pace,
+    FindingOutcome,
     Reading,
     Report,
+    WritePace,
 )
 
 from ...orchestrator.endpoints.test_metrics import info
@@ -39,9 +39,9 @@ from ...stand_in import GENERATE, Break, FakeVllm, Refuse
 
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, False, suffix_scoring=True)
 GOOD = EndpointReport(
-    "large", "http://l", "", "big", 4096, "v", True, True, 0.97, Pace(0.1, 0.03), ALL
+    "large", "http://l", "", "big", 4096, "v", True, True, 0.97, WritePace(0.1, 0.03), ALL
 )
-FAST = replace(GOOD, role="small", url="http://s", model="tiny", pace=Pace(0.1, 0.006))
+FAST = replace(GOOD, role="small", url="http://s", model="tiny", pace=WritePace(0.1, 0.006))
 GONE = Endpoint(role="small", url="http://127.0.0.1:9", retries=1000)
 
 
@@ -75,7 +75,7 @@ def note(name: str) -> str:
     return f"no {name.replace('_', ' ')}: {LACKS[name].cost}: {LACKS[name].cure}"
 
 
-def outcomes(diagnosis: Diagnosis) -> dict[str, Outcome]:
+def outcomes(diagnosis: Diagnosis) -> dict[str, FindingOutcome]:
     return {finding.check: finding.outcome for finding in diagnosis.findings}
 
 
@@ -146,12 +146,12 @@ FAILS = (
         ),
         ({"digits": 0.1}, COSTS, "large: asked for a grade, it puts 10% on digits"),
         (
-            {"pace": Pace(0.1, 0.007)},
+            {"pace": WritePace(0.1, 0.007)},
             COSTS,
             "pair: the small model is hardly faster than the large one: speculation",
         ),
         (
-            {"pace": Pace(0.1, 0.004)},
+            {"pace": WritePace(0.1, 0.004)},
             COSTS,
             "pair: the small model is slower than the large one: speculation cannot",
         ),
@@ -185,7 +185,7 @@ FAILS = (
     ],
 )
 def test_each_fault_is_a_finding_with_its_outcome_and_its_cure(
-    change: dict[str, Any], outcome: tuple[Outcome, str], words: str
+    change: dict[str, Any], outcome: tuple[FindingOutcome, str], words: str
 ) -> None:
     diagnosis = conclude(FAST, replace(GOOD, **change))
     (finding,) = diagnosis.findings
@@ -510,17 +510,17 @@ async def test_a_usage_that_counts_no_cached_tokens_where_the_metrics_do_is_foun
 @pytest.mark.parametrize(
     ("small", "large", "outcome"),
     [
-        (Pace(0.1, 0.020, 0.01), Pace(0.1, 0.030, 0.02), None),
-        (Pace(0.1, 0.020, 0.90), Pace(0.1, 0.030, 0.02), None),
-        (Pace(0.1, 0.025, 0.05), Pace(0.1, 0.030, 0.02), "costs"),
-        (Pace(0.1, 0.025, 0.05), Pace(0.1, 0.030, 0.50), "unknown"),
-        (Pace(0.1, 0.025, 0.50), Pace(0.1, 0.030, 0.02), "unknown"),
-        (Pace(0.1, 0.090, 0.50), Pace(0.1, 0.030, 0.50), "costs"),
-        (Pace(0.1, 0.090, 0.50), Pace(0.1, 0.0, 0.0), "unknown"),
+        (WritePace(0.1, 0.020, 0.01), WritePace(0.1, 0.030, 0.02), None),
+        (WritePace(0.1, 0.020, 0.90), WritePace(0.1, 0.030, 0.02), None),
+        (WritePace(0.1, 0.025, 0.05), WritePace(0.1, 0.030, 0.02), "costs"),
+        (WritePace(0.1, 0.025, 0.05), WritePace(0.1, 0.030, 0.50), "unknown"),
+        (WritePace(0.1, 0.025, 0.50), WritePace(0.1, 0.030, 0.02), "unknown"),
+        (WritePace(0.1, 0.090, 0.50), WritePace(0.1, 0.030, 0.50), "costs"),
+        (WritePace(0.1, 0.090, 0.50), WritePace(0.1, 0.0, 0.0), "unknown"),
     ],
 )
 def test_paces_are_compared_as_far_as_their_noise_allows(
-    small: Pace, large: Pace, outcome: Outcome | None
+    small: WritePace, large: WritePace, outcome: FindingOutcome | None
 ) -> None:
     found = outcomes(conclude(replace(FAST, pace=small), replace(GOOD, pace=large)))
     assert found == ({"speed": outcome} if outcome else {})
@@ -544,7 +544,7 @@ def rating(right: float, wrong: float) -> FakePooling:
     ],
 )
 async def test_a_reward_model_is_to_rate_a_right_step_above_a_wrong_one(
-    right: float, wrong: float, outcome: Outcome | None, words: str
+    right: float, wrong: float, outcome: FindingOutcome | None, words: str
 ) -> None:
     async with rating(right, wrong).critic() as settings:
         critic = await diagnose_critic(settings)

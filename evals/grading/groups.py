@@ -1,0 +1,170 @@
+r"""
+Read an answer that has several parts: a list, a pair, a set, an interval or an inequality.
+
+The answers are in the notation of `normal`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+LIST = "list"
+PAIR = "()"
+LETTER = r"(?:[a-zA-Z]|\\(?:theta|alpha|beta|lambda|phi))"
+
+_OPENING = "([{"
+_CLOSING = ")]}"
+_BRACKETS = ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"))
+_MEMBER = re.compile(
+    rf"{LETTER}(?:\\in(?![a-z])|=(?=\\\{{))|\({LETTER}(?:,{LETTER})+\)(?:=|\\in(?![a-z]))"
+)
+_VARIABLE = re.compile(LETTER)
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_RELATION = re.compile(r"<|>|\\le(?![a-z])|\\ge(?![a-z])")
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The parts of an answer."""
+
+    kind: str
+    """`LIST`, whose order means nothing, or the two brackets around the parts, such as "(]"."""
+    items: Sequence[str]
+    """The parts. An interval has its two ends."""
+    variable: str = ""
+    """The variable of the inequality that the interval was; "" for other groups."""
+
+
+def group_of(text: str) -> Group | None:
+    """Return the parts of *text*; None if it has only one."""
+    member = _MEMBER.match(text)
+    if member:
+        text = text[member.end() :]
+    for separator in (r"\cup", ",", ";"):
+        items = split(text, separator)
+        if len(items) > 1:
+            return _list_of(items)
+    group = bracketed(text)
+    if group is not None:
+        return group
+    if len(_signs(text)) > 1:
+        return _list_of([text])
+    return _interval(text)
+
+
+def bracketed(text: str) -> Group | None:
+    """Return the parts of a *text* in brackets; None for other texts, and for one part."""
+    for opening, closing in _BRACKETS:
+        inside = text[len(opening) : len(text) - len(closing)]
+        if not (text.startswith(opening) and text.endswith(closing) and _balanced(inside)):
+            continue
+        separator = "," if "," in inside else ";"
+        items = split(inside, separator)
+        if opening == r"\{":
+            return _list_of(items)
+        if len(items) > 1:
+            return Group(opening + closing, items)
+    return None
+
+
+def split(text: str, separator: str) -> list[str]:
+    """Split *text* at the *separator* outside of brackets."""
+    items: list[str] = []
+    depth = 0
+    begin = 0
+    for index, character in enumerate(text):
+        depth += _depth_change(character)
+        if depth == 0 and index >= begin and text.startswith(separator, index):
+            items.append(text[begin:index].strip())
+            begin = index + len(separator)
+    items.append(text[begin:].strip())
+    return items
+
+
+def _depth_change(character: str) -> int:
+    if character in _OPENING:
+        return 1
+    if character in _CLOSING:
+        return -1
+    return 0
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for character in text:
+        depth += _depth_change(character)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _list_of(items: Iterable[str]) -> Group:
+    """Return a list of the different values of *items*."""
+    values = [value for item in items for value in _signs(item)]
+    return Group(LIST, tuple(dict.fromkeys(values)))
+
+
+def _signs(text: str) -> tuple[str, ...]:
+    """Return both values of an expression with one plus-minus sign, else *text* alone."""
+    parts = _PLUS_MINUS.split(text)
+    if len(parts) != 2 or r"\mp" in text:
+        return (text,)
+    before, after = parts
+    return f"{before}+{after}".removeprefix("+"), f"{before}-{after}"
+
+
+def _interval(text: str) -> Group | None:
+    r"""Return the interval of ``x > 3``, ``1 < x < 2`` or ``x > 1 \wedge x < 2``."""
+    first, both, second = text.partition(r"\wedge")
+    if both:
+        return _intersection(_interval(first.strip()), _interval(second.strip()))
+    return _inequality(text)
+
+
+def _intersection(first: Group | None, second: Group | None) -> Group | None:
+    """Return the interval between two half-lines in opposite directions; None for others."""
+    if first is None or second is None or first.variable != second.variable:
+        return None
+    if first.items[0] == r"-\infty":
+        first, second = second, first
+    if first.items[1] != r"\infty" or second.items[0] != r"-\infty":
+        return None
+    return Group(
+        kind=first.kind[0] + second.kind[1],
+        items=(first.items[0], second.items[1]),
+        variable=first.variable,
+    )
+
+
+def _inequality(text: str) -> Group | None:
+    """Return the interval of one variable with one or two bounds; None for other texts."""
+    signs = _RELATION.findall(text)
+    bounds = [part.strip() for part in _RELATION.split(text)]
+    if len(signs) not in (1, 2) or not all(bounds):
+        return None
+    position = next((i for i, part in enumerate(bounds) if _VARIABLE.fullmatch(part)), None)
+    if position is None:
+        return None
+    variable = bounds.pop(position)
+    if any(re.search(r"[a-zA-Z=]", _COMMAND.sub("", bound)) for bound in bounds):
+        return None
+    rising = [sign in ("<", r"\le") for sign in signs]
+    closed = [sign in (r"\le", r"\ge") for sign in signs]
+    if len(bounds) == 2:
+        if position != 1 or rising[0] != rising[1]:
+            return None
+        if not rising[0]:
+            bounds.reverse()
+            closed.reverse()
+    elif rising[0] == (position == 0):
+        bounds.insert(0, r"-\infty")
+        closed.insert(0, False)
+    else:
+        bounds.append(r"\infty")
+        closed.append(False)
+    left = "[" if closed[0] else "("
+    right = "]" if closed[1] else ")"
+    return Group(kind=left + right, items=bounds, variable=variable)
