@@ -17,7 +17,7 @@ from ..answer import answer_text
 from ..backends.vllm.bodies import DECISIONS, Body
 from ..backends.vllm.client import Connection
 from ..backends.vllm.http_errors import JUDGE, reading
-from ..backends.vllm.token_stream import RequestMeter
+from ..backends.vllm.request_meter import RequestMeter
 from ..chain import Chain, Rating, Step
 from ..endpoints.interfaces import or_now
 from ..errors import (
