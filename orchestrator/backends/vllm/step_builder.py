@@ -83,6 +83,7 @@ class StepBuilder:
         opening: Sequence[Token] = (),
     ) -> None:
         self.bounds = bounds
+        """Where the step ends."""
         self._author: Role = author
         self._vocabulary = vocabulary
         self._before = chain.text
@@ -97,6 +98,10 @@ class StepBuilder:
         self._searched = len(self._text)  # no delimiter begins before this place
         self._room = bounds.limit - len(self._tokens)
         self._cut = False
+
+    def following(self, chain: Chain) -> StepBuilder:
+        """Return the builder of the next step of *chain*, with the same bounds."""
+        return StepBuilder(self._author, self._vocabulary, chain, self.bounds)
 
     @property
     def room(self) -> int:

@@ -15,7 +15,6 @@ from typing import TypeAlias
 from ...chain import Chain, Step, Stop, Token
 from ...events import Called
 from ...interfaces import REQUEST
-from ...step_ends import NO_BLOCKS
 from .step_builder import StepBounds, StepBuilder, grown
 from .token_stream import TokenStream
 
@@ -48,9 +47,7 @@ class StickyStream:
         self._unreported: Called | None = None  # the request, from its end until it is reported
         self._expected: Chain | None = None  # where the last write ended; None: nothing can follow
         self._queue: deque[Token | Stop | Exception] = deque()
-        self._before = ""  # the text up to the end of the last write
-        self._blocks = NO_BLOCKS  # the blocks of `_before`
-        self._forget_queued_text()
+        self._next: StepBuilder | None = None  # the step in the queue; None: it is complete
         self._stopped = False  # nothing more will be queued
         self._aborting = False  # the request is being closed
         self.writing = True
@@ -100,22 +97,14 @@ class StickyStream:
     def _read_on_from(self, chain: Chain) -> None:
         """Prepare for the write that continues *chain*."""
         self._expected = chain
-        self._before = chain.text
-        self._blocks = chain.totals.blocks
-        self._forget_queued_text()
+        self._next = self._growing.following(chain)
         for item in self._queue:
             if isinstance(item, Token):
-                self._search(item)
+                self._look_ahead(item)
         if self._step_is_queued(self._bounds.limit):
             self._stop()
         if not self._queue:
             self._report()
-
-    def _forget_queued_text(self) -> None:
-        self._ahead = ""  # the text in the queue
-        self._searched = 0  # no delimiter begins before this place of `_ahead`
-        self._step_ahead = False  # a step ends in `_ahead`
-        self._marked = False  # the token of the closing mark is in the queue
 
     async def _outcome(self) -> Step:
         """Wait until the write is over. Return its step, or raise why there is none."""
@@ -152,22 +141,12 @@ class StickyStream:
 
     def _step_is_queued(self, limit: int) -> bool:
         """Return whether the queue holds an end, or *limit* tokens and those of a mark."""
-        return self._step_ahead or len(self._queue) >= limit + self._bounds.closing.room
+        return self._next is None or len(self._queue) >= limit + self._bounds.closing.room
 
-    def _search(self, token: Token) -> None:
-        """Look for the end of a step in the queued text, whose last token is *token*."""
-        self._ahead += token.text
-        end, self._searched = self._bounds.ends.search(
-            self._before, self._ahead, self._searched, self._blocks
-        )
-        if end >= 0:
-            self._step_ahead = True
-        closing = self._bounds.closing
-        self._marked = self._marked or closing.id < 0 or token.id == closing.id
-        if closing.open and self._marked:
-            # The text of a mark may be that of a later token.
-            last = self._ahead[-len(token.text) - len(closing.text) :]
-            self._step_ahead = self._step_ahead or closing.text in last
+    def _look_ahead(self, token: Token) -> None:
+        """Add *token*, the last of the queue, to the step there."""
+        if self._next is not None and self._next.add(token) not in (None, "length"):
+            self._next = None
 
     def _put(self, item: Token | Stop | Exception) -> None:
         """Add *item* to the step that is being written, or queue it."""
@@ -210,7 +189,7 @@ class StickyStream:
                     return
                 if self.writing:
                     continue
-                self._search(item)
+                self._look_ahead(item)
                 if self._step_is_queued(self._bounds.limit):
                     self._stopped = True
                     return

@@ -226,14 +226,7 @@ class ModelTokenizer(TextEncoder):
 
     async def chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain. Tokens that were written in this vocabulary keep their ids."""
-        ids = (await self.prefix(chain.messages, chain.tools, thinks=chain.thinks)).ids
-        marked = await self.marked(chain)
-        markers = await self.markers(chain)
-        last = last_thought(chain)
-        for index, step in enumerate(chain.steps):
-            closes = markers if index == last else None
-            ids += await self.step(step, closes=closes, marked=marked, calls=bool(chain.tools))
-        return ids
+        return (await ChainIds(lambda: self)(chain)).ids
 
     async def marked(self, chain: Chain) -> bool:
         """Return whether this model has a thinking block, too, so that it reads where *chain*'s ended."""
@@ -489,34 +482,28 @@ class ChainIds:
         self._known: _Encoded | None = None
 
     async def __call__(self, chain: Chain) -> EncodedPrompt:
-        """Return the ids that `ModelTokenizer.chain` returns for *chain*."""
+        """Encode *chain*. Tokens that were written in this vocabulary keep their ids."""
         if self._current() is not self._encoder:
             self._encoder = self._current()
             self._known = None
         encoder = self._encoder
-        # How a step is encoded may depend on the rest of the chain then.
-        if not await encoder.marked(chain):
-            return EncodedPrompt.of(await encoder.chain(chain))
+        marked = await encoder.marked(chain)
         known = self._known  # Other calls may change it from here on.
         if known is None or _beginning(known.chain) != _beginning(chain):
             prefix = await encoder.prefix(chain.messages, chain.tools, thinks=chain.thinks)
             known = _Encoded.begun(chain, prefix)
         shared = shared_steps(known.chain.steps, chain.steps)
+        thinking = chain.totals.thinking
+        last_thought = -1 if thinking is None else thinking.count - 1
         added: list[EncodedPrompt] = []
-        last = last_thought(chain)
         for index, step in enumerate(chain.steps[shared:], shared):
-            markers = await encoder.markers(chain) if index == last else None
-            ids = await encoder.step(step, closes=markers, calls=bool(chain.tools))
+            markers = await encoder.markers(chain) if index == last_thought else None
+            ids = await encoder.step(step, closes=markers, marked=marked, calls=bool(chain.tools))
             added.append(EncodedPrompt.of(ids))
         known = known.extended(chain, shared, added)
-        self._known = known
+        # How a step is encoded may depend on later steps if the model has no thinking block.
+        self._known = known if marked else None
         return known.prompt
-
-
-def last_thought(chain: Chain) -> int:
-    """Return the index of the step that ends the thinking of *chain*. -1: none does."""
-    thinking = chain.totals.thinking
-    return -1 if thinking is None else thinking.count - 1
 
 
 def _beginning(chain: Chain) -> tuple[object, ...]:
