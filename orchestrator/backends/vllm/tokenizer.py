@@ -125,6 +125,11 @@ class ModelTokenizer(TextEncoder):
         between = await self.literally(self.template.turn + self.template.answer)
         self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
 
+    @property
+    def learnt(self) -> tuple[object, ...]:
+        """What `learn` found out, to be compared with that of another connection."""
+        return self.rendered_last, self.vocabulary, self.template
+
     async def _is_faithful(self, text: str) -> bool:
         """Return whether *text*, the last rendered conversation, has the ids of the rendering."""
         return list(await self._encode(text)) == self.rendered_last
