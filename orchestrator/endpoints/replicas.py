@@ -91,7 +91,7 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
 
 
 async def _one_changes(replicas: Sequence[Replica], seconds: float | None) -> None:
-    """Wait until the circuit of one of *replicas* changes, for at most *seconds*. None: for ever."""
+    """Wait until the circuit of one of *replicas* changes, at most *seconds*. None: for ever."""
     async with background(*(replica.breaker.changed.wait() for replica in replicas)) as tasks:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
@@ -150,13 +150,15 @@ class Placement:
                 raise rejection or exc from None
             try:
                 return await self._call_on(replica, verb, first=not failed)
+            except EndpointRejected as exc:
+                if exc.status not in UNUSABLE:
+                    raise
+                rejection = exc
+                failure: EndpointError = exc
             except EndpointError as exc:
-                if isinstance(exc, EndpointRejected):
-                    rejection = exc
-                    if exc.status not in UNUSABLE:
-                        raise
-                failed[replica.url] += 1
-                replica.breaker.fail(exc)
+                failure = exc
+            failed[replica.url] += 1
+            replica.breaker.fail(failure)
 
     async def _call_on(
         self, replica: Replica, verb: Callable[[Server], Awaitable[T]], *, first: bool

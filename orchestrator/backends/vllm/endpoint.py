@@ -310,7 +310,7 @@ class VllmEndpoint(VllmServer):
 
 
 async def warm_up(settings: Endpoint) -> None:
-    """Warm up the server that *settings* name. A server that cannot be used is left to its users."""
+    """Warm up the server that *settings* name. One that cannot be used is left to its users."""
     with suppress(StepspecError):
         async with VllmEndpoint(settings) as endpoint:
             await endpoint.warm_up()

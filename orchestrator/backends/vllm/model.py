@@ -224,7 +224,7 @@ class VllmModel:
     async def _suffix(
         self, before: EncodedPrompt, ids: Sequence[int], top: int
     ) -> Sequence[replies.Row] | None:
-        """Score *ids* after *before*. None: the server is not known to have computed all of them."""
+        """Score *ids* after *before*. None: the server may not have computed all of them."""
         prompt = before.plus(ids)
         body = bodies.suffix_scoring_body(self._endpoint.name, prompt.fragment, top)
         try:

@@ -224,7 +224,7 @@ class ModelTokenizer(TextEncoder):
         return chain.thinks and await self.opens(chain.messages, chain.tools)
 
     async def markers(self, chain: Chain) -> ThinkingMarkers:
-        """Return the markers of the thinking block of *chain*, those in its text if it opens one."""
+        """Return the markers of the thinking block of *chain*."""
         if await self._opens_itself(chain):
             return self.template.markers
         return opened_by(chain.text) or self.template.markers
@@ -234,7 +234,7 @@ class ModelTokenizer(TextEncoder):
         return (await ChainIds(lambda: self)(chain)).ids
 
     async def marked(self, chain: Chain) -> bool:
-        """Return whether this model has a thinking block, too, so that it reads where *chain*'s ended."""
+        """Return whether this model has a thinking block, too, and reads where *chain*'s ended."""
         return await self.opens(chain.messages, chain.tools) or opens_block(chain.text)
 
     async def step(
@@ -396,7 +396,7 @@ class ModelTokenizer(TextEncoder):
 
     @property
     def _shown_marks(self) -> Sequence[str]:
-        """The marks for which chat templates look in what the assistant said, to leave parts out."""
+        """The marks that chat templates look for in the assistant's content, to leave parts out."""
         markers = self.template.markers
         if markers.opens_message:
             return ()

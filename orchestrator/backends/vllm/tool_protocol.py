@@ -112,7 +112,7 @@ def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
 
 
 def no_parser(exc: EndpointRejected) -> MissingCapability | None:
-    """Return the error of a server that rejected a request for want of a parser. None: it has one."""
+    """Return the error, with its cure, of a server without a parser. None: it has one."""
     cause = exc.cause.lower()
     if "scale-out" in cause or cause.startswith(("http 404", "http 405")):
         why = "tools need the routes that its flag --enable-scale-out opens"
