@@ -351,22 +351,23 @@ def with_last_rows(body: bytes, count: int) -> bytes:
     To parse the rows of a whole chain takes a second, during which the event loop waits. A body
     with other white space than vLLM's is returned as it is.
     """
-    head, key, rows = body.partition(ROWS_KEY)
-    if not key or count < 1:
+    head = body.find(ROWS_KEY)
+    if head < 0 or count < 1:
         return body
-    begin = len(rows)
+    first = head + len(ROWS_KEY)
+    begin = len(body)
     for _ in range(count):
-        begin = _row_before(rows, begin)
+        begin = _row_before(body, first, begin)
         if begin < 0:
             return body
-    return head + key + rows[begin + len(ROW_END) :]
+    return body[:first] + body[begin + len(ROW_END) :]
 
 
-def _row_before(rows: bytes, end: int) -> int:
-    """Return the last place before *end* where a row ends and another begins. -1: there is none."""
-    place = rows.rfind(NEXT_ROW, 0, end)
-    while place >= 0 and not ROW_BEGINNING.match(rows, place + len(NEXT_ROW)):
-        place = rows.rfind(NEXT_ROW, 0, place)
+def _row_before(body: bytes, first: int, end: int) -> int:
+    """Return the last place from *first* to *end* between two rows. -1: there is none."""
+    place = body.rfind(NEXT_ROW, first, end)
+    while place >= 0 and not ROW_BEGINNING.match(body, place + len(NEXT_ROW)):
+        place = body.rfind(NEXT_ROW, first, place)
     return place
 
 

@@ -197,8 +197,10 @@ class TextEncoder:
             return await self.literally("".join(texts))
         ids: list[int] = []
         for place, text in enumerate(texts):
-            encode = self._tokenize_text if place % 2 else self.literally
-            ids += await encode(text)
+            if place % 2:
+                ids += await self._tokenize_text(text)
+            else:
+                ids += await self.literally(text)
         return tuple(ids)
 
     async def _encode_between(self, texts: tuple[str, ...]) -> tuple[int, ...]:

@@ -290,9 +290,8 @@ class ModelTokenizer(TextEncoder):
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.encode(step.text, closing=closing)
         tokens = self._without_turns(step)
-        if -1 in tokens.ids:
-            return await self._mixed(tokens, closing=closing)
-        return tokens.ids
+        ids = tokens.ids
+        return await self._mixed(tokens, closing=closing) if -1 in ids else ids
 
     def _without_turns(self, step: Step) -> Tokens:
         """
@@ -494,7 +493,7 @@ class ChainIds:
         encoder = self._encoder
         marked = await encoder.marked(chain)
         known = self._known  # Other calls may change it from here on.
-        if known is None or _beginning(known.chain) != _beginning(chain):
+        if known is None or not marked or _beginning(known.chain) != _beginning(chain):
             prefix = await encoder.prefix(chain.messages, chain.tools, thinks=chain.thinks)
             known = _Encoded.begun(chain, prefix)
         shared = shared_steps(known.chain.steps, chain.steps)
