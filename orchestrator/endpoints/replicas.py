@@ -1,10 +1,8 @@
 """
-The servers of one model as one endpoint: a run stays on one replica, and moves to another when that
-one fails.
+The servers of one model as one endpoint.
 
-`choose` picks a replica, `Placement` holds that of one run or request, and `ReplicatedModel` is the
-run's `Model`. The runs of one session begin on the same replica, whose prefix cache has the earlier
-turns: see `in_order`. `breaker` watches over the health of the servers.
+A run stays on one replica, and moves to another if that one fails. The runs of one session begin on
+the same replica, whose prefix cache has the earlier turns.
 """
 
 from __future__ import annotations
@@ -60,13 +58,11 @@ def in_order(urls: Iterable[str], session: str) -> list[str]:
 
 async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.0) -> Replica:
     """
-    Choose a replica that works, preferably one at which the call has not *failed*; wait for probes
-    if none does.
+    Choose a replica that works. Wait for probes if none does.
 
-    *failed* counts the failures of the call at each URL. A run of a session begins on the first
-    replica that the session prefers, any other run on the one with the fewest runs. Raise
-    `EndpointUnavailable` if all circuits stay open for *patience* seconds, and in a last probe
-    after that; and where the call has failed too often.
+    *failed* counts the failures of the call at each URL. Replicas at which the call has not failed
+    go first. Raise `EndpointUnavailable` if all circuits stay open for *patience* seconds and in a
+    last probe after that, or if the call has failed too often everywhere.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + patience
@@ -114,8 +110,7 @@ def _preferred(candidates: Sequence[Replica]) -> Replica:
 
 class Placement:
     """
-    The replica of one run. Calls may overlap; when the replica fails, the run moves once for all of
-    them.
+    The replica of one run. Calls may overlap: if the replica fails, the run moves once for all.
 
     A call waits for *patience* seconds for a server while none works.
     """
