@@ -272,7 +272,7 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
         return self if seed is None else self.model_copy(update={"seed": seed})
 
     def seeded(self) -> Sampling:
-        """Return this sampling with a seed, a random one if it has none. Greedy sampling has none."""
+        """Return this sampling with a seed, random if it has none. Greedy sampling needs none."""
         if self.temperature == 0 or self.seed is not None:
             return self
         return self.model_copy(update={"seed": random.getrandbits(31)})

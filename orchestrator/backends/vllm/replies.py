@@ -68,14 +68,20 @@ def version(body: bytes) -> str | None:
         return None
 
 
-def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
+def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[int], int]:
     """
     Return the token ids in a reply of ``/tokenize``, and the model's context length in tokens.
 
+    *fitting*: raise `ContextTooLong`, before the ids are read, if they do not fit into the context.
     Raise `MalformedReply` for anything else than such a reply.
     """
     with reading(call, "token ids", reply):
-        return _ids(reply["tokens"]), int(reply["max_model_len"])
+        count = len(reply["tokens"])
+        room = int(reply["max_model_len"])
+        if not fitting or count <= room:
+            return _ids(reply["tokens"]), room
+    del reply  # The error holds this frame, and a million ids take 40 MB.
+    raise call.error(ContextTooLong, no_room(count, room))
 
 
 def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
@@ -89,11 +95,11 @@ def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
     head, key, rest = body.partition(TOKENS_KEY)
     ids, end, tail = rest.partition(b"]")
     if not ids or not end or any(sign in ids for sign in OTHER_SIGNS):
-        numbers, room = tokenized(call, checked(call, parse_object(call, body)))
-        prompt = EncodedPrompt.of(numbers)
-    else:
-        _, room = tokenized(call, checked(call, parse_object(call, head + key + end + tail)))
-        prompt = EncodedPrompt(ids.count(b",") + 1, ids)
+        reply = checked(call, parse_object(call, body))
+        return EncodedPrompt.of(tokenized(call, reply, fitting=True)[0])
+    reply = checked(call, parse_object(call, head + key + end + tail))
+    _, room = tokenized(call, reply)
+    prompt = EncodedPrompt(ids.count(b",") + 1, ids)
     if prompt.count > room:
         raise call.error(ContextTooLong, no_room(prompt.count, room))
     return prompt
