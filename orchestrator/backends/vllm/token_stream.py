@@ -66,7 +66,7 @@ class TextDivider:
         """Return the spelling of each of *tokens*; "" if it is not known."""
         ids = [token.id for token in tokens]
         unknown = [number for number in ids if self._halved or number not in self._spellings]
-        asked = await self._spell(unknown) if unknown else {}
+        asked = await self._spell(unknown) if unknown else dict[int, str]()
         return [asked.get(number, self._spellings.get(number, "")) for number in ids]
 
 
