@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, Unpack, cast
 from pydantic import BaseModel, Discriminator, Tag, field_validator
 from pydantic_settings import NoDecode
 
-from .backends.vllm.token_stream import StepBuilder, grown, step_ends
+from .backends.vllm.step_builder import StepBounds, StepBuilder, grown, step_ends
 from .budget import Budgeted
 from .chain import Chain, Message, Role, Step, Stop, Token, Tool, Toolset, beginning
 from .concurrency import all_entered
@@ -528,8 +528,8 @@ class Nested:
         )
 
         def build(begun: Sequence[Token]) -> StepBuilder:
-            ends = step_ends(chain, options.get("stop"))
-            return StepBuilder(self.role, "", chain, ends=ends, limit=limit, opening=begun, top=top)
+            bounds = StepBounds(step_ends(chain, options.get("stop")), limit, top)
+            return StepBuilder(self.role, "", chain, bounds, begun)
 
         def observe(event: Event) -> None:
             if isinstance(event, Judged):

@@ -18,9 +18,10 @@ from zlib import crc32
 import pytest
 
 from lab.virtual_clock import run as run
-from stepspec.orchestrator.backends.vllm.token_stream import (
+from stepspec.orchestrator.backends.vllm.step_builder import (
     OUTSIDE,
     Closing,
+    StepBounds,
     StepBuilder,
     grow,
     step_ends,
@@ -166,17 +167,8 @@ class ScriptedModel:
         assert limit >= 1
         closing = OUTSIDE if chain.closed else Closing(THINK_END, open=chain.thinks)
         begun = self.read(chain.text, opening)
-        ends = step_ends(chain, stop)
-        return StepBuilder(
-            self.role,
-            "words",
-            chain,
-            ends=ends,
-            limit=limit,
-            opening=begun,
-            top=top,
-            closing=closing,
-        )
+        bounds = StepBounds(step_ends(chain, stop), limit, top, closing)
+        return StepBuilder(self.role, "words", chain, bounds, begun)
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         await self._prefill("score", chain, "".join(spans), written=0)

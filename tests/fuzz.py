@@ -72,16 +72,20 @@ def steps() -> Target:
     A step has the text of its tokens, and ends at the same place however its text is divided into
     tokens.
     """
-    from stepspec.orchestrator.backends.vllm.token_stream import OUTSIDE, Closing, StepBuilder
+    from stepspec.orchestrator.backends.vllm.step_builder import (
+        OUTSIDE,
+        Closing,
+        StepBounds,
+        StepBuilder,
+    )
     from stepspec.orchestrator.chain import THINK_END, Chain, Token
     from stepspec.orchestrator.step_ends import StepEnds
 
     kinds = [StepEnds.of("\n\n"), StepEnds.of(["\n\n", "Wait"]), StepEnds.of(["Step", "; "])]
 
     def build(ends: StepEnds, text: str, size: int, closing: Closing) -> tuple[str, str | None]:
-        builder = StepBuilder(
-            "small", "words", Chain.of("?"), ends=ends, limit=10_000, closing=closing
-        )
+        bounds = StepBounds(ends, limit=10_000, closing=closing)
+        builder = StepBuilder("small", "words", Chain.of("?"), bounds)
         for at in range(0, len(text), size):
             if stop := builder.add(Token(text[at : at + size], 0.0, id=7)):
                 step = builder.end(stop)
@@ -195,13 +199,13 @@ def settings() -> Target:
 def answers() -> Target:
     """An answer is found in any text, and divided markup gives the text back."""
     from stepspec.orchestrator.answer import extract
-    from stepspec.orchestrator.backends.vllm import text_encoder
+    from stepspec.orchestrator.backends.vllm import special_tokens
 
     def run(content: bytes) -> None:
         text = content.decode(errors="replace")
         extract(text)
-        divided = text_encoder.divided(text, ["<|im_end|>", "</think>", "[INST]", "||"])
-        assert divided.replace(text_encoder.SENTINEL, "") == text
+        divided = special_tokens.divided(text, ["<|im_end|>", "</think>", "[INST]", "||"])
+        assert divided.replace(special_tokens.SENTINEL, "") == text
         assert "<|im_end|>" not in divided
 
     return run

@@ -10,14 +10,15 @@ from ..chain import Step, Token, ToolCall, Toolset
 from ..events import Calling
 from .interfaces import ModelEndpoint, ParsedTokens, ParserState
 
-_SIGNS = re.compile("[^\\w\\s.,;:!?'\"()*/+=-]")  # others, such as brackets, begin calls
+_CALL_SIGNS = re.compile("[^\\w\\s.,;:!?'\"()*/+=-]")
+"""Signs that may begin a call, such as brackets: all but those of plain text."""
 
-
-MOST_PIECES = 1024
+MAX_PIECES = 1024
 """
-Tokens of calls that are parsed while the answer is written; later ones when it is complete.
+Pieces of an answer that are parsed while the answer is written.
 
-The server replays all of them for each further token.
+The server replays all of them for each further token. A longer answer is parsed when it is
+complete.
 """
 
 
@@ -25,16 +26,16 @@ class ServerParser:
     """
     The `AnswerParser` of one answer with *toolset*, by the server of *endpoint*.
 
-    Many parsers expect one token at a time. So several tokens are sent at once only where they have
-    no sign that marks are made of, and prove to be nothing but content.
+    Many parsers expect one token at a time. Several tokens are sent at once only if they have no
+    sign of a call, and prove to be nothing but content.
     """
 
     def __init__(self, endpoint: ModelEndpoint, toolset: Toolset) -> None:
         self._endpoint = endpoint
         self._toolset = toolset
         self._state: ParserState = {}
-        self._text = ""  # of the tokens that were read
-        self._content = ""  # what the parser made of them
+        self._text = ""  # the text of the tokens that were read
+        self._content = ""  # what the parser made of that text
 
     @property
     def live(self) -> bool:
@@ -43,9 +44,9 @@ class ServerParser:
     async def parse(
         self, tokens: Sequence[Token], *, finished: bool
     ) -> tuple[int, str, Sequence[Calling]]:
-        if len(self._state.get("output_chunk_lens", ())) > MOST_PIECES:
+        if len(self._state.get("output_chunk_lens", ())) > MAX_PIECES:
             return 0, "", ()
-        plain = tuple(takewhile(lambda token: not _SIGNS.search(token.text), tokens))
+        plain = tuple(takewhile(lambda token: not _CALL_SIGNS.search(token.text), tokens))
         if len(plain) > 1 and self._is_content(self._text, self._content):
             parsed = await self._read(plain, finished=finished and plain == tuple(tokens))
             text = self._text + "".join(token.text for token in plain)
@@ -75,5 +76,5 @@ class ServerParser:
 
     @staticmethod
     def _is_content(text: str, content: str) -> bool:
-        """Whether the parser has taken all of *text* for content, and holds nothing back."""
+        """Return whether the parser has taken all of *text* for content, and holds nothing back."""
         return text.strip() == content.strip()

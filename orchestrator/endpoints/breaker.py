@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -21,12 +21,14 @@ from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, Steps
 from .interfaces import Server
 from .settings import Endpoint
 
-PROBE_SECONDS = 5.0  # for a probe of an idle server
-# seconds from the first failed probe to the next; each further pause is twice as long
+PROBE_SECONDS = 5.0
+"""For a probe of an idle server."""
 FIRST_PAUSE = 1.0
-# HTTP statuses of a rejection that every request to the server would get
+"""Seconds from the first failed probe to the next. Each further pause is twice as long."""
 UNUSABLE = frozenset({401, 403, 404, 405})
-PROBE = Chain.of("1 + 1")  # the conversation about which a probe has one token written
+"""HTTP statuses of a rejection that every request to the server would get."""
+PROBE = Chain.of("1 + 1")
+"""The conversation about which a probe has one token written."""
 
 log = logging.getLogger("stepspec")
 State: TypeAlias = Literal["closed", "half-open", "open"]
@@ -36,34 +38,39 @@ class Breaker:
     """
     Closed while the server works, half-open while a probe decides, open from a failed probe on.
 
-    The pause before the next probe doubles up to *longest* seconds. A server that fails again
-    within *longest* seconds after a probe is paused on from where it was. *changed* is set with the
-    next change, and then replaced. Who cannot wait for the end of a pause sets *wanted*.
+    The pause before the next probe doubles, up to *longest* seconds. If a server fails again within
+    *longest* seconds after a probe, its pauses go on from where they were.
     """
 
     def __init__(self, longest: float) -> None:
         self.state: State = "closed"
         self.error: Exception | None = None
+        """Why the server failed last. None: it never did."""
         self.pause = 0.0
+        """Seconds before the next probe."""
         self.changed = asyncio.Event()
+        """Set with the next change, and then replaced."""
         self.wanted = asyncio.Event()
+        """Set by those who cannot wait for the end of a pause."""
         self._longest = longest
         self._closed_at = 0.0
 
     @property
     def cause(self) -> str:
-        """Why the server failed last; "" if it never did."""
-        return (
-            self.error.cause if isinstance(self.error, EndpointError) else str(self.error or "")
-        ) or ("failed" if self.error else "")
+        """Why the server failed last. "": it never did."""
+        if self.error is None:
+            return ""
+        cause = self.error.cause if isinstance(self.error, EndpointError) else str(self.error)
+        return cause or "failed"
 
     def fail(self, exc: StepspecError) -> None:
-        """Note that a call failed: the server is to be probed, unless its probes fail already."""
-        if self.state == "closed":
-            if asyncio.get_running_loop().time() - self._closed_at >= self._longest:
-                self.pause = 0.0
-            self.error = exc
-            self._become("half-open")
+        """Note that a call failed. The server is probed, unless its probes fail already."""
+        if self.state != "closed":
+            return
+        if asyncio.get_running_loop().time() - self._closed_at >= self._longest:
+            self.pause = 0.0
+        self.error = exc
+        self._become("half-open")
 
     def open(self, exc: Exception) -> None:
         """Note that a probe failed."""
@@ -84,16 +91,16 @@ class Breaker:
 
 @dataclass(eq=False)
 class Replica:
-    """
-    One server behind its *breaker*, with the *runs* that are placed there.
-
-    *endpoint* is None until the server was up for the first time.
-    """
+    """One of the servers of a model."""
 
     settings: Endpoint
+    """Where the server is."""
     breaker: Breaker
+    """Whether the server works."""
     endpoint: Server | None = None
+    """The connection. None: the server was never up."""
     runs: WeakSet[Any] = field(default_factory=lambda: WeakSet[Any]())
+    """The runs that are placed here."""
 
     @property
     def url(self) -> str:
@@ -108,19 +115,18 @@ class Replica:
 
 class Health:
     """
-    The servers that *settings* list, connected by *make*, and a task for each that probes it while
-    it fails.
+    The servers that *settings* list, connected by *make*. A task probes each while it fails.
 
     A probe connects anew, and the server's endpoint takes over what the new connection has learnt:
-    the server may have been started again with other flags. `refuses` gives a reason against a
-    server, or "".
+    the server may have been started again with other flags.
     """
 
     def __init__(self, settings: Endpoint, make: Callable[[Endpoint], Server]) -> None:
         self.role: Role = settings.role
         self.refuses: Callable[[Server], str] = lambda endpoint: ""
+        """Returns a reason against a server, or ""."""
         self.replicas = tuple(
-            [Replica(each, Breaker(each.deadlines.rest)) for each in settings.each]
+            [Replica(server, Breaker(server.deadlines.rest)) for server in settings.each]
         )
         self._make = make
         self._exit = AsyncExitStack()
@@ -128,31 +134,15 @@ class Health:
 
     async def start(self, *, optional: bool) -> None:
         """
-        Connect to all servers and begin to probe those that are down. Raise unless one is up or
-        none has to be.
+        Connect to all servers, and begin to probe those that are down.
 
         Once one is up, the others have `PROBE_SECONDS`: one that hangs must not hold up the rest.
+        Raise `EndpointUnavailable` if none is up, unless the model is *optional*, and any other
+        error of a server.
         """
         self.stopped = False
         try:
-            async with background(*map(self._connect, self.replicas)) as connecting:
-                waiting: Collection[asyncio.Task[None]] = connecting
-                while waiting and not any(self.entered):
-                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if waiting:
-                    await asyncio.wait(waiting, timeout=PROBE_SECONDS)
-            for replica, task in zip(self.replicas, connecting, strict=True):
-                late = EndpointUnavailable(
-                    f"no connection {PROBE_SECONDS:g} s after another server", url=replica.url
-                )
-                if isinstance(
-                    exc := late if task.cancelled() else task.exception(), EndpointUnavailable
-                ):
-                    replica.breaker.open(exc)
-                elif exc:
-                    raise exc
-                else:
-                    replica.breaker.close()
+            await self._connect_all()
             if not optional and not any(self.entered):
                 raise self.none_left()
             await self._probing.enter_async_context(background(*map(self._watch, self.replicas)))
@@ -160,13 +150,32 @@ class Health:
             await self._exit.aclose()
             raise
 
+    async def _connect_all(self) -> None:
+        async with background(*map(self._connect, self.replicas)) as connecting:
+            waiting: Collection[asyncio.Task[None]] = connecting
+            while waiting and not any(self.entered):
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if waiting:
+                await asyncio.wait(waiting, timeout=PROBE_SECONDS)
+        for replica, task in zip(self.replicas, connecting, strict=True):
+            if task.cancelled():
+                late = f"no connection {PROBE_SECONDS:g} s after another server"
+                failure: BaseException | None = EndpointUnavailable(late, url=replica.url)
+            else:
+                failure = task.exception()
+            if failure is None:
+                replica.breaker.close()
+            elif isinstance(failure, EndpointUnavailable):
+                replica.breaker.open(failure)
+            else:
+                raise failure
+
     async def stop(self) -> None:
         await self._probing.aclose()
         self.stopped = True
-        for each in self.replicas:  # a run that goes on would wait for ever for a probe
-            each.breaker.open(
-                EndpointUnavailable("the solver is closed", role=self.role, url=each.url)
-            )
+        for replica in self.replicas:  # A run that goes on would wait for ever for a probe.
+            closed = EndpointUnavailable("the solver is closed", role=self.role, url=replica.url)
+            replica.breaker.open(closed)
         await self._exit.aclose()
 
     @property
@@ -177,18 +186,14 @@ class Health:
     @property
     def up(self) -> list[Server]:
         """The endpoints of the servers whose circuits are closed."""
-        return [
-            each.endpoint
-            for each in self.replicas
-            if each.breaker.state == "closed" and each.endpoint is not None
-        ]
+        closed = [replica for replica in self.replicas if replica.breaker.state == "closed"]
+        return [replica.endpoint for replica in closed if replica.endpoint is not None]
 
     @property
     def down(self) -> Mapping[str, str]:
         """The URL and the cause of every server that failed and has passed no probe since."""
-        return {
-            each.url: each.breaker.cause for each in self.replicas if each.breaker.state != "closed"
-        }
+        failing = [replica for replica in self.replicas if replica.breaker.state != "closed"]
+        return {replica.url: replica.breaker.cause for replica in failing}
 
     def report(self, url: str, exc: StepspecError) -> None:
         """Have the server at *url* probed, at which a request of others failed."""
@@ -198,18 +203,17 @@ class Health:
 
     def none_left(self) -> EndpointUnavailable:
         """Make the error for a call when no server works."""
-        first = self.replicas[0].breaker.error
-        if len(self.replicas) == 1 and isinstance(first, EndpointError):
+        breakers = [replica.breaker for replica in self.replicas]
+        first = breakers[0].error
+        if len(breakers) == 1 and isinstance(first, EndpointError):
             kind = type(first) if isinstance(first, EndpointUnavailable) else EndpointUnavailable
             error = kind(first.cause, role=first.role, url=first.url, verb=first.verb)
         else:
-            causes = "; ".join(
-                f"{each.url}: {each.breaker.cause}" for each in self.replicas if each.breaker.error
-            )
+            failed = [replica for replica in self.replicas if replica.breaker.error]
+            causes = "; ".join(f"{replica.url}: {replica.breaker.cause}" for replica in failed)
             urls = ", ".join(replica.url for replica in self.replicas)
             error = EndpointUnavailable(f"no replica is left: {causes}", role=self.role, url=urls)
-        wanted = [getattr(each.breaker.error, "retry_after", 0.0) for each in self.replicas]
-        error.retry_after = min(wanted)
+        error.retry_after = min(getattr(breaker.error, "retry_after", 0.0) for breaker in breakers)
         return error
 
     async def _connect(self, replica: Replica) -> None:
@@ -226,53 +230,32 @@ class Health:
             while breaker.state == "closed":
                 await breaker.changed.wait()
             if breaker.state == "open":
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(breaker.pause):
-                        await breaker.wanted.wait()
+                await _within(breaker.wanted.wait(), breaker.pause)
             breaker.wanted.clear()
             try:
                 await self._probe(replica)
-            except (
-                Exception
-            ) as exc:  # of any kind: a circuit that stayed half-open would hold every call
+            # Of any kind: a circuit that stayed half-open would hold every call.
+            except Exception as exc:
                 level = logging.WARNING if breaker.state == "half-open" else logging.DEBUG
                 breaker.open(exc)
                 log.log(level, "%s; it is probed again in %g s", exc, breaker.pause)
             else:
-                log.warning(
-                    "the %s model at %s works again; before: %s",
-                    self.role,
-                    replica.url,
-                    breaker.cause,
-                )
+                cause = breaker.cause
+                works = "the %s model at %s works again; before: %s"
+                log.warning(works, self.role, replica.url, cause)
                 breaker.close()
 
     async def _probe(self, replica: Replica) -> None:
         """
         Connect anew and write one token, each request once. Raise a `StepspecError` if that fails.
 
-        Every request has `PROBE_SECONDS`; where requests wait, as long as any other has to its
-        first token; where some run, as long as their next tokens have. Then the replica's endpoint
-        knows what the server is now.
+        The replica's endpoint then knows what the server is now.
         """
         settings = replica.settings
-        seconds = PROBE_SECONDS
-        try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                queue = await replica.endpoint.queue() if replica.endpoint else None
-        except TimeoutError:
-            late = f"no answer to a probe within {PROBE_SECONDS:g} s"
-            raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
-        if queue and (queue.waiting or queue.running):
-            seconds = max(
-                seconds, settings.deadlines.first if queue.waiting else settings.deadlines.between
-            )
-        deadlines = settings.deadlines.model_copy(
-            update={"first": min(seconds, settings.deadlines.first)}
-        )
-        async with self._make(
-            settings.model_copy(update={"retries": 0, "deadlines": deadlines})
-        ) as fresh:
+        first = min(await self._patience(replica), settings.deadlines.first)
+        deadlines = settings.deadlines.model_copy(update={"first": first})
+        probing = settings.model_copy(update={"retries": 0, "deadlines": deadlines})
+        async with self._make(probing) as fresh:
             self._check(replica, fresh)
             await fresh.check_health()
             await fresh.model().write(PROBE, limit=1)
@@ -281,6 +264,28 @@ class Health:
         if replica.endpoint is None:
             await self._connect(replica)
 
+    async def _patience(self, replica: Replica) -> float:
+        """
+        Return the seconds for each request of a probe.
+
+        That is `PROBE_SECONDS` or, if requests wait at the server, as long as any other request has
+        to its first token, or, if requests run there, as long as their next tokens have.
+        """
+        if replica.endpoint is None:
+            return PROBE_SECONDS
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                queue = await replica.endpoint.queue()
+        except TimeoutError:
+            late = f"no answer to a probe within {PROBE_SECONDS:g} s"
+            raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
+        deadlines = replica.settings.deadlines
+        if queue and queue.waiting:
+            return max(PROBE_SECONDS, deadlines.first)
+        if queue and queue.running:
+            return max(PROBE_SECONDS, deadlines.between)
+        return PROBE_SECONDS
+
     def _check(self, replica: Replica, fresh: Server) -> None:
         """
         Raise `EndpointRejected` unless *fresh* may serve as *replica*.
@@ -288,29 +293,33 @@ class Health:
         It must serve what the other servers do that are up, and the model that was served here
         before.
         """
-        others = [
-            other for other in self.replicas if other is not replica and other.endpoint is not None
-        ]
+        others = [other for other in self.replicas if other is not replica]
         up = [other.endpoint for other in others if other.breaker.state == "closed"]
-        known = [
-            endpoint
-            for endpoint in (*up, replica.endpoint, *(other.endpoint for other in others))
-            if endpoint
-        ]
-        wrong = _difference(fresh, known[0], whole=bool(up)) if known else ""
-        if why := wrong or self.refuses(fresh):
-            raise EndpointRejected(why, role=self.role, url=replica.url, verb="connect")
+        candidates = (*up, replica.endpoint, *(other.endpoint for other in others))
+        known = next(filter(None, candidates), None)
+        wrong = _difference(fresh, known, whole=any(up)) if known else ""
+        wrong = wrong or self.refuses(fresh)
+        if wrong:
+            raise EndpointRejected(wrong, role=self.role, url=replica.url, verb="connect")
+
+
+async def _within(wait: Awaitable[object], seconds: float) -> None:
+    """Await *wait* for at most so many *seconds*."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wait
 
 
 def _difference(fresh: Server, known: Server, *, whole: bool) -> str:
     """
-    Say how the model at *fresh* differs from that at *known*; not *whole*: by name, as it may have
-    been updated.
+    Return how the model at *fresh* differs from the one at *known*; "" if it does not.
+
+    Without *whole* only the names count, as the model may have been updated.
     """
-    where = "before" if fresh.settings.url == known.settings.url else ""
     other = f"its replica at {known.settings.url}"
     if fresh.name != known.name:
-        return f"serves {fresh.name!r}, and {where or other} {known.name!r}"
+        where = "before" if fresh.settings.url == known.settings.url else other
+        return f"serves {fresh.name!r}, and {where} {known.name!r}"
     if whole and fresh.vocabulary != known.vocabulary:
         return f"has another vocabulary than {other}"
     if whole and fresh.template != known.template:

@@ -6,38 +6,48 @@ from dataclasses import dataclass
 
 from .metrics import CacheConfig
 
-LONG = 400  # tokens; longer than any block (128 at most, on CPUs) of a model that is no hybrid
+LONG = 400
+"""Tokens. No block of a model that is no hybrid is longer: on CPUs it has at most 128."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """
-    What one endpoint can do; None where that is unknown.
-
-    *token_ids*: returns the ids that it writes. *chosen_logprobs*: returns the log-probabilities of
-    requested tokens; not tried on a server that speculates, because in a batch with drafted tokens
-    such a request ends vLLM's V1 engine. *prompt_logprobs*: scores the tokens of a prompt.
-    *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: reports how many tokens
-    it read there. *metrics*: shows ``/metrics``. *speculation*: uses speculative decoding.
-    *suffix_scoring*: scores the end of a cached text as it does within the whole text; None if the
-    settings forbid it. *shared_batch*: questions by token ids leave the likeliest tokens of other
-    requests in the same batch whole, and are answered there; see `VllmEndpoint.apart`.
-    *cached_counts*: the usage counts the cached tokens that ``/metrics`` counts; some versions
-    report 0 with ``--scheduling-policy priority``. *cache* is the prefix cache as the server
-    describes it. *tried* is the length, in tokens, of the longest repeated prompt: the one that was
-    read from the cache, if any was.
-    """
+    """What one endpoint can do. None: that is not known."""
 
     version: str | None
+    """The version of vLLM."""
     token_ids: bool | None
+    """Returns the ids that it writes."""
     chosen_logprobs: bool | None
+    """
+    Returns the log-probabilities of requested tokens. This is not tried on a server that
+    speculates: in a batch with drafted tokens such a request ends vLLM's V1 engine.
+    """
     prompt_logprobs: bool | None
+    """Scores the tokens of a prompt."""
     prefix_cache: bool | None
+    """Reads a repeated prompt from its cache."""
     cached_tokens: bool | None
+    """Reports how many tokens it read from its cache."""
     metrics: bool | None
+    """Shows ``/metrics``."""
     speculation: bool | None
+    """Uses speculative decoding."""
     suffix_scoring: bool | None = None
+    """
+    Scores the end of a cached text as it does within the whole text. None: the settings forbid it.
+    """
     cache: CacheConfig | None = None
+    """The prefix cache as the server describes it."""
     tried: int = LONG
+    """Tokens of the longest repeated prompt, which was read from the cache if any was."""
     shared_batch: bool | None = None
+    """
+    Answers questions by token ids in a batch with requests for the likeliest tokens, and leaves
+    these tokens whole.
+    """
     cached_counts: bool | None = None
+    """
+    Counts in the usage the cached tokens that ``/metrics`` counts. Some versions report 0 with
+    ``--scheduling-policy priority``.
+    """

@@ -1,45 +1,45 @@
 r"""
 The text around the turns of a conversation, learnt by rendering sentinels. Pure: text in, text out.
 
-A chain is laid out as ``prefix + steps``, where
+A chain is laid out as ``prefix + steps``:
 
-    prefix    is what the chat template renders for the messages with ``add_generation_prompt``,
-              followed by `Template.opened`: the assistant's turn and its thinking block are open;
-              steps     is the text of the steps, joined. The thinking stays open, whatever is
-              appended.
+- ``prefix`` is what the chat template renders for the messages with ``add_generation_prompt``, and
+  then `Template.opened`: the assistant's turn and its thinking block are open.
+- ``steps`` is the joined text of the steps. The thinking stays open.
 
-A judge's question about a chain is laid out as ``prefix + steps + turn + question + answer``, which
-is
+A judge's question about a chain is laid out as
+``prefix + steps + turn + question + answer + opening``:
 
-    turn      ends the assistant's turn where the steps end (the thinking is not closed) and opens a
-    user's turn; question  the text, unchanged; answer    ends the user's turn and opens the
-    assistant's. If the model thinks, the answer's own thinking block is closed at once:
-    ``<think>``, a blank line, ``</think>``, a blank line; opening   the first words of the answer,
-    unchanged. The model continues with one token.
+- ``turn`` ends the assistant's turn and opens a user's turn. The thinking is not closed.
+- ``question`` is the text, unchanged.
+- ``answer`` ends the user's turn and opens the assistant's. If the model thinks, the answer has a
+  thinking block that is closed at once: ``<think>``, a blank line, ``</think>``, a blank line.
+- ``opening`` is the first words of the answer, unchanged. The model continues with one token.
 
 For a template like Qwen3's that is, with the user's words in capitals::
 
     <|im_start|>user\nPROBLEM<|im_end|>\n<|im_start|>assistant\n<think>\nstep\n\nstep\n\n
-    <|im_end|>\n<|im_start|>user\nQUESTION<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nopening
+    <|im_end|>\n<|im_start|>user\nQUESTION<|im_end|>\n
+    <|im_start|>assistant\n<think>\n\n</think>\n\nopening
 
-Whether a model thinks, and by which marks (`ThinkingMarkers`), is found in one of three ways,
-`Template.source`:
+Whether a model thinks, and by which marks (`ThinkingMarkers`), is found in one of three ways
+(`Template.source`):
 
-    template  the generation prompt ends in an open block, or in an empty one (thinking is switched
-              off), or an empty block stands before a finished answer. In the last case the template
-              leaves it to the model to open the block, and `Template.opened` does it in the model's
-              place, so that the steps of two models never differ; effect    the template shows no
-              block, like SmolLM3's and LFM2.5's: then the model answers a plain question, and
-              `Template.after` reads the first tokens that it writes; setting   the user has set
-              ``thinks`` for the endpoint, and that differs from the template or the effect.
+- *template*: the generation prompt ends in an open block or in an empty one (thinking is switched
+  off), or an empty block stands before a finished answer. In the last case the template leaves it
+  to the model to open the block, and `Template.opened` opens it in the model's place, so that the
+  steps of two models never differ.
+- *effect*: the template shows no block, like SmolLM3's and LFM2.5's. The model then answers a plain
+  question, and `Template.after` reads the first tokens that it writes.
+- *setting*: the user has set ``thinks`` for the endpoint, against the template or the effect.
 
-That is about a plain question. A conversation may differ: some templates open no block after the
-result of a tool, and a ``/no_think`` in a message closes it at once. So `Template.opens` and
-`Template.begin` look at the end of each prompt.
+This holds for a plain question. A conversation may differ: some templates open no block after the
+result of a tool, and a ``/no_think`` in a message closes the block at once. `Template.opens` and
+`Template.begin` therefore look at the end of each prompt.
 
 The marks are those of a known family, a pair that speaks of thinking (`markers.pairs_in`), the pair
 in which the template shows the reasoning of an earlier turn, or those of the setting ``marks``.
-Some templates show further marks between that and the reply, and one after it: the
+Some templates show further marks between the block and the reply, and one after the reply: the
 `ThinkingMarkers.handover` and `Template.ending`.
 """
 
@@ -63,9 +63,10 @@ from ..markers import (
 )
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
-# what opens and closes the thinking block and, if given, the reply
 Marks: TypeAlias = tuple[str, ...]
+"""The texts that open and close the thinking block and, if there are more, the reply."""
 Source: TypeAlias = Literal["template", "effect", "setting", "unknown"]
+"""How it was found whether a model thinks."""
 
 _FIRST = "stepspecfirst"
 _REPLY = "stepspecreply"
@@ -82,13 +83,11 @@ _WRAPPED = (
 )
 
 CONVERSATIONS: Sequence[tuple[Messages, bool]] = (
-    *(
-        (_FIRST_TURN, True),
-        (_REPLIED, False),
-        (_REASONED, False),
-        (_WRAPPED, False),
-        (_SECOND_TURN, True),
-    ),
+    (_FIRST_TURN, True),
+    (_REPLIED, False),
+    (_REASONED, False),
+    (_WRAPPED, False),
+    (_SECOND_TURN, True),
 )
 """
 The conversations rendered to learn a template: messages, and whether a generation prompt is added.
@@ -100,27 +99,28 @@ PLAIN_QUESTION: Messages = ({"role": "user", "content": "What is 17 + 25?"},)
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """
-    The text that one model's chat template puts around the turns; the module's docstring explains
-    each piece.
-
-    *markers* are the marks of the thinking block, if the model *thinks*. *skipped* is the text
-    that, after the generation prompt, makes an empty block; "" without a block, or if the template
-    has closed it already. *pairs* are all marks that the model may have. *head* stands before a
-    reply, whether the model thinks or not, and *ending* after it; "" if nothing does, as in most
-    templates.
-    """
+    """The text that one model's chat template puts around the turns."""
 
     turn: str
+    """Ends the assistant's turn and opens a user's turn."""
     answer: str
+    """Ends the user's turn and opens the assistant's, whose thinking is over."""
     opened: str = ""
+    """Opens the thinking block after a generation prompt. "": the prompt opens it, or none is."""
     thinks: bool = False
+    """Whether the model thinks in a block of its own."""
     markers: ThinkingMarkers = THINK
+    """The marks of the thinking block, if the model thinks."""
     skipped: str = field(default="", compare=False)
+    """Makes an empty block after a generation prompt. "": there is no block, or one is closed."""
     source: Source = field(default="unknown", compare=False)
+    """How it was found whether the model thinks."""
     pairs: tuple[ThinkingMarkers, ...] = field(default=KNOWN, compare=False)
+    """All marks that the model may have."""
     head: str = ""
+    """Stands before every reply. "": nothing does, as in most templates."""
     ending: str = ""
+    """The mark after every reply. "": there is none, as in most templates."""
 
     @property
     def block(self) -> str:
@@ -128,50 +128,43 @@ class Template:
         return self.markers.opening.rstrip() if self.thinks or self.skipped else ""
 
     def headed(self, prompt: str) -> str:
-        """
-        Return *prompt*, after which the model answers at once, with as much of `head` as it does
-        not end in.
-        """
+        """Return *prompt*, which an answer follows, with the part of `head` that it lacks."""
         end = prompt.rstrip()
         head = self.head.strip()
         if not head or end.endswith(head):
             return prompt
-        if begun := begun_marks(end, head):
+        begun = begun_marks(end, head)
+        if begun:
             return prompt + head[begun:]
         return prompt + (self.head if prompt == end else self.head.lstrip())
 
     def opens(self, prompt: str) -> bool:
-        """
-        Whether the thinking block is open after *prompt*, the rendered messages with what `begin`
-        adds.
-        """
+        """Return whether the thinking block is open after *prompt* and what `begin` adds to it."""
         return self._would_open(prompt) and (self.thinks or self.source != "setting")
 
     def begin(self, prompt: str, *, thinks: bool = True) -> str:
         """
-        Return *prompt*, the rendered messages with a generation prompt, and the opening of the
-        thinking block.
+        Return *prompt*, the rendered messages with a generation prompt, with the block opened.
 
-        Without *thinks* a block that would be open is closed at once.
+        Without *thinks*, a block that would be open is closed at once.
         """
         if not self._would_open(prompt):
             return self.headed(prompt)
         shown = self._shows_open(prompt)
         if thinks and self.opens(prompt):
             return prompt if shown else prompt + self.opened
-        # not as after a plain question
-        if shown == self.skipped.lstrip().startswith(self.markers.opening.rstrip()):
-            return prompt + (
-                self.markers.skipped.partition(self.markers.opening)[2]
-                if shown
-                else self.markers.skipped
-            )
-        return prompt + self.skipped
+        skipped_opens = self.skipped.lstrip().startswith(self.markers.opening.rstrip())
+        if shown != skipped_opens:
+            return prompt + self.skipped
+        # The prompt opens the block, or not, unlike the prompt of a plain question.
+        skipped = self.markers.skipped
+        return prompt + (skipped.partition(self.markers.opening)[2] if shown else skipped)
 
     def _shows_open(self, prompt: str) -> bool:
         """
-        Whether *prompt* ends in an open block: in this turn, as users may write the opening mark,
-        too.
+        Return whether *prompt* ends in an open block.
+
+        The block has to be in the assistant's turn, as users may write the opening mark, too.
         """
         at = self.markers.open_at(prompt)
         turn = self.answer.partition(self.markers.opening.rstrip())[0].strip()
@@ -183,22 +176,19 @@ class Template:
         return bool(self.opened) and not self.markers.closed_in(prompt)
 
     def after(self, written: str) -> Template:
-        """
-        Learn from the text that the model has *written* after `PLAIN_QUESTION` whether it opens a
-        block.
-        """
+        """Return the template of a model that has *written* this after `PLAIN_QUESTION`."""
         if self.source != "unknown":
             return self
         for markers in (*self.pairs, *pairs_in(mark_after(written))):
-            if opened := markers.begun(written):
-                return self._opened_by_the_model(
-                    opened, markers.replying(markers.handover or self.head), "effect"
-                )
+            opened = markers.begun(written)
+            if opened:
+                replying = markers.replying(markers.handover or self.head)
+                return self._opened_by_the_model(opened, replying, "effect")
         return replace(self, source="effect")
 
     def overridden(self, thinks: bool | None) -> Template:
         """
-        Do as the setting *thinks* says; None leaves everything as it was found.
+        Return the template as the setting *thinks* wants it. None: as it was found.
 
         Raise `MissingCapability` for a model that has to think while its template has closed the
         block already.
@@ -218,11 +208,12 @@ class Template:
     def _opened_by_the_model(
         self, opened: str, markers: ThinkingMarkers, source: Source
     ) -> Template:
-        skipped = opened[: len(opened) - len(opened.lstrip())] + markers.skipped
-        answer = self.answer + skipped
+        """Return the template of a model that writes *opened* itself."""
+        space = opened[: len(opened) - len(opened.lstrip())]
+        skipped = space + markers.skipped
         return replace(
             self,
-            answer=answer,
+            answer=self.answer + skipped,
             opened=opened,
             thinks=True,
             markers=markers,
@@ -233,8 +224,7 @@ class Template:
 
 def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
     """
-    Cut a template out of the *rendered* `CONVERSATIONS`. *marks* are those that the user has set,
-    if any.
+    Cut a template out of the *rendered* `CONVERSATIONS`. *marks* are those of the settings, if any.
 
     Raise `MissingCapability` if the template does not show its turns one after the other, word for
     word.
@@ -251,66 +241,68 @@ def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
     pairs = (paired(*marks[:2]),) if marks else (*KNOWN, *_shown_pairs(start, head, reasoned))
     reply_head, ending = _around_reply(start, head, reply, wrapped)
     if marks and marks[2:]:
-        pairs = (pairs[0].replying(marks[2]),)
         reply_head = marks[2]
-        ending = marks[3] if marks[3:] else ending
+        pairs = (pairs[0].replying(reply_head),)
+    if marks and marks[3:]:
+        ending = marks[3]
     pairs = tuple([_handing_over(markers, start, head, reasoned, reply_head) for markers in pairs])
     for markers in pairs:
-        template = _with_block(markers, start, head, turn, answer)
-        if template is not None:
-            return replace(
-                template, pairs=pairs, head=markers.handover or reply_head, ending=ending
-            )
+        found = _with_block(markers, start, head, turn, answer)
+        if found is not None:
+            reply_head = markers.handover or reply_head
+            return replace(found, pairs=pairs, head=reply_head, ending=ending)
     return Template(turn, answer, markers=pairs[0], pairs=pairs, head=reply_head, ending=ending)
 
 
 def _around_reply(start: str, head: str, reply: str, wrapped: str) -> tuple[str, str]:
     """
-    Return the marks before a finished reply that the prompt *start* does not have, and the mark
-    after it; "" for none.
+    Return the marks before a finished reply that the prompt *start* lacks, and the mark after it.
 
-    A template that leaves a mark out of an earlier turn, as from *wrapped*, has its model write it.
+    "": there are none. A template that leaves a mark out of an earlier turn, as from *wrapped*, has
+    its model write that mark.
     """
     if _REPLY in wrapped and _WRAP not in wrapped:
         return f"\n{_WRAP}\n", closing_of(_WRAP)
     last = mark_before(head)
     after = _after(reply, _REPLY)
-    ending = closing_of(last) if last and after.lstrip().startswith(closing_of(last)) else ""
+    ending = ""
+    if last and after.lstrip().startswith(closing_of(last)):
+        ending = closing_of(last)
     marks = head.removeprefix(start) if head.startswith(start) else last
-    block = any(word in marks.lower() for word in ("think", "thought", "reason"))
-    return "" if block or last in start else marks, ending
+    is_block = any(word in marks.lower() for word in ("think", "thought", "reason"))
+    return "" if is_block or last in start else marks, ending
 
 
 def _handing_over(
     markers: ThinkingMarkers, start: str, head: str, reasoned: str, reply_head: str
 ) -> ThinkingMarkers:
     """
-    Return *markers* with the marks that the template shows between the end of the thinking and the
-    reply.
+    Return *markers* with the marks that the template shows between the thinking and the reply.
     """
     if markers.handover:
         return markers
     between = reasoned.partition(_REASONS)[2].partition(_REPLY)[0]
-    parts = [shown.rpartition(markers.closing) for shown in (between, head)]
-    handovers = [after for _, closed, after in parts if closed and mark_before(after)]
-    return markers.replying(
-        next(iter(handovers), reply_head if markers.open_at(start) >= 0 else "")
-    )
+    for shown in (between, head):
+        _, closing, after = shown.rpartition(markers.closing)
+        if closing and mark_before(after):
+            return markers.replying(after)
+    return markers.replying(reply_head if markers.open_at(start) >= 0 else "")
 
 
 def _shown_pairs(start: str, head: str, reasoned: str) -> Iterator[ThinkingMarkers]:
     """
-    The pairs that are not known, and that a template shows.
+    Yield the pairs that a template shows and that are not known.
 
-    Its generation prompt *start* has an opening that speaks of thinking; or an earlier turn, as in
-    *reasoned*, has its reasoning between two marks, perhaps with more before the reply.
+    An earlier turn, as in *reasoned*, may have its reasoning between two marks, perhaps with more
+    marks before the reply. The generation prompt *start* may have an opening that speaks of
+    thinking.
     """
     before, shown, after = reasoned.partition(_REASONS)
     between = after.partition(_REPLY)[0]
     opening = mark_before(before)
     closing = mark_after(between, opening)
     handover = between.lstrip().removeprefix(closing)
-    known = any(each.closing == closing and each.handover in ("", handover) for each in KNOWN)
+    known = any(pair.closing == closing and pair.handover in ("", handover) for pair in KNOWN)
     fits = opening and closing and (mark_before(handover) or not handover.strip())
     if shown and fits and not known and not head.rstrip().endswith(opening):
         yield paired(opening, closing)
@@ -319,13 +311,12 @@ def _shown_pairs(start: str, head: str, reasoned: str) -> Iterator[ThinkingMarke
 
 def disagreement(small: bool, large: bool) -> str:
     """
-    Explain why two models cannot be a pair, with the cure; "" if they can. *small* and *large* are
-    whether they think.
+    Return why two models cannot be a pair, with the cure; "" if they can.
 
-    A small model that does not think may draft for a large one that does: it drafts as if it
-    answered, and the thinking is closed at the end of its turn. The other way round there would be
-    no answer: where the small model closes its thinking, the large one would continue in the middle
-    of its own answer.
+    *small* and *large* say whether the models think. A small model that does not think may draft
+    for a large one that does: it drafts as if it answered, and the thinking is closed at the end of
+    its turn. The other way round there is no answer: when the small model closes its thinking, the
+    large one goes on in the middle of its own answer.
     """
     if not small or large:
         return ""
@@ -342,39 +333,50 @@ def _with_block(
     markers: ThinkingMarkers, start: str, head: str, turn: str, answer: str
 ) -> Template | None:
     """
-    Make the template of a model whose renderings show a block with these *markers*; None if they
-    show none.
+    Make the template of a model whose renderings show a block with *markers*. None: they do not.
 
-    *start* is the generation prompt, *head* the text before a finished answer, both after the
-    user's words.
+    *start* is the generation prompt, and *head* the text before a finished answer.
     """
-    at = markers.open_at(start)
-    if at >= 0:
-        stem = start[:at]
-        begun = start[at:]
-        before = head[len(stem) :] if head.startswith(stem) else ""
-        skipped = before if markers.skips(before) else markers.skipped
-        closed = next(
-            (block for block in (skipped, markers.skipped) if block.startswith(begun)),
-            begun + markers.closing + markers.handover,
-        )
-        open_at = markers.open_at(answer)
-        stem = answer[:open_at] if open_at >= 0 else answer
-        rest = closed.removeprefix(begun)
-        return Template(
-            turn, stem + skipped, thinks=True, markers=markers, skipped=rest, source="template"
-        )
+    opened_at = markers.open_at(start)
+    if opened_at >= 0:
+        return _with_open_block(markers, start[:opened_at], start[opened_at:], head, turn, answer)
+    added = head[len(start) :] if head.startswith(start) else ""
     if markers.closed_in(start):
-        space = head[len(start) :] if head.startswith(start) else ""
-        return Template(
-            turn, answer + (space if not space.strip() else ""), markers=markers, source="template"
-        )
-    block = head[len(start) :] if head.startswith(start) else ""
-    if not markers.skips(block):
+        space = added if not added.strip() else ""
+        return Template(turn, answer + space, markers=markers, source="template")
+    if not markers.skips(added):
         return None
-    opened = markers.opened(block)
     return Template(
-        turn, answer + block, opened, thinks=True, markers=markers, skipped=block, source="template"
+        turn,
+        answer + added,
+        markers.opened(added),
+        thinks=True,
+        markers=markers,
+        skipped=added,
+        source="template",
+    )
+
+
+def _with_open_block(
+    markers: ThinkingMarkers, stem: str, begun: str, head: str, turn: str, answer: str
+) -> Template:
+    """Make the template of a model whose generation prompt is *stem* and the *begun* block."""
+    before = head[len(stem) :] if head.startswith(stem) else ""
+    skipped = before if markers.skips(before) else markers.skipped
+    closed = begun + markers.closing + markers.handover
+    for block in (markers.skipped, skipped):
+        if block.startswith(begun):
+            closed = block
+    answer_opened_at = markers.open_at(answer)
+    if answer_opened_at >= 0:
+        answer = answer[:answer_opened_at]
+    return Template(
+        turn,
+        answer + skipped,
+        thinks=True,
+        markers=markers,
+        skipped=closed.removeprefix(begun),
+        source="template",
     )
 
 

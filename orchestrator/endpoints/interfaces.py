@@ -1,7 +1,4 @@
-"""
-The interface of an endpoint: one served model, whether on one server, on replicas, or as a nested
-pair.
-"""
+"""The interface of an endpoint: one model on one server, on replicas, or as a nested pair."""
 
 from __future__ import annotations
 
@@ -111,12 +108,10 @@ class Server(ModelEndpoint, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerFormat:
-    """
-    The form of a text in the server's own words: the *outputs* of its parameter
-    ``structured_outputs``.
-    """
+    """The form of a text in the server's own words."""
 
     outputs: Mapping[str, Any]
+    """The value of the parameter ``structured_outputs``."""
 
 
 Format: TypeAlias = Literal["json"] | Mapping[str, Any] | ServerFormat
@@ -145,8 +140,9 @@ class ParsedTokens:
 
     def as_one_piece(self) -> ParserState:
         """
-        Return the state as if all tokens so far had come at once: the server replays each piece for
-        every request.
+        Return the state as if all tokens so far had come at once.
+
+        The server replays each piece of an answer for every request.
         """
         count = len(self.state.get("output_token_ids", ()))
         return {**self.state, "output_chunk_lens": [count]} if count else self.state
@@ -163,7 +159,7 @@ class ParsedAnswer:
     """The calls, in their order."""
 
     reasoning: str = ""
-    """What the parser takes for thinking; it is none, as the answer follows the thinking."""
+    """What the parser takes for thinking, by mistake, as the answer follows the thinking."""
 
     def after(self, text: str) -> ParsedAnswer:
         """
@@ -178,10 +174,10 @@ class ParsedAnswer:
 
     def with_ids(self, streamed: ParsedTokens) -> ParsedAnswer:
         """
-        Return the answer with the content and the ids of calls that the parser gave as it
-        *streamed*, if it found the same calls then.
+        Return the answer with the content and the ids of calls of *streamed*.
 
-        Kimi's ids name the function, and only the parser of a stream returns them.
+        The answer stays as it is if the stream had other calls. Kimi's ids name the function, and
+        only the parser of a stream returns them.
         """
         pieces = [piece for piece in streamed.pieces if piece.name]
         if [piece.name for piece in pieces] != [call.name for call in self.calls]:

@@ -1,6 +1,5 @@
 """
-What vLLM's ``/metrics`` tells: the queue, which `poll_queue` watches, token-level speculation, and
-the prefix cache.
+What vLLM's ``/metrics`` shows: the queue, token-level speculation, and the prefix cache.
 
 Any other server shows none of these.
 """
@@ -16,8 +15,10 @@ from math import gcd
 
 from ..concurrency import background
 
-POLL_SECONDS = 1.0  # between two readings of one server
-POLL_TIMEOUT = 5 * POLL_SECONDS  # seconds for one reading
+POLL_SECONDS = 1.0
+"""Between two readings of one server."""
+POLL_TIMEOUT_SECONDS = 5 * POLL_SECONDS
+"""For one reading."""
 
 # The queue
 
@@ -27,29 +28,31 @@ WAITING = "vllm:num_requests_waiting"
 
 @dataclass(frozen=True, slots=True)
 class QueueGauges:
-    """
-    How many requests are *running* on a server, and how many are *waiting* there.
-
-    *cache* is how many tokens its KV cache holds; None if the server does not show it.
-    """
+    """The requests at a server, and its room for them."""
 
     running: int
+    """Requests that are running."""
     waiting: int
+    """Requests that wait for the engine."""
     cache: int | None = None
+    """Tokens that the KV cache holds. None: the server does not show that."""
 
     @classmethod
     def sum(cls, servers: Iterable[QueueGauges | None]) -> QueueGauges | None:
-        """Add up what several servers report; None if no server reports anything."""
-        known = [each for each in servers if each is not None]
+        """Add up what several servers report. None: no server reports anything."""
+        known = [gauges for gauges in servers if gauges is not None]
         if not known:
             return None
-        caches = [each.cache for each in known if each.cache is not None]
-        cache = sum(caches) if len(caches) == len(known) else None
-        return cls(sum(each.running for each in known), sum(each.waiting for each in known), cache)
+        caches = [gauges.cache for gauges in known if gauges.cache is not None]
+        return cls(
+            running=sum(gauges.running for gauges in known),
+            waiting=sum(gauges.waiting for gauges in known),
+            cache=sum(caches) if len(caches) == len(known) else None,
+        )
 
 
 def read_queue(metrics: bytes) -> QueueGauges | None:
-    """Add up the gauges of every engine behind a server; None if there are none."""
+    """Add up the gauges of every engine behind a server. None: there are none."""
     gauges = _sums(metrics)
     if not gauges.keys() >= {RUNNING, WAITING}:
         return None
@@ -62,16 +65,16 @@ async def poll_queue(
     report: Callable[[int, int, int | None], None],
 ) -> AsyncGenerator[None]:
     """
-    Call *report* every second with the running and waiting requests and the tokens of the cache, as
-    *read* has them.
+    Call *report* every second with what *read* returns: requests that run, requests that wait, and
+    the tokens of the cache.
 
-    A poll that fails or takes longer than `POLL_TIMEOUT` seconds reports nothing.
+    A poll that fails or takes longer than `POLL_TIMEOUT_SECONDS` reports nothing.
     """
 
     async def poll() -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_TIMEOUT):
+                async with asyncio.timeout(POLL_TIMEOUT_SECONDS):
                     gauges = await read()
                 if gauges is not None:
                     report(gauges.running, gauges.waiting, gauges.cache)
@@ -89,42 +92,43 @@ class Acceptance:
     """
     The token-level speculation within one model's server, since the server was started.
 
-    *drafts* counts the passes that verified drafted tokens, *drafted* the tokens in them, and
-    *accepted* the tokens that the model would have written itself. The difference of two readings
-    is what happened between them.
+    The difference of two readings is what happened between them.
     """
 
     drafts: int = 0
+    """Passes that verified drafted tokens."""
     drafted: int = 0
+    """Tokens that were drafted."""
     accepted: int = 0
+    """Drafted tokens that the model would have written itself."""
 
     @property
     def rate(self) -> float | None:
-        """The share of the drafted tokens that was accepted; None if none was drafted."""
+        """The share of the drafted tokens that was accepted. None: none was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
     def length(self) -> float | None:
         """
-        The mean number of tokens per pass with a draft, including the model's own; None if there
-        was none.
+        The mean number of tokens of a pass with a draft, the model's own included. None: there was
+        none.
         """
         return 1 + self.accepted / self.drafts if self.drafts else None
 
     def __add__(self, other: Acceptance) -> Acceptance:
         return Acceptance(
-            self.drafts + other.drafts, self.drafted + other.drafted, self.accepted + other.accepted
+            drafts=self.drafts + other.drafts,
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
         )
 
     def __sub__(self, old: Acceptance) -> Acceptance:
-        return Acceptance(
-            self.drafts - old.drafts, self.drafted - old.drafted, self.accepted - old.accepted
-        )
+        return self + Acceptance(-old.drafts, -old.drafted, -old.accepted)
 
     def __str__(self) -> str:
-        return (
-            "nothing drafted" if self.rate is None else f"{self.rate:.0%}, {self.length:.2f} a pass"
-        )
+        if self.rate is None:
+            return "nothing drafted"
+        return f"{self.rate:.0%}, {self.length:.2f} a pass"
 
 
 PREFIX = "vllm:spec_decode_num_"
@@ -140,15 +144,14 @@ _LINE = re.compile(rf"^({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULT
 
 def read_acceptance(metrics: bytes) -> Acceptance | None:
     """
-    Add up the counters of every engine behind a server; None if there are none: the server does not
-    speculate.
+    Add up the counters of every engine behind a server. None: it does not speculate.
     """
     counts = {COUNTERS[name]: value for name, value in _sums(metrics).items() if name in COUNTERS}
     return Acceptance(**counts) if len(counts) == len(COUNTERS) else None
 
 
 def read_start(metrics: bytes) -> bytes:
-    """Return when the server's process was started, in its own words; b"" if it does not say."""
+    """Return when the server's process was started, in its own words. b"": it does not say."""
     found = re.search(rb"^process_start_time_seconds (\S+)", metrics, re.MULTILINE)
     return found[1] if found else b""
 
@@ -162,16 +165,17 @@ def _sums(metrics: bytes) -> dict[str, int]:
 
 
 def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
-    """Add up the counters of several servers; None if no server has any."""
+    """Add up the counters of several servers. None: no server has any."""
     known = [part for part in parts if part is not None]
     return sum(known, Acceptance()) if known else None
 
 
 # The prefix cache
 
-# tokens: divides the blocks of hybrids, which are multiples of 16 on GPUs and of 128 on CPUs
 UNIT = 16
-FINE = 128  # tokens; no block of a model without recurrent layers is larger
+"""Tokens. It divides the blocks of hybrids: multiples of 16 on GPUs and of 128 on CPUs."""
+FINE = 128
+"""Tokens. No block of a model without recurrent layers is larger."""
 MATCH_UNIT = "prefix_match_unit"
 
 _CACHE_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
@@ -179,39 +183,37 @@ _CACHE_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """
-    The prefix cache as the server describes it; None for what it does not describe.
-
-    *enabled*: prefixes are cached. *block* is the allocation unit in tokens; *unit* is where a
-    cached prefix may end, in tokens, if that is finer. *known* are the names of all settings, which
-    show the flags of this version of vLLM.
-    """
+    """The prefix cache as the server describes it. None: the server does not describe that."""
 
     enabled: bool | None = None
+    """Whether prefixes are cached."""
     block: int | None = None
+    """The allocation unit, in tokens."""
     unit: int | None = None
+    """Where a cached prefix may end, in tokens, if that is finer than a block."""
     known: tuple[str, ...] = ()
+    """The names of all settings, which show the flags of this version of vLLM."""
 
     @property
     def checkpoints(self) -> bool:
         """
-        Whether the server saves a state where a prompt ends, so that a prompt sent only for that
-        state pays.
+        Whether a prompt that is sent only to have its state saved pays.
 
-        It does for a hybrid whose match unit is set.
+        It does for a hybrid whose match unit is set: such a server saves a state where a prompt
+        ends.
         """
-        return self.enabled is not False and self.unit is not None and self.unit < (self.block or 0)
+        if self.enabled is False or self.unit is None:
+            return False
+        return self.unit < (self.block or 0)
 
     @property
     def finest(self) -> int:
-        """
-        The match unit to start this server with, in tokens: vLLM requires a divisor of the block.
-        """
+        """The match unit to start this server with, in tokens: a divisor of the block."""
         return gcd(self.block or UNIT, 2 * UNIT)
 
 
 def read_cache_config(metrics: bytes) -> CacheConfig | None:
-    """Read the configuration of the first engine behind a server; None if there is none."""
+    """Read the configuration of the first engine behind a server. None: there is none."""
     for labels in cache_labels(metrics):
         enabled = labels.get("enable_prefix_caching")
         return CacheConfig(
@@ -225,18 +227,17 @@ def read_cache_config(metrics: bytes) -> CacheConfig | None:
 
 def read_cache_tokens(metrics: bytes) -> int | None:
     """
-    Add up how many tokens the KV caches of all engines behind a server hold; None if they are not
-    shown.
+    Return the tokens that the KV caches of all engines behind a server hold. None: not shown.
     """
-    sizes = [
-        (_number(each, "num_gpu_blocks"), _number(each, "block_size"))
-        for each in cache_labels(metrics)
-    ]
-    return sum((blocks or 0) * (size or 0) for blocks, size in sizes) or None
+    tokens = 0
+    for labels in cache_labels(metrics):
+        blocks = _number(labels, "num_gpu_blocks") or 0
+        tokens += blocks * (_number(labels, "block_size") or 0)
+    return tokens or None
 
 
 def cache_labels(metrics: bytes) -> Iterator[Mapping[str, str]]:
-    """The labels with which each engine describes its cache."""
+    """Yield the labels with which each engine describes its cache."""
     lines = (line for line in metrics.splitlines() if line.startswith(b"vllm:cache_config_info{"))
     return (dict(_CACHE_LABEL.findall(line.decode(errors="replace"))) for line in lines)
 

@@ -1,10 +1,8 @@
 """
-The servers of one model as one endpoint: a run stays on one replica, and moves to another when that
-one fails.
+The servers of one model as one endpoint.
 
-`choose` picks a replica, `Placement` holds that of one run or request, and `ReplicatedModel` is the
-run's `Model`. The runs of one session begin on the same replica, whose prefix cache has the earlier
-turns: see `in_order`. `breaker` watches over the health of the servers.
+A run stays on one replica, and moves to another if that one fails. The runs of one session begin on
+the same replica, whose prefix cache has the earlier turns.
 """
 
 from __future__ import annotations
@@ -38,8 +36,10 @@ from .settings import GREEDY, Endpoint, Sampling
 T = TypeVar("T")
 
 
-# of one call on one server, without and with patience for a server that is down
-TRIES, PATIENT_TRIES = 2, 5
+MAX_TRIES = 2
+"""Of one call on one server, without patience for a server that is down."""
+MAX_PATIENT_TRIES = 5
+"""Of one call on one server, with patience."""
 
 
 def in_order(urls: Iterable[str], session: str) -> list[str]:
@@ -58,40 +58,46 @@ def in_order(urls: Iterable[str], session: str) -> list[str]:
 
 async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.0) -> Replica:
     """
-    Choose a replica that works, preferably one at which the call has not *failed*; wait for probes
-    if none does.
+    Choose a replica that works. Wait for probes if none does.
 
-    *failed* counts the failures of the call at each URL. A run of a session begins on the first
-    replica that the session prefers, any other run on the one with the fewest runs. Raise
-    `EndpointUnavailable` if all circuits stay open for *patience* seconds, and in a last probe
-    after that; and where the call has failed too often.
+    *failed* counts the failures of the call at each URL. Replicas at which the call has not failed
+    go first. Raise `EndpointUnavailable` if all circuits stay open for *patience* seconds and in a
+    last probe after that, or if the call has failed too often everywhere.
     """
     loop = asyncio.get_running_loop()
-    until, last = loop.time() + patience, not patience
+    until = loop.time() + patience
+    tries = MAX_PATIENT_TRIES if patience else MAX_TRIES
+    is_last = not patience  # whether the last probe has been asked for
     while True:
-        left = [
-            each
-            for each in health.replicas
-            if failed.get(each.url, 0) < (PATIENT_TRIES if patience else TRIES)
-        ]
-        closed = [each for each in left if each.breaker.state == "closed"]
-        candidates = [each for each in closed if each.url not in failed] or closed
-        if candidates:
-            return _preferred(candidates)
-        probed = [each for each in left if each.breaker.state == "half-open"]
-        remaining = None if probed else until - loop.time()
-        over = remaining is not None and remaining <= 0
-        if not left or (over and last) or health.stopped:
+        left = [replica for replica in health.replicas if failed.get(replica.url, 0) < tries]
+        closed = [replica for replica in left if replica.breaker.state == "closed"]
+        if closed:
+            return _preferred(
+                [replica for replica in closed if replica.url not in failed] or closed
+            )
+        probed = [replica for replica in left if replica.breaker.state == "half-open"]
+        is_over = not probed and loop.time() >= until
+        if not left or (is_over and is_last) or health.stopped:
             raise health.none_left()
-        timeout, enough = (
-            (None, asyncio.ALL_COMPLETED) if over else (remaining, asyncio.FIRST_COMPLETED)
-        )
-        async with background(*(each.breaker.changed.wait() for each in probed or left)) as tasks:
-            if over:
-                last = True
-                for each in left:
-                    each.breaker.wanted.set()
-            await asyncio.wait(tasks, timeout=timeout, return_when=enough)
+        if is_over:
+            is_last = True
+            await _probe_all(left)
+        else:
+            await _one_changes(probed or left, None if probed else until - loop.time())
+
+
+async def _one_changes(replicas: Sequence[Replica], seconds: float | None) -> None:
+    """Wait until the circuit of one of *replicas* changes, at most *seconds*. None: for ever."""
+    async with background(*(replica.breaker.changed.wait() for replica in replicas)) as tasks:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _probe_all(replicas: Sequence[Replica]) -> None:
+    """Have *replicas* probed now, and wait until the circuits of all of them have changed."""
+    async with background(*(replica.breaker.changed.wait() for replica in replicas)) as tasks:
+        for replica in replicas:
+            replica.breaker.wanted.set()
+        await asyncio.wait(tasks)
 
 
 def _preferred(candidates: Sequence[Replica]) -> Replica:
@@ -104,14 +110,15 @@ def _preferred(candidates: Sequence[Replica]) -> Replica:
 
 class Placement:
     """
-    The replica of one run. Calls may overlap; when the replica fails, the run moves once for all of
-    them.
+    The replica of one run. Calls may overlap: if the replica fails, the run moves once for all.
 
     A call waits for *patience* seconds for a server while none works.
     """
 
     def __init__(self, health: Health, observe: Observer, patience: float = 0.0) -> None:
-        self._health, self._observe, self._patience = health, observe, patience
+        self._health = health
+        self._observe = observe
+        self._patience = patience
         self._replica: Replica | None = None
         self._moving = asyncio.Lock()
 
@@ -129,26 +136,35 @@ class Placement:
         replica, and is raised if all fail. A replica that rejects a request as its context or
         vocabulary is not as learnt is learnt anew and called again.
         """
-        failed, rejection = Counter[str](), None
+        failed = Counter[str]()
+        rejection: EndpointRejected | None = None
         while True:
             try:
                 replica = await self._place(failed)
             except EndpointUnavailable as exc:
                 raise rejection or exc from None
             try:
-                try:
-                    return await verb(replica.server)
-                except EndpointRejected as exc:
-                    if not failed and exc.status not in UNUSABLE:
-                        await replica.server.check_unchanged()
+                return await self._call_on(replica, verb, first=not failed)
+            except EndpointRejected as exc:
+                if exc.status not in UNUSABLE:
                     raise
+                rejection = exc
+                failure: EndpointError = exc
             except EndpointError as exc:
-                if isinstance(exc, EndpointRejected):
-                    if exc.status not in UNUSABLE:
-                        raise
-                    rejection = exc
-                failed[replica.url] += 1
-                replica.breaker.fail(exc)
+                failure = exc
+            failed[replica.url] += 1
+            replica.breaker.fail(failure)
+
+    async def _call_on(
+        self, replica: Replica, verb: Callable[[Server], Awaitable[T]], *, first: bool
+    ) -> T:
+        """Call *verb* on *replica*. A *first* rejection may mean that the server has changed."""
+        try:
+            return await verb(replica.server)
+        except EndpointRejected as exc:
+            if first and exc.status not in UNUSABLE:
+                await replica.server.check_unchanged()
+            raise
 
     def leave(self) -> None:
         if self._replica is not None:
@@ -177,7 +193,8 @@ class ReplicatedModel:
     """The `Model` of one run, on the replica of its *placement*."""
 
     def __init__(self, placement: Placement, make: Callable[[Server], Model]) -> None:
-        self._placement, self._make = placement, make
+        self._placement = placement
+        self._make = make
         self._models: dict[str, Model] = {}
 
     @property
@@ -246,8 +263,11 @@ class ReplicatedEndpoint:
         *,
         optional: bool = False,
     ) -> None:
-        self.settings, self.patience = settings, 0.0
-        self.health, self._optional = Health(settings, make), optional
+        self.settings = settings
+        self.patience = 0.0
+        """Seconds for which a call waits while no server works."""
+        self.health = Health(settings, make)
+        self._optional = optional
 
     async def __aenter__(self) -> Self:
         await self.health.start(optional=self._optional)
@@ -385,7 +405,9 @@ class ReplicatedEndpoint:
         shared: dict[str, Any] = {}
         for name in [capability.name for capability in fields(Capabilities)]:
             values = {getattr(capabilities, name) for capabilities in every}
-            shared[name] = values.pop() if len(values) == 1 else False if False in values else None
+            shared[name] = False if False in values else None
+            if len(values) == 1:
+                shared[name] = values.pop()
         return Capabilities(**shared)
 
     def model(

@@ -12,25 +12,25 @@ from types import MappingProxyType
 from ..events import Purpose
 from ..interfaces import RequestContext, holding
 
-AWAITED: Mapping[Purpose, int] = {"verify": 0, "repair": 1, "answer": 2, "draft": 3}
+PLACES: Mapping[Purpose, int] = {"verify": 0, "repair": 1, "answer": 2, "draft": 3}
+"""The places of requests for which a run waits, in seconds after the place of the run."""
 
-
-BETS: Mapping[Purpose, int] = {"verify": 60}
-
-
-OTHER_BETS = 61
+BET_SECONDS: Mapping[Purpose, int] = {"verify": 60}
 """
-Seconds: a request of that kind goes before one for which a run waits that began so much later.
+The places of bets, in seconds after the place of the run.
+
+A bet goes before a request for which a run waits that began so many seconds later.
 """
+
+OTHER_BET_SECONDS = 61
+"""The place of bets of any other purpose."""
 
 CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
 """Headers added to every request of a run, such as ``traceparent``; `carrying` sets them."""
 
 
 SESSION: ContextVar[str] = ContextVar("SESSION", default="")
-"""
-The session that a run belongs to, which decides about its replicas; "": none. `carrying` sets it.
-"""
+"""The session of a run, which decides about its replicas. "": none. `carrying` sets it."""
 
 
 @contextmanager
@@ -38,10 +38,10 @@ def carrying(
     headers: Mapping[str, str], run_priority: int = 0, session: str = ""
 ) -> Generator[None]:
     """
-    Add *headers* and *run_priority* to all requests of the run that begins with the block, a run of
-    the *session*.
+    Add *headers* to all requests of the run that begins with the block.
 
-    A header of an enclosing block keeps its value.
+    Its requests have the *run_priority*, and it belongs to the *session*. A header of an enclosing
+    block keeps its value.
     """
     enclosing = CARRIED.get()
     names = {name.lower() for name in enclosing}
@@ -57,11 +57,9 @@ CACHE: ContextVar[Mapping[str, str]] = ContextVar("CACHE", default=MappingProxyT
 
 def separate_cache(name: str) -> AbstractContextManager[None]:
     """
-    Let the requests of the block use what the prefix caches hold of requests with the same *name*,
-    and nothing else.
+    Let the requests of the block use only what requests with the same *name* left in the caches.
 
-    So runs that are compared do not gain from, or suffer under, what other runs of the same problem
-    left there.
+    Runs that are compared then do not gain from what other runs of the same problem left there.
     """
     return holding(CACHE, {"cache_salt": name})
 
@@ -71,24 +69,24 @@ RUN: ContextVar[int] = ContextVar("RUN", default=0)
 
 
 def run_place(run_priority: int = 0) -> int:
-    """
-    Return the place of a run that begins now, in seconds, which mean the same to all programs.
-    """
+    """Return the place of a run that begins now, in seconds that are the same in all programs."""
     return run_priority * SPAN + _OFFSET.seconds() + int(asyncio.get_running_loop().time())
 
 
 SPAN = 2**32
 """
-Seconds that no run is older than another: runs of a lower priority go before all of the next one.
+Seconds between two priorities of runs.
+
+No run is that much older than another: all runs of one priority go before those of the next.
 """
 
 
 class ClockOffset:
     """
-    The seconds between the clock of an event loop and those since 1970, in whole seconds.
+    The whole seconds from the clock of an event loop to the computer's clock.
 
-    They change only if the computer's clock is set, so that runs on a virtual clock have the same
-    order every time.
+    They change only if the computer's clock is set: runs on a virtual clock have the same order
+    every time.
     """
 
     def __init__(self) -> None:
@@ -115,4 +113,6 @@ def priority(request: RequestContext, run: int = 0) -> int | None:
     if not request.purpose:
         return None
     late = request.bet or request.purpose == "hedge"
-    return run + (BETS.get(request.purpose, OTHER_BETS) if late else AWAITED[request.purpose])
+    if late:
+        return run + BET_SECONDS.get(request.purpose, OTHER_BET_SECONDS)
+    return run + PLACES[request.purpose]

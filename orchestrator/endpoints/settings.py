@@ -25,15 +25,16 @@ from ..events import Verb
 
 
 def _meant(url: str) -> str:
-    """The URL that somebody who wrote *url* may mean."""
+    """Return the URL that somebody who wrote *url* may mean."""
     address = re.fullmatch(r"([A-Za-z0-9.-]+):(\d+)(?:/.*)?", url.strip())
     return f"http://{address[1]}:{address[2]}/v1" if address else "http://localhost:8000/v1"
 
 
 def base_url(url: str) -> str:
     """
-    Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do
-    not have.
+    Return *url* without a trailing slash and ``/v1``. Raise `ValueError` if it is not a server's.
+
+    vLLM's own routes (``/tokenize``, ``/metrics``) are not below ``/v1``.
     """
     parts = urlsplit(url.strip())
     if "@" in parts.netloc:
@@ -64,8 +65,9 @@ def _names_server(parts: SplitResult) -> bool:
 
 def none_if_empty(key: object) -> object:
     """
-    Strip a key: the file of a secret may end with a line break. An empty one, as of an unset
-    variable, is None.
+    Return *key* without white space around it: the file of a secret may end with a line break.
+
+    An empty key, as of an unset variable, is None.
     """
     return (key.strip() or None) if isinstance(key, str) else key
 
@@ -93,10 +95,7 @@ class Deadlines(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def unstreamed(self) -> float:
-        """
-        Seconds for a whole request that writes at most one token, and until the first token of any
-        other.
-        """
+        """Seconds for a request that writes at most one token, and to any other's first token."""
         return min(self.first, self.total)
 
 
@@ -134,9 +133,7 @@ class Address(BaseModel, frozen=True, extra="forbid"):
 
 
 class Endpoint(Address, frozen=True):
-    """
-    A model that writes. Its *url* may also be several URLs of the same model, separated by commas.
-    """
+    """A model that writes. Its URL may also be several URLs of its servers, divided by commas."""
 
     role: Role
     """``small`` or ``large``. In a file it follows from the table and is left out."""
@@ -190,10 +187,7 @@ class Endpoint(Address, frozen=True):
         return tuple([self.model_copy(update={"url": url, "replicas": ()}) for url in self.urls])
 
     def turned(self, places: int) -> Endpoint:
-        """
-        Return the same servers, rotated by *places*, so that several processes begin with different
-        ones.
-        """
+        """Return the servers rotated by *places*: several processes begin with different ones."""
         first, *others = (self.urls * 2)[places % len(self.urls) :][: len(self.urls)]
         return self.model_copy(update={"url": first, "replicas": tuple(others)})
 
@@ -259,43 +253,32 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     """
 
     def telling(self, top: int) -> Sampling:
-        """
-        Return this sampling with at least the *top* likeliest tokens of every position; 0 changes
-        nothing.
-        """
+        """Return this sampling with at least the *top* likeliest tokens of every position."""
         return self.model_copy(update={"logprobs": max(top, self.logprobs)}) if top else self
 
     @property
     def repeats(self) -> bool:
-        """
-        Whether every request needs a seed of its own: the temperature is above 0, and there is a
-        seed.
-        """
+        """Whether every request needs a seed of its own."""
         return self.temperature > 0 and self.seed is not None
 
     def with_seed(self, seed: int | None) -> Sampling:
         """
-        Return this sampling with *seed*; None keeps its own. Raise `ConfigurationError` if it is no
-        whole number.
+        Return this sampling with *seed*. None: with its own.
+
+        Raise `ConfigurationError` if *seed* is no whole number.
         """
         if seed is not None and type(seed) is not int:
             raise ConfigurationError(f"seed: a whole number, not {seed!r}")
         return self if seed is None else self.model_copy(update={"seed": seed})
 
     def seeded(self) -> Sampling:
-        """
-        Return this sampling with a seed, drawn at random if there is none; greedy sampling needs
-        none.
-        """
+        """Return this sampling with a seed, random if it has none. Greedy sampling needs none."""
         if self.temperature == 0 or self.seed is not None:
             return self
         return self.model_copy(update={"seed": random.getrandbits(31)})
 
     def within(self, role: Role) -> Sampling:
-        """
-        Return the sampling for the models of a nested pair in *role*, with other seeds than outside
-        the pair.
-        """
+        """Return the sampling within a nested pair in *role*, where the seeds are other ones."""
         if self.seed is None:
             return self
         return self.model_copy(update={"seed": _digest(self.seed, "within", role)})
@@ -304,12 +287,11 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
         self, role: Role, verb: Verb, chain: Chain, opening: str = "", *, again: bool = False
     ) -> int | None:
         """
-        Derive the seed of a request that continues *chain* and *opening*; None if the run has no
-        seed.
+        Return the seed of a request that continues *chain* and *opening*. None: the run has none.
 
-        It depends on nothing else. A repeated request keeps its seed: whenever it is sent, as a bet
-        or not, and to any replica. A request that is made *again*, because its text was rejected
-        for itself, has another.
+        The seed depends on nothing else. A repeated request keeps its seed: whenever it is sent, as
+        a bet or not, and to any replica. A request that is made *again*, because its text was
+        rejected for itself, has another seed.
         """
         if self.seed is None:
             return None

@@ -27,32 +27,32 @@ from ..errors import ConfigurationError, VerifierFailed
 from ..events import Stage
 from ..registry import Registry, behind
 
-REASON = 2000  # characters of a reason that are kept: it becomes part of a prompt
+MAX_REASON_LENGTH = 2000
+"""Characters of a reason that are kept: it becomes part of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """
-    A step or an answer that is to be judged.
-
-    *problem* is the conversation that poses the problem, *steps* are the texts of the steps before,
-    and *text* is that of the step or of the answer.
-    """
+    """A step or an answer that is to be judged."""
 
     stage: Stage
+    """Whether it is a step or an answer."""
     problem: tuple[Message, ...]
+    """The conversation that poses the problem."""
     steps: tuple[str, ...]
+    """The texts of the steps before."""
     text: str
+    """The text of the step or of the answer."""
 
     @classmethod
     def step(cls, chain: Chain) -> Candidate:
-        """The last step of *chain*."""
+        """Return the last step of *chain*."""
         *before, last = [step.reasoning for step in chain.steps]
         return cls("step", chain.messages, tuple(before), last)
 
     @classmethod
     def final(cls, chain: Chain, answer: str) -> Candidate:
-        """The *answer* at the end of *chain*, after the thinking if there is any."""
+        """Return the *answer* at the end of *chain*, after the thinking if there is any."""
         thinking = chain.parts()[0].steps if chain.closed else ()
         return cls("answer", chain.messages, tuple(step.reasoning for step in thinking), answer)
 
@@ -69,16 +69,17 @@ class Candidate:
 
 def read_rating(value: object, reason: object = "") -> Rating:
     """
-    Return *value* as a rating: a `Rating`, a number from 0 to 1, or True or False. *reason* is that
-    of a number.
+    Return *value* as a rating: a `Rating`, a number from 0 to 1, or True or False.
 
-    Raise `ValueError` for anything else.
+    *reason* is the reason of a number. Raise `ValueError` for anything else.
     """
     if isinstance(value, Rating):
         return read_rating(value.score, value.reason)
     if not isinstance(value, int | float) or not 0 <= value <= 1:  # nor NaN
         raise ValueError(f"its score is {value!r:.80}, and has to be a number from 0 to 1")
-    return Rating(float(value), str(reason or "").replace(THINK_END, "").strip()[:REASON])
+    return Rating(
+        float(value), str(reason or "").replace(THINK_END, "").strip()[:MAX_REASON_LENGTH]
+    )
 
 
 VerifierFunction: TypeAlias = Callable[[Candidate], Rating | float | Awaitable[Rating | float]]
@@ -117,12 +118,12 @@ def named(verifier: object) -> object:
 
 
 class FunctionRater:
-    """Calls the *function* of a verifier, for at most *most* candidates at a time."""
+    """Calls the *function* of a verifier, for at most *slots* candidates at a time."""
 
-    def __init__(self, function: VerifierFunction, name: str, most: int) -> None:
+    def __init__(self, function: VerifierFunction, name: str, slots: int) -> None:
         self._function = function
         self._name = name
-        self._slots = asyncio.Semaphore(most)
+        self._slots = asyncio.Semaphore(slots)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -162,10 +163,10 @@ async def in_thread(
     function: VerifierFunction, candidate: Candidate, ended: Callable[[], None]
 ) -> object:
     """
-    Call *function* in a daemon thread, and wait for its result; *ended* is called on the loop when
-    the thread ends.
+    Call *function* in a daemon thread, and wait for its result.
 
-    That may be long after this coroutine was cancelled.
+    *ended* is called on the loop when the thread ends, which may be long after this coroutine was
+    cancelled.
     """
     loop = asyncio.get_running_loop()
     context = copy_context()
@@ -176,7 +177,8 @@ async def in_thread(
     def work() -> None:
         try:
             result.set_result(context.run(function, candidate))
-        except BaseException as exc:  # SystemExit must not end the program's loop, and no future takes a StopIteration.
+        except BaseException as exc:
+            # SystemExit must not end the program's loop, and no future takes a StopIteration.
             ordinary = isinstance(exc, Exception) and not isinstance(exc, StopIteration)
             result.set_exception(exc if ordinary else RuntimeError(f"{type(exc).__name__}: {exc}"))
         with suppress(RuntimeError):  # The loop may be closed by now.

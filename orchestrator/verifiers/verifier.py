@@ -17,7 +17,7 @@ from ..answer import answer_text
 from ..backends.vllm.bodies import DECISIONS, Body
 from ..backends.vllm.client import Connection
 from ..backends.vllm.http_errors import JUDGE, reading
-from ..backends.vllm.token_stream import RequestMeter
+from ..backends.vllm.request_meter import RequestMeter
 from ..chain import Chain, Rating, Step
 from ..endpoints.interfaces import or_now
 from ..errors import (
@@ -32,8 +32,10 @@ from ..interfaces import REQUEST, Model, RequestContext, requesting
 from .functions import VERIFIERS, Candidate, FunctionRater, read_rating
 from .settings import DecisionsVerifier, FunctionVerifier
 
-YES, NO = "Yes", "No"
-QUESTION = "candidate"  # the name of the one question in a request for a decision
+YES = "Yes"
+NO = "No"
+QUESTION = "candidate"
+"""The name of the one question in a request for a decision."""
 
 AnyVerifier: TypeAlias = DecisionsVerifier | FunctionVerifier
 
@@ -52,11 +54,9 @@ class DecisionsRater:
     """Asks a classifier or judge for the probability of a statement about each candidate."""
 
     def __init__(self, settings: DecisionsVerifier) -> None:
-        self._connection, self._settings, self._model = (
-            Connection(settings.address),
-            settings,
-            settings.model,
-        )
+        self._connection = Connection(settings.address)
+        self._settings = settings
+        self._model = settings.model
 
     async def close(self) -> None:
         await self._connection.close()
@@ -109,13 +109,12 @@ def _evidence(candidate: Candidate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LargeJudge:
-    """
-    Judges by a Yes or No of the *large* model; *ask* returns the question of a stage, and its
-    reply's opening.
-    """
+    """Judges by a Yes or No of the large model."""
 
     large: Model
+    """The model."""
     ask: Callable[[Stage], tuple[str, str]]
+    """Returns the question of a stage, and the opening of the reply."""
 
     async def __call__(self, chain: Chain, stage: Stage) -> Rating:
         """Rate the last step of *chain*, which may be the answer."""
@@ -125,13 +124,11 @@ class LargeJudge:
 
 
 class ConnectedVerifier:
-    """
-    A verifier of these *settings*, and the connections to it, which all runs share; leaving closes
-    them.
-    """
+    """A verifier and the connections to it, which all runs share. Leaving closes them."""
 
     def __init__(self, settings: AnyVerifier) -> None:
-        self.settings, self.name = settings, settings.name
+        self.settings = settings
+        self.name = settings.name
 
     async def __aenter__(self) -> Self:
         self._rater = _rater(self.settings)
@@ -165,16 +162,14 @@ def _rater(settings: AnyVerifier) -> Rater:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """
-    Whether a candidate was *accepted*, and its *rating*: None if the verifier failed and nobody
-    judged in its place.
-
-    *reason* is that of the rating, or the cause of the failure.
-    """
+    """What became of a candidate."""
 
     accepted: bool
+    """Whether it was accepted."""
     rating: Rating | None
+    """Its rating. None: the verifier failed, and nobody judged in its place."""
     reason: str = ""
+    """The reason of the rating, or the cause of the failure."""
 
 
 class Verifier:
@@ -192,12 +187,10 @@ class Verifier:
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._connected, self._instead, self._observe, self._clock = (
-            connected,
-            instead,
-            observe,
-            or_now(clock),
-        )
+        self._connected = connected
+        self._instead = instead
+        self._observe = observe
+        self._clock = or_now(clock)
 
     async def rate(self, chain: Chain) -> Rating:
         """
@@ -220,9 +213,10 @@ class Verifier:
             return self._judgement(await self._rate(candidate))
         except EndpointError as exc:
             failure = exc
-        fallback, cause = settings.fallback, failure.cause
-        self._observe(FellBack(candidate.stage, REQUEST.get().step, cause, fallback))
-        match fallback:
+        cause = failure.cause
+        step = REQUEST.get().step
+        self._observe(FellBack(candidate.stage, step, cause, settings.fallback))
+        match settings.fallback:
             case "accept":
                 return Judgement(accepted=True, rating=None)
             case "reject":
@@ -243,34 +237,45 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    """
-    An answer: the *step* and its *text*, which *chain* ends with.
-
-    *verified* says whether it was accepted; None if nobody judged it. *rejection* is the reason if
-    it was not. With *committed* its steps are part of the chain already.
-    """
+    """An answer, and what is known about it."""
 
     chain: Chain
+    """The chain that ends with the answer."""
     step: Step
+    """The answer as the model wrote it."""
     text: str
+    """The text of the answer."""
     committed: bool = False
+    """Whether the steps of the answer are part of the chain already."""
     verified: bool | None = None
+    """Whether the answer was accepted. None: nobody judged it."""
     rejection: str = ""
+    """Why the answer was rejected. "": it was not."""
+
+    def judged(self, judgement: Judgement) -> CheckedAnswer:
+        """Return the answer with what *judgement* says."""
+        if judgement.accepted:
+            verified = None if judgement.rating is None else True
+            return replace(self, verified=verified, rejection="")
+        return replace(self, verified=False, rejection=judgement.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCheck:
     """
-    The *verifier* of a run's answer, and *author*, who rewrites it if it is rejected, at most
-    *repairs* times.
+    Judges the answer of a run, and has it written again while it is rejected.
 
-    The author reads its thinking, the rejected answer, and the *note* that is made of the reason.
+    The author reads its thinking, the rejected answer, and the note.
     """
 
     verifier: Verifier
+    """Judges the answer."""
     author: Model
+    """Writes the answer again."""
     note: Callable[[str], str]
+    """Makes the note that the author reads, of the reason of a rejection."""
     repairs: int
+    """How many times the answer may be written again."""
 
     async def run(
         self,
@@ -282,28 +287,28 @@ class AnswerCheck:
         keep: Callable[[CheckedAnswer], None],
     ) -> None:
         """
-        Judge *answer*, at the place *index* of the chain; rewrite it while it is rejected and there
-        are tokens *left*.
+        Judge *answer*, step *index* of the chain, and rewrite it while tokens are *left*.
 
-        *keep* receives what is known by then after every verdict and every new answer, so that a
-        deadline may pass.
+        *keep* receives what is known after every verdict and every new answer, so that a deadline
+        may pass.
         """
         for repairs in range(self.repairs, -1, -1):
             with requesting(RequestContext("verify", index)):
-                judged = await self.verifier.judge_answer(answer.chain, answer.text)
-            verified = None if judged.accepted and judged.rating is None else judged.accepted
-            rejection = "" if judged.accepted else judged.reason
-            noted = answer.chain.extend(Step(self.note(judged.reason), self.author.role))
-            limit = left(noted) if repairs and not judged.accepted else 0
-            score = judged.rating.score if judged.rating else None
-            observe(
-                AnswerJudged(index, answer.step, verified, score, judged.reason, final=limit < 1)
-            )
-            keep(answer := replace(answer, verified=verified, rejection=rejection))
+                judgement = await self.verifier.judge_answer(answer.chain, answer.text)
+            answer = answer.judged(judgement)
+            noted = answer.chain.extend(Step(self.note(judgement.reason), self.author.role))
+            limit = left(noted) if repairs and not judgement.accepted else 0
+            score = judgement.rating.score if judgement.rating else None
+            verified = answer.verified
+            reason = judgement.reason
+            observe(AnswerJudged(index, answer.step, verified, score, reason, final=limit < 1))
+            keep(answer)
             if limit < 1:
                 return
             with requesting(RequestContext("answer", index)):
                 step = await self.author.write(noted, stop=stop, limit=limit)
-            if not (text := answer_text(step.text, stop, thought=True)).strip():
+            text = answer_text(step.text, stop, thought=True)
+            if not text.strip():
                 return
-            keep(answer := CheckedAnswer(noted.extend(step), step, text))
+            answer = CheckedAnswer(noted.extend(step), step, text)
+            keep(answer)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ...endpoints.interfaces import Format, ServerFormat
@@ -10,47 +11,57 @@ from ...endpoints.settings import GREEDY, Sampling
 from .prompts import EncodedPrompt
 
 Body: TypeAlias = dict[str, Any]
-
+"""The JSON object of a request."""
 
 Prompt: TypeAlias = Sequence[int] | EncodedPrompt
+"""The token ids of a prompt, or their JSON."""
 
+Prompts: TypeAlias = Prompt | Sequence[Prompt]
+"""One prompt, or several in one request."""
 
-Prompts: TypeAlias = Prompt | Sequence[Prompt]  # one prompt, or several in one request
-
-
-MODELS, COMPLETIONS, POOLING = "/v1/models", "/v1/completions", "/pooling"
-
-
-TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
-
-
-METRICS, VERSION, HEALTH = "/metrics", "/version", "/health"
-
-
+MODELS = "/v1/models"
+COMPLETIONS = "/v1/completions"
 DECISIONS = "/v1/decisions"
-
-
-# vLLM's own route, which takes token ids and all sampling parameters
+POOLING = "/pooling"
+TOKENIZE = "/tokenize"
+DETOKENIZE = "/detokenize"
+METRICS = "/metrics"
+VERSION = "/version"
+HEALTH = "/health"
 GENERATE = "/inference/v1/generate"
+"""vLLM's own route, which takes token ids and all sampling parameters."""
 
-
-# the paths whose requests take a ``priority``
 PRIORITISED = frozenset({COMPLETIONS, POOLING, GENERATE})
+"""The paths whose requests take a ``priority``."""
 
-
-# those that wait for no place at the server
 WITHOUT_ENGINE = frozenset({HEALTH, METRICS, TOKENIZE, DETOKENIZE})
+"""The paths whose requests wait for no slot."""
 
-
-# vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); `StepBuilder` matches the others.
 MAX_STOPS = 4
+"""Stop strings in a request: vLLM refuses more. `StepBuilder` matches the others."""
+
+MAX_LOGPROBS = 20
+"""Log-probabilities of a position that vLLM returns if it is started without --max-logprobs."""
 
 
-MAX_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How a stream of tokens ends, and what its events have."""
+
+    limit: int
+    """The most tokens."""
+    stop: Sequence[str] = ()
+    """Strings that end the stream. Only the first `MAX_STOPS` are sent."""
+    stop_token: int = -1
+    """A token that ends the stream. -1: none."""
+    spelt: bool = True
+    """Whether tokens come with their spellings and log-probabilities. Without, no stop works."""
 
 
 def tokenize_body(model: str, text: str, *, special_tokens: bool = False) -> Body:
-    """Encode *text*, with the tokenizer's own *special_tokens* around it or without."""
+    """
+    Encode *text*. *special_tokens*: with the tokens that the tokenizer puts around every text.
+    """
     return {"model": model, "prompt": text, "add_special_tokens": special_tokens}
 
 
@@ -63,15 +74,17 @@ def tokenize_messages_body(
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Body:
     """
-    Render *messages* and *tools* with the chat template and encode the text; *generate* adds the
-    generation prompt.
+    Render *messages* and *tools* with the chat template, and encode the text.
 
-    *template* holds variables of the chat template (``chat_template_kwargs``); None sends none.
+    *generate* adds the generation prompt. *template* holds variables of the chat template
+    (``chat_template_kwargs``); None sends none.
     """
     body: Body = {"model": model, "messages": messages, "add_generation_prompt": generate}
     if tools:
         body["tools"] = tools
-    return body | {"chat_template_kwargs": template} if template else body
+    if template:
+        body["chat_template_kwargs"] = template
+    return body
 
 
 def detokenize_body(model: str, ids: Sequence[int]) -> Body:
@@ -100,54 +113,45 @@ def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int)
 
 
 def stream_body(
-    model: str,
-    prompt: Prompt,
-    sampling: Sampling,
-    format: Format | None = None,
-    *,
-    limit: int,
-    stop: Iterable[str],
-    stop_token: int = -1,
-    spelt: bool = True,
+    model: str, prompt: Prompt, sampling: Sampling, form: StreamForm, format: Format | None = None
 ) -> Body:
-    """
-    Ask for a stream of at most *limit* tokens in this *format*.
-
-    It ends after a *stop* string, or with the *stop_token* if that is not -1. Only *spelt* tokens
-    come with their spellings and log-probabilities; without them it has to have no stops.
-    """
-    body = completion_body(model, prompt, sampling, limit) | {
+    """Ask for a stream of tokens in this *form*, whose text has this *format*."""
+    body = completion_body(model, prompt, sampling, form.limit) | {
         "stream": True,
         "stream_options": {"include_usage": True},
-        "stop": list(stop)[:MAX_STOPS],
-        "include_stop_str_in_output": spelt,
+        "stop": list(form.stop)[:MAX_STOPS],
+        "include_stop_str_in_output": form.spelt,
         "return_token_ids": True,
         "return_tokens_as_token_ids": False,
     }
-    if stop_token >= 0:
-        body["stop_token_ids"] = [stop_token]
-    if spelt:
+    if form.stop_token >= 0:
+        body["stop_token_ids"] = [form.stop_token]
+    if form.spelt:
         body["logprobs"] = sampling.logprobs
     if isinstance(format, ServerFormat):
         body["structured_outputs"] = format.outputs
+    elif format == "json":
+        body["structured_outputs"] = {"json_object": True}
     elif format is not None:
-        body["structured_outputs"] = {"json_object": True} if format == "json" else {"json": format}
+        body["structured_outputs"] = {"json": format}
     return body
 
 
 def choice_body(model: str, prompt: Prompts, choices: Sequence[int], *, by_id: bool) -> Body:
     """
-    Ask for one token out of the ids *choices*, with the log-probabilities of all of them; for each
-    prompt.
+    Ask for one token out of the ids *choices*, for each prompt.
 
-    Without *by_id*, ask for the most probable tokens of the vocabulary instead, which every server
-    supports.
+    *by_id* asks for the log-probabilities of all choices. Otherwise the request asks for those of
+    the most probable tokens of the vocabulary, which every server supports.
     """
-    logprobs: Body = (
-        {"logprobs": 1, "logprob_token_ids": choices} if by_id else {"logprobs": MAX_LOGPROBS}
-    )
-    allowed = {"allowed_token_ids": choices, "return_tokens_as_token_ids": True}
-    return completion_body(model, prompt, GREEDY, 1) | allowed | logprobs
+    body = completion_body(model, prompt, GREEDY, 1) | {
+        "allowed_token_ids": choices,
+        "return_tokens_as_token_ids": True,
+        "logprobs": 1 if by_id else MAX_LOGPROBS,
+    }
+    if by_id:
+        body["logprob_token_ids"] = choices
+    return body
 
 
 def scoring_body(model: str, prompt: Prompt, top: int) -> Body:
@@ -179,7 +183,7 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
 
 def pooling_body(model: str, prompt: Prompt, *, logits: bool) -> Body:
     """
-    Have a reward model rate *prompt*, with *logits* or the values of the server's own activation.
+    Have a reward model rate *prompt*: by *logits*, or by the values of the server's activation.
     """
     return {
         "model": model,

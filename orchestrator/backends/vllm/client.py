@@ -83,7 +83,8 @@ SILENCE = 4.0  # seconds without an answer, in which a server may have been star
 LONGEST_PAUSE = 10.0  # seconds between two tries, unless the server wants more
 
 
-log, waiting = logging.getLogger("stepspec.requests"), logging.getLogger(WAITING)
+log = logging.getLogger("stepspec.requests")
+waiting = logging.getLogger(WAITING)
 
 
 A = TypeVar("A", bound=Address)
@@ -187,7 +188,8 @@ class Connection:
         Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not
         served.
         """
-        call, wanted = self.call("connect"), self.endpoint.model
+        call = self.call("connect")
+        wanted = self.endpoint.model
         async with background(self._report_waiting()):
             served = model_names(call, parse_object(call, await self.get(call, MODELS)))
         if served and wanted in (None, *served):
@@ -223,8 +225,8 @@ class Connection:
 
     async def _begin(self, call: Call, path: str, body: Body, ends: float) -> Events:
         response = await self._send(call, path, body)
-        pieces, release = response.content.iter_any(), partial(_release, response)
-        events = Events(call, pieces, release, self.endpoint.deadlines, ends)
+        pieces = response.content.iter_any()
+        events = Events(call, pieces, partial(_release, response), self.endpoint.deadlines, ends)
         try:
             await events.prime()
         except BaseException:
@@ -280,13 +282,13 @@ class Connection:
             return await self._send_once(call, path, body)
 
     async def _send_once(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
-        method, content, headers = "GET", None, CARRIED.get()
+        method = "GET"
+        content: bytes | None = None
+        headers = CARRIED.get()
         if body is not None:
-            method, content, headers = (
-                "POST",
-                _json(call, body),
-                {"Content-Type": "application/json", **headers},
-            )
+            method = "POST"
+            content = _json(call, body)
+            headers = {"Content-Type": "application/json", **headers}
         url = f"{self.endpoint.url}{path}"
         try:
             self._session = self._session or self._open_session()
@@ -359,7 +361,8 @@ class ConnectedEndpoint(Generic[A]):
     """
 
     def __init__(self, settings: A, table: str = "") -> None:
-        self.settings, self._table = settings, table
+        self.settings = settings
+        self._table = table
         self.name = settings.model or ""
         self._looked = 0  # connections reopened when the server was looked at last
 
@@ -383,7 +386,8 @@ class ConnectedEndpoint(Generic[A]):
 
         A restart of the server closes all connections, and takes longer than `SILENCE`.
         """
-        if (reopened := self.connection.reopened) > self._looked:
+        reopened = self.connection.reopened
+        if reopened > self._looked:
             await look()
             self._looked = reopened
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from ...chain import Chain, Message, Step, Token, Tool, Toolset
@@ -42,16 +44,26 @@ from .tokenizer import ModelTokenizer
 from .tool_protocol import DERENDER, RENDER
 
 WARM_UP_TOKENS = 8
-# requests at the same time: compilers make a version of their own for a size of 1
 WARM_UP_BATCHES = (1, 4)
+"""Requests at the same time: compilers make a version of their own for a size of 1."""
 WARM_UP_SECONDS = 120.0
-TOOLSETS = 64  # whose formats are remembered
+MAX_TOOLSETS = 64
+"""Sets of tools whose formats are cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What tells whether a server is still the same process."""
+
+    start: bytes = b""
+    """When it was started, in its own words. b"": it does not say."""
+    speculates: bool = False
+    """Whether it speculates on tokens."""
 
 
 class VllmEndpoint(VllmServer):
     """
-    The connection to one served model, with its name, tokenizer and chat template, which are learnt
-    on entering.
+    The connection to one served model. Its tokenizer and chat template are learnt on entering.
 
     Entering raises an `EndpointError`, with the cure, if the server cannot be used, and
     `MissingCapability` if its chat template cannot be learnt.
@@ -59,8 +71,8 @@ class VllmEndpoint(VllmServer):
 
     def __init__(self, settings: Endpoint, table: str = "") -> None:
         super().__init__(settings, table)
-        self._process: tuple[bytes, bool] | None = None  # see `_begin`; None: not connected yet
-        self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
+        self._process: Process | None = None  # None: not connected yet
+        self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
 
     async def _learn(self) -> None:
         self.encoder = ModelTokenizer(self.connection, self.name, self.settings)
@@ -69,27 +81,25 @@ class VllmEndpoint(VllmServer):
 
     async def _learn_flags(self) -> None:
         """
-        Find out whether the server speculates, unless its metrics show that its process is the one
-        that is known.
+        Find out whether the server speculates.
+
+        Metrics of the process that is known change nothing, and no metrics nothing later on.
         """
         metrics = await self._metrics()
-        process = read_start(metrics), read_acceptance(metrics) is not None
+        process = Process(read_start(metrics), read_acceptance(metrics) is not None)
         if process != self._process and (metrics or self._process is None):
             self._begin(process)
 
-    def _begin(self, process: tuple[bytes, bool]) -> None:
-        """
-        Forget what was tried out at another *process*, of which its start is known, and whether it
-        speculates.
-        """
+    def _begin(self, process: Process) -> None:
+        """Forget what was tried out at another *process*."""
         self._process = process
-        (_, self.speculates) = process
+        self.speculates = process.speculates
         self.spellings = {**self.encoder.marks}
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the
         # engine ends.
         self.by_id = False if self.speculates else None
         self._can = None
-        self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
+        self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
         self.connection.priorities = self.settings.priorities
 
     @property
@@ -114,14 +124,11 @@ class VllmEndpoint(VllmServer):
         return self.encoder.room
 
     async def queue(self) -> QueueGauges | None:
-        """Read the server's queue; None if it shows none, or cannot be reached."""
+        """Read the server's queue. None: it shows none, or cannot be reached."""
         return read_queue(await self._metrics())
 
     async def acceptance(self) -> Acceptance | None:
-        """
-        Read the server's counters of token-level speculation; None without speculation or without
-        metrics.
-        """
+        """Read the counters of token-level speculation. None: there are none, or no metrics."""
         return read_acceptance(await self._metrics())
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
@@ -131,16 +138,16 @@ class VllmEndpoint(VllmServer):
 
     async def check_health(self) -> None:
         """
-        Raise `EndpointUnavailable` if ``/health`` answers with a failure; a server without it is
-        healthy.
+        Raise `EndpointUnavailable` if ``/health`` answers with a failure.
+
+        A server without that route is healthy.
         """
         with suppress(EndpointRejected):
             await self.connection.get(self.connection.call("probe"), HEALTH, retries=0)
 
     async def check_unchanged(self) -> None:
         """
-        Raise `EndpointUnavailable` if the server's vocabulary, chat template or context is not as
-        it was learnt.
+        Raise `EndpointUnavailable` if the vocabulary, the chat template or the context has changed.
         """
         if await self.encoder.changed():
             message = (
@@ -154,31 +161,26 @@ class VllmEndpoint(VllmServer):
 
     def adopt(self, fresh: VllmEndpoint) -> None:
         """Take over what *fresh*, a new connection to the same server, has learnt."""
-        ours, theirs = (
-            (each.rendered_last, each.vocabulary, each.template)
-            for each in (self.encoder, fresh.encoder)
-        )
-        if ours != theirs:
+        if self.encoder.learnt != fresh.encoder.learnt:
             self.encoder = fresh.encoder
             self.encoder.connection = self.connection
         self.encoder.room = fresh.room
         self.cache = fresh.cache
-        self._begin(fresh._process or (b"", False))
+        self._begin(fresh._process or Process())
 
     async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
         """
-        Whether the model thinks in a block of its own before it answers *messages*: see
-        `Template.opens`.
+        Return whether the model thinks in a block of its own before it answers *messages*.
 
-        Runs begin with this question. A server that was started again has closed every connection:
-        after a new one, such as a check of health opens, look whether the server is the same.
+        Runs begin with this question. A server that was started again has closed every connection.
+        After a new one was opened, perhaps by a check of health, the server is looked at again.
         """
         await self._after_reopening(self._look)
         return await self.encoder.opens(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """
-        Ask the server in which form an answer has to call tools of *toolset*; None: in any form.
+        Ask the server in which form an answer has to call tools of *toolset*. None: in any form.
 
         Raise `MissingCapability`, with the cure, if it has no parser for such answers.
         """
@@ -189,7 +191,7 @@ class VllmEndpoint(VllmServer):
         Let the server's parser read the *tokens* of a complete answer with *toolset*.
 
         A parser that takes the beginning of the answer for thinking is shown an empty thinking
-        block before it. Not all are, as other parsers take that block for content.
+        block before the answer. Other parsers are not: they would take that block for content.
         """
         ids = await self._token_ids(tokens)
         if not ids:
@@ -231,9 +233,13 @@ class VllmEndpoint(VllmServer):
         return tool_protocol.parsed_request(self.name, toolset, self.settings.template)
 
     async def _token_ids(self, tokens: Sequence[Token]) -> list[int]:
+        """Return the ids of *tokens*, and encode the text of those without one."""
         ids: list[int] = []
         for token in tokens:
-            ids += [token.id] if token.id >= 0 else await self.encoder.encode(token.text)
+            if token.id >= 0:
+                ids.append(token.id)
+            else:
+                ids += await self.encoder.encode(token.text)
         return ids
 
     async def _tool_format(self, toolset: Toolset) -> Format | None:
@@ -244,10 +250,9 @@ class VllmEndpoint(VllmServer):
                 " model by its own name"
             )
         call = self.connection.call("learn the form of tool calls")
+        request = tool_protocol.chat_request(self.name, toolset)
         try:
-            reply = await self.connection.post(
-                call, RENDER, tool_protocol.chat_request(self.name, toolset)
-            )
+            reply = await self.connection.post(call, RENDER, request)
         except EndpointRejected as exc:
             raise (tool_protocol.no_parser(exc) or exc) from exc
         return tool_protocol.answer_format(call, reply)
@@ -261,15 +266,14 @@ class VllmEndpoint(VllmServer):
         format: Format | None = None,
     ) -> VllmModel:
         """
-        Make the model of one run. *clock* returns the seconds since the run began; by default it
-        begins now.
+        Make the model of one run. With a *format*, everything that it writes is JSON.
 
-        With a *format*, everything that this model writes is JSON.
+        *clock* returns the seconds since the run began. None: the run begins now.
         """
         return VllmModel(self, sampling, observe, or_now(clock), format)
 
     async def capabilities(self) -> Capabilities:
-        """Find out what the server can do; later calls return the first result."""
+        """Find out what the server can do. Later calls return the first result."""
         if self._can is None:
             suffix = self.settings.suffix_scoring
             self._can = await probe(self.connection, self.name, self.encoder, suffix_scoring=suffix)
@@ -278,11 +282,10 @@ class VllmEndpoint(VllmServer):
 
     async def warm_up(self) -> None:
         """
-        Send every kind of request that methods send, one at a time and then several, so that no run
-        is the first.
+        Send every kind of request that methods send, one at a time and then several.
 
         vLLM compiles what it needs for log-probabilities when they are first requested, which takes
-        seconds. Failures are left to the runs that need what fails, and whatever takes longer than
+        seconds. Failures are left to the runs that need what fails. Whatever takes longer than
         `WARM_UP_SECONDS` is given up.
         """
         chain = Chain.of("What is 1 + 1?")
@@ -311,10 +314,7 @@ class VllmEndpoint(VllmServer):
 
 
 async def warm_up(settings: Endpoint) -> None:
-    """
-    Warm up the server that *settings* name. One that cannot be used is left to its users, who get
-    the reason.
-    """
+    """Warm up the server that *settings* name. One that cannot be used is left to its users."""
     with suppress(StepspecError):
         async with VllmEndpoint(settings) as endpoint:
             await endpoint.warm_up()
@@ -322,11 +322,10 @@ async def warm_up(settings: Endpoint) -> None:
 
 def connect(settings: Endpoint, table: str = "", *, optional: bool = False) -> ReplicatedEndpoint:
     """
-    Make the endpoint that *settings* describe; it connects on entering. Errors name the *table* of
-    the settings.
+    Make the endpoint that *settings* describe. It connects on entering.
 
-    An *optional* one may be entered while no server of it is up.
+    Errors name the *table* of the settings. An *optional* endpoint may be entered while no server
+    of it is up.
     """
-    return ReplicatedEndpoint(
-        settings, lambda server: VllmEndpoint(server, table), optional=optional
-    )
+    make = partial(VllmEndpoint, table=table)
+    return ReplicatedEndpoint(settings, make, optional=optional)

@@ -1,9 +1,7 @@
 """
-Why a server cannot be reached, in plain words with the cure: the HTTP client's exceptions as
-sentences. Pure.
+Why a server cannot be reached, in plain words and with the cure. Pure: no I/O.
 
-The texts of the client library name its own settings and objects, so that none of them is shown to
-a user.
+The texts of the HTTP client are not shown: they name its own settings and objects.
 """
 
 from __future__ import annotations
@@ -30,19 +28,19 @@ def shortage(exc: BaseException) -> str:
     """Return what this machine lacks if that is why a request failed with *exc*, else ""."""
     seen: BaseException | None = exc
     while seen is not None:
-        for each in (seen, getattr(seen, "os_error", None)):
-            if isinstance(each, OSError) and each.errno in SHORTAGES:
-                return SHORTAGES[each.errno]
+        for cause in (seen, getattr(seen, "os_error", None)):
+            if isinstance(cause, OSError) and cause.errno in SHORTAGES:
+                return SHORTAGES[cause.errno]
         seen = seen.__cause__ or seen.__context__
     return ""
 
 
 def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = None) -> str:
     """
-    Explain that a request to *url* failed before its answer, with the exception *exc*.
+    Return why a request to *url* failed before its answer, with the exception *exc*.
 
     *seconds* is the deadline for a connection. *proxy* is the URL of the proxy that the environment
-    names.
+    names, if it names one.
     """
     if not isinstance(exc, aiohttp.ClientHttpProxyError | aiohttp.ClientProxyConnectionError):
         return f"no connection: {_reason(exc, url, seconds)}"
@@ -62,10 +60,11 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
     parts = urlsplit(url)
     host = parts.hostname
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    cause = (
-        exc.certificate_error if isinstance(exc, aiohttp.ClientConnectorCertificateError) else exc
-    )
-    cause = cause.os_error if isinstance(cause, aiohttp.ClientConnectorError) else cause
+    cause = exc
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        cause = exc.certificate_error
+    elif isinstance(exc, aiohttp.ClientConnectorError):
+        cause = exc.os_error
     match cause:
         case FileNotFoundError():
             return "no certificates are where SSL_CERT_FILE or SSL_CERT_DIR says"
@@ -94,12 +93,10 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
             | ConnectionError()
             | OSError(errno=errno.ECONNRESET | errno.EPIPE)
         ):
-            expects = (
-                "does it speak no TLS (http://)"
-                if parts.scheme == "https"
-                else "does it expect https://"
-            )
-            return f"{host}:{port} closed it before the answer; did the server die, or {expects}?"
+            scheme = "does it expect https://"
+            if parts.scheme == "https":
+                scheme = "does it speak no TLS (http://)"
+            return f"{host}:{port} closed it before the answer; did the server die, or {scheme}?"
         case aiohttp.TooManyRedirects() | aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
             return f"{host}:{port} redirects to no page; is this the URL of a vLLM server?"
         case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():

@@ -26,80 +26,79 @@ from ...errors import (
 from .bodies import COMPLETIONS, DETOKENIZE, MODELS, PRIORITISED, TOKENIZE
 
 Reply: TypeAlias = Mapping[str, Any]
-
+"""The JSON object of a response."""
 
 E = TypeVar("E", bound=EndpointError)
 
-
-# vLLM's complaint if uninitialised memory holds no finite number
 NOT_JSON_COMPLIANT = "not JSON compliant"
+"""vLLM's complaint if uninitialised memory holds no finite number."""
 
-
-TOO_LONG = re.compile(
+CONTEXT_COMPLAINT = re.compile(
     "max_model_len|maximum model length|context"
     " (length|window)|context_length_exceeded|(prompt|input) is too long",
     re.IGNORECASE,
 )
 
+LOGPROBS_COMPLAINT = "greater than max allowed"
 
-MOST_LOGPROBS = "greater than max allowed"  # the complaint of vLLM about log-probabilities
-
-
-NO_TEMPLATE = "must provide a chat template"  # the complaint of vLLM, in words of transformers
-
-
+TEMPLATE_COMPLAINT = "must provide a chat template"
 TEMPLATE_CURE = (
     "the model has no chat template: start vLLM with --chat-template FILE, or serve a model that"
     " was trained on conversations (its name often ends in Instruct, Chat or Thinking)"
 )
 
+MAX_MESSAGE_LENGTH = 500
+"""Characters of a server's message that are shown."""
 
 JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
 
+NOT_READY_STATUSES = (502, 503, 504)
+"""Of a gateway, or of a server that has not loaded its model."""
 
-NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
-
-
-TITLE, TAG = re.compile(r"<title>([^<]*)</title>", re.IGNORECASE), re.compile(r"<[^<>]*>")
+PAGE_TITLE = re.compile(r"<title>([^<]*)</title>", re.IGNORECASE)
+PAGE_TAG = re.compile(r"<[^<>]*>")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """
-    What the error messages of a request name: the model's role, the server's URL, and the verb of
-    the request.
-
-    *keyed* is whether it has a key. *table* is the model's table of the settings, as
-    ``small.large``; "": its role.
-    """
+    """What the error messages of a request name."""
 
     role: Party
+    """The model."""
     url: str
+    """The URL of its server."""
     verb: str
+    """What the request asks for."""
     keyed: bool = False
+    """Whether the request has a key."""
     table: str = ""
+    """The model's table of the settings, such as ``small.large``. "": the one named by its role."""
+
+    @property
+    def settings_table(self) -> str:
+        """The name of the model's table of the settings."""
+        return self.table or self.role
 
     def error(self, kind: type[E], message: str) -> E:
+        """Make an error of this *kind*."""
         return kind(message, role=self.role, url=self.url, verb=self.verb)
 
 
 def retry_after(header: str | None, now: float) -> float:
     """
-    Read the seconds of a Retry-After header, a number or a date; 0 without one, and for anything
-    else.
+    Return the seconds of a Retry-After header, a number or a date. 0: it is neither, or missing.
 
     *now* is the server's time, in seconds since 1970.
     """
     try:
         seconds = float(header or 0)
     except ValueError:
-        date = http_date(header)
-        seconds = 0.0 if date is None else date - now
+        seconds = (http_date(header) or now) - now
     return max(0.0, seconds) if isfinite(seconds) else 0.0
 
 
 def http_date(header: str | None) -> float | None:
-    """Read a date in a header as seconds since 1970; None without one, and for anything else."""
+    """Return the date in *header*, in seconds since 1970. None: there is none."""
     try:
         date = parsedate_to_datetime(header or "")
     except (TypeError, ValueError):
@@ -118,13 +117,11 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
     if status in (401, 403):
         return call.error(EndpointRejected, _refused_key(call, status, message))
     if status == 404 and path in PRIORITISED and "model" in message.lower():
-        cure = (
-            f"does the server serve another model now? Correct model in [{call.table or call.role}]"
-        )
+        cure = f"does the server serve another model now? Correct model in [{call.settings_table}]"
         return call.error(ModelGone, f"HTTP 404: {message.rstrip('.')}; {cure}")
     if status == 404:
         return call.error(EndpointRejected, f"HTTP 404: {_not_found(call, message, path)}")
-    if status in NOT_READY:
+    if status in NOT_READY_STATUSES:
         cause = (
             f"HTTP {status}: {message}; wait until the server is ready: it may be loading or"
             " overloaded"
@@ -132,25 +129,24 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
         return call.error(EndpointUnavailable, cause)
     if status in (408, 429) or status >= 500:
         return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
-    if TOO_LONG.search(message):
+    if CONTEXT_COMPLAINT.search(message):
         return call.error(ContextTooLong, message)
-    if MOST_LOGPROBS in message:
+    if LOGPROBS_COMPLAINT in message:
         message += (
             "; start vLLM with a larger --max-logprobs (by default 20), or choose another method"
         )
-    if NO_TEMPLATE in message:
+    if TEMPLATE_COMPLAINT in message:
         return call.error(EndpointRejected, TEMPLATE_CURE)
     return call.error(EndpointRejected, f"HTTP {status}: {message}")
 
 
 def _refused_key(call: Call, status: int, message: str) -> str:
-    refused = "the key was refused" if call.keyed else "a key is needed, and none is set"
-    table = call.table or call.role
-    setting = f"api_key in [{table}], or STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
-    return (
-        f"{refused} (HTTP {status}: {message}); set {'the right' if call.keyed else 'it as'}"
-        f" {setting}"
-    )
+    table = call.settings_table
+    variable = f"STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
+    setting = f"api_key in [{table}], or {variable}"
+    if call.keyed:
+        return f"the key was refused (HTTP {status}: {message}); set the right {setting}"
+    return f"a key is needed, and none is set (HTTP {status}: {message}); set it as {setting}"
 
 
 def _not_found(call: Call, message: str, path: str) -> str:
@@ -169,8 +165,9 @@ def _not_found(call: Call, message: str, path: str) -> str:
 
 def refused_elsewhere(error: EndpointError, url: str) -> EndpointError:
     """
-    Make the error for a request that was redirected to *url* and rejected there: a key or a body
-    gets lost so.
+    Make the error for a request that was redirected to *url* and rejected there.
+
+    A redirection may lose the key or the body.
     """
     cause = (
         f"this URL redirects to {url}, which refuses the request (HTTP {error.status}): set that"
@@ -183,8 +180,8 @@ def refused_elsewhere(error: EndpointError, url: str) -> EndpointError:
 
 def reply_error(call: Call, reply: Reply) -> EndpointError | None:
     """
-    Make the error that a *reply* with the HTTP status 200 carries, whole or inside a stream; None
-    for no error.
+    Make the error that a *reply* with the HTTP status 200 carries, whole or in a stream. None: it
+    carries none.
     """
     error = reply.get("error") or (reply if reply.get("object") == "error" else None)
     if not error:
@@ -192,25 +189,22 @@ def reply_error(call: Call, reply: Reply) -> EndpointError | None:
     code: Any = _object(error).get("code")
     status = int(code) if str(code).isdecimal() else 0
     body = orjson.dumps(reply)
+    kind = str(_object(error).get("type")).lower().replace("_", "")
+    if "badrequest" in kind or "invalidrequest" in kind:
+        status = status if 400 <= status < 600 else 400
     if 400 <= status < 600:
         return http_error(call, status, body, COMPLETIONS)
-    if "badrequest" in str(_object(error).get("type")).lower().replace("_", "").replace(
-        "invalidrequest", "badrequest"
-    ):
-        return http_error(call, 400, body, COMPLETIONS)
     return call.error(EndpointUnavailable, f"an error with HTTP 200: {_error_message(body)}")
 
 
 def no_reply(call: Call, body: bytes) -> EndpointError | None:
     """
-    Make the error that a *body* without an HTTP error is, or carries; None for a JSON object
-    without one.
+    Make the error that a *body* with the HTTP status 200 is, or carries. None: a JSON object
+    without an error.
     """
     if not body.strip():
-        return call.error(
-            EndpointUnavailable,
-            "an empty answer: did the server, or a proxy in front of it, give up?",
-        )
+        cause = "an empty answer: did the server, or a proxy in front of it, give up?"
+        return call.error(EndpointUnavailable, cause)
     try:
         reply = parse_object(call, body.removeprefix(BOM_UTF8))
     except MalformedReply as exc:
@@ -220,40 +214,35 @@ def no_reply(call: Call, body: bytes) -> EndpointError | None:
 
 def no_stream(call: Call, body: bytes) -> EndpointError:
     """
-    Make the error for a *body*, or its beginning, that came with HTTP 200 where a stream was asked
-    for.
+    Make the error for a *body*, or its beginning, that came with HTTP 200 in place of a stream.
     """
-    if error := no_reply(call, body):
+    error = no_reply(call, body)
+    if error is not None:
         return error
+    cause = f"no stream, but {_error_message(body)}; is this the URL of a vLLM server?"
     if "choices" in parse_object(call, body.removeprefix(BOM_UTF8)):
-        return call.error(
-            MalformedReply, "the answer in one piece, not as a stream: does a proxy collect it?"
-        )
-    return call.error(
-        MalformedReply, f"no stream, but {_error_message(body)}; is this the URL of a vLLM server?"
-    )
+        cause = "the answer in one piece, not as a stream: does a proxy collect it?"
+    return call.error(MalformedReply, cause)
 
 
 def _error_message(body: bytes) -> str:
-    """
-    Find the server's message in the *body* of an error, in any of the usual shapes, as one line.
-    """
+    """Return the server's message in the *body* of an error, in any of the usual shapes."""
     try:
         reply: object = orjson.loads(body)
     except orjson.JSONDecodeError:
-        text = body.decode(errors="replace").strip()
-        return (
-            one_line(_page_title(text) if text.startswith("<") else text)[:500] or "no reason given"
-        )
+        return one_line(_page_text(body))[:MAX_MESSAGE_LENGTH] or "no reason given"
     for key in ("error", "message", "detail"):
         reply = _object(reply).get(key) or reply
-    return one_line(str(reply))[:500]
+    return one_line(str(reply))[:MAX_MESSAGE_LENGTH]
 
 
-def _page_title(page: str) -> str:
-    """Return the title of a web page, or its text if it has none."""
-    title = TITLE.search(page)
-    return title[1] if title else TAG.sub(" ", page)
+def _page_text(body: bytes) -> str:
+    """Return the title of a web page, or its text if it has none. Any other text stays."""
+    text = body.decode(errors="replace").strip()
+    if not text.startswith("<"):
+        return text
+    title = PAGE_TITLE.search(text)
+    return title[1] if title else PAGE_TAG.sub(" ", text)
 
 
 def one_line(text: str) -> str:
@@ -266,22 +255,16 @@ def parse_object(call: Call, body: bytes) -> Reply:
         reply = orjson.loads(body)
     except orjson.JSONDecodeError:
         reply = None
-    if not isinstance(reply, dict):
-        text = body.decode(errors="replace").strip()
-        if text.startswith("<"):
-            title = one_line(_page_title(text))[:80]
-            raise call.error(
-                MalformedReply,
-                f"a web page ({title!r}), not JSON; is this the URL of a vLLM server?",
-            )
-        raise call.error(
-            MalformedReply, f"not a JSON object: {body[:200]!r}; is this the URL of a vLLM server?"
-        )
-    return cast("Reply", reply)
+    if isinstance(reply, dict):
+        return cast("Reply", reply)
+    found = f"not a JSON object: {body[:200]!r}"
+    if body.lstrip().startswith(b"<"):
+        found = f"a web page ({one_line(_page_text(body))[:80]!r}), not JSON"
+    raise call.error(MalformedReply, f"{found}; is this the URL of a vLLM server?")
 
 
 def object_in(body: bytes) -> Reply:
-    """Parse a JSON object; empty for anything else."""
+    """Parse a JSON object. Return an empty one for anything else."""
     try:
         return _object(orjson.loads(body))
     except orjson.JSONDecodeError:
@@ -300,15 +283,17 @@ def reading(call: Call, wanted: str, reply: object) -> Generator[None]:
 
 def checked(call: Call, reply: Reply) -> Reply:
     """Return *reply*. Raise the error that it carries."""
-    if error := reply_error(call, reply):
+    error = reply_error(call, reply)
+    if error is not None:
         raise error
     return reply
 
 
 def no_room(count: int, room: int) -> str:
     """
-    Say, in words that clients look for, that *count* tokens leave no room in a context of *room*,
-    and what to do.
+    Return the message that *count* tokens leave no room in a context of *room* tokens.
+
+    Clients look for its words.
     """
     cure = "shorten it, or serve the model with a longer --max-model-len"
     longest = f"this model's maximum context length is {room} tokens"

@@ -1,10 +1,10 @@
 """
-Which proxy a request takes, by the variables ``http_proxy``, ``https_proxy``, ``all_proxy``, ``no_proxy``.
+The proxy of a request: ``http_proxy``, ``https_proxy``, ``all_proxy`` and ``no_proxy``.
 
-``no_proxy`` is read as curl, Go and Kubernetes' tools read it: names with all names below them
-(``example.com``, ``.svc``, ``*.svc``), addresses, blocks of addresses (``10.0.0.0/8``, ``fd00::/8``),
-each with or without a port, and ``*``. The module needs nothing else of stepspec, because the
-image's health check uses it, too.
+``no_proxy`` is read as curl, Go and Kubernetes' tools read it. An entry is a name with all names
+below it (``example.com``, ``.svc``, ``*.svc``), an address, or a block of addresses
+(``10.0.0.0/8``, ``fd00::/8``), each with or without a port, or ``*``. The image's health check uses
+this module, too, which therefore imports nothing of stepspec.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 
 
 def proxy_of(url: str) -> str | None:
-    """Return the proxy for *url* that the environment names, as it is written there; None: none."""
+    """Return the proxy for *url* that the environment names, as it is written there, or None."""
     parts = urlsplit(url)
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")

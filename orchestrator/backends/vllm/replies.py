@@ -16,62 +16,48 @@ from ...tokens import LARGEST_ID
 from .http_errors import Call, Reply, _object, checked, no_room, parse_object, reading, reply_error
 from .prompts import EncodedPrompt
 
-# one position of the prompt: log-probability and rank by token id
 Row: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""One position of a prompt: by token id the fields ``logprob``, ``rank`` and ``decoded_token``."""
 
+ABORTED = ("abort", "error")
+"""The values of ``finish_reason`` of a request that the server gave up."""
 
-GIVEN_UP = ("abort", "error")  # finish reasons
+STOPS_BY_FINISH_REASON: Mapping[str, Stop] = {"length": "length", "repetition": "repetition"}
 
+MAX_COUNTED_TOKENS = 2**40
+"""Tokens of one request. Sums of larger numbers would not fit into JSON."""
 
-_ENDINGS: Mapping[str, Stop] = {"length": "length", "repetition": "repetition"}
+FLOOR = -9999.0
+"""Nats that vLLM sends for minus infinity, which JSON has no number for."""
 
+REPLACEMENT = "\ufffd"
+"""Stands for bytes that are no complete character."""
 
-MOST_TOKENS = 2**40  # of one request; sums of larger numbers would not fit into JSON
+MAX_ROUNDING = 1e-3
+"""Nats by which a log-probability may exceed 0: servers add up float32 and bfloat16."""
 
+TOKENS_KEY = b'"tokens":['
 
-FLOOR = -9999.0  # nats; vLLM sends it for minus infinity, which JSON has no number for
-
-
-REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character
-
-
-TOKENS = b'"tokens":['
-
-
-# Without one of these a list of JSON has nothing but whole numbers from 0 on, close together.
-OTHER_VALUES = tuple([b"%c" % sign for sign in b'"-.eElL[{ \t\r\n'])
-
+OTHER_SIGNS = tuple([b"%c" % sign for sign in b'"-.eElL[{ \t\r\n'])
+"""A list in JSON without any of these has only whole numbers from 0 on, close together."""
 
 PROMPT_ROWS = "log-probabilities of the prompt"
 
+ROWS_KEY = b'"prompt_logprobs":['
+ROW_END = b"}},"
+NEXT_ROW = ROW_END + b'{"'
+"""Stands between two rows, and in no text: the quotes of a text would be escaped."""
 
-# the JSON of these rows: no text in it can have these bytes, whose quotes would be escaped
-ROWS = b'"prompt_logprobs":['
-
-
-ROW_ENDS = b"}},"
-
-
-NEXT_ROW = ROW_ENDS + b'{"'
-
-
-ROW_BEGINS = re.compile(rb'\d+":\{')  # what follows `NEXT_ROW`, but in no text
-
-
-ROUNDING = 1e-3  # by which a log-probability may exceed 0: servers add up float32 and bfloat16
+ROW_BEGINNING = re.compile(rb'\d+":\{')
+"""What follows `NEXT_ROW` between two rows."""
 
 
 def model_names(call: Call, reply: Reply) -> list[str]:
-    """
-    List the names of the served models, adapters last. Raise `MalformedReply` for anything but a
-    list of models.
-    """
+    """Return the names of the served models, adapters last. Raise `MalformedReply`."""
     with reading(call, "list of models", reply):
         models: list[Reply] = reply["data"] or []
-        return [
-            str(model["id"])
-            for model in sorted(models, key=lambda model: bool(model.get("parent")))
-        ]
+        adapters_last = sorted(models, key=lambda model: bool(model.get("parent")))
+        return [str(model["id"]) for model in adapters_last]
 
 
 def version(body: bytes) -> str | None:
@@ -84,14 +70,14 @@ def version(body: bytes) -> str | None:
 
 def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[int], int]:
     """
-    Read a reply of ``/tokenize``: the token ids, and the model's context length. Raise
-    `MalformedReply`.
+    Return the token ids in a reply of ``/tokenize``, and the model's context length in tokens.
 
-    Raise `ContextTooLong`, before the ids are read, if they have to be *fitting* into that context
-    and are not.
+    *fitting*: raise `ContextTooLong`, before the ids are read, if they do not fit into the context.
+    Raise `MalformedReply` for anything else than such a reply.
     """
     with reading(call, "token ids", reply):
-        count, room = len(reply["tokens"]), int(reply["max_model_len"])
+        count = len(reply["tokens"])
+        room = int(reply["max_model_len"])
         if not fitting or count <= room:
             return _ids(reply["tokens"]), room
     del reply  # The error holds this frame, and a million ids take 40 MB.
@@ -100,24 +86,23 @@ def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[
 
 def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
     """
-    Read the *body* of a reply of ``/tokenize`` as `tokenized` does, but leave the ids as JSON.
+    Return the prompt in the *body* of a reply of ``/tokenize``, with its ids left as JSON.
 
-    A million ids take longer to parse than the event loop may wait. A body with other white space
+    To parse a million ids takes longer than the event loop may wait. A body with other white space
     than vLLM's is parsed all the same. Raise the error that the reply carries, `MalformedReply`,
     and `ContextTooLong` if the ids do not fit into the context.
     """
-    head, tokens, rest = body.partition(TOKENS)
+    head, key, rest = body.partition(TOKENS_KEY)
     ids, end, tail = rest.partition(b"]")
-    if not ids or not end or any(sign in ids for sign in OTHER_VALUES):
+    if not ids or not end or any(sign in ids for sign in OTHER_SIGNS):
         reply = checked(call, parse_object(call, body))
         return EncodedPrompt.of(tokenized(call, reply, fitting=True)[0])
-    reply = checked(call, parse_object(call, head + tokens + end + tail))
-    count = ids.count(b",") + 1
-    with reading(call, "token ids", reply):
-        room = int(reply["max_model_len"])
-    if count > room:
-        raise call.error(ContextTooLong, no_room(count, room))
-    return EncodedPrompt(count, (ids,))
+    reply = checked(call, parse_object(call, head + key + end + tail))
+    _, room = tokenized(call, reply)
+    prompt = EncodedPrompt(ids.count(b",") + 1, (ids,))
+    if prompt.count > room:
+        raise call.error(ContextTooLong, no_room(prompt.count, room))
+    return prompt
 
 
 def _ids(value: Any) -> list[int]:
@@ -139,26 +124,25 @@ def detokenized(call: Call, reply: Reply) -> str:
 
 
 class Chunk(NamedTuple):
-    """
-    One event of a stream: its tokens and, with the last ones, how the text ended.
-
-    *received* also counts the token that ended the turn, which is not among *tokens*. *cached*
-    counts tokens of the prompt, and is 0 before the server has sent its usage.
-    """
+    """One event of a stream."""
 
     tokens: tuple[Token, ...] = ()
+    """Its tokens, without one that ended the turn."""
     received: int = 0
+    """The number of tokens that arrived, with the one that ended the turn."""
     ended: Stop | None = None
+    """How the text ended. None: the text goes on."""
     cached: int = 0
+    """Tokens of the prompt that the cache had. 0: none, or the usage has not arrived."""
 
 
 def parse_chunk(
     call: Call, event: bytes, logprobs: int | None, closing: Sequence[int] = ()
 ) -> Chunk:
     """
-    Parse one event of a stream. Raise the error that it carries, or `MalformedReply`.
+    Read one event of a stream. Raise the error that it carries, or `MalformedReply`.
 
-    *closing* are the tokens at which the server was asked to stop: they are text, unlike others
+    *closing* are the tokens at which the server was asked to stop. They are text, unlike others
     that end the turn.
     """
     try:
@@ -167,17 +151,14 @@ def parse_chunk(
             return _chunk(call, reply, logprobs, closing)
         raise reply_error(call, reply) or LookupError("choices")
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise call.error(
-            MalformedReply, f"not a piece of a stream as vLLM sends it: {event[:200]!r}"
-        ) from exc
+        message = f"not a piece of a stream as vLLM sends it: {event[:200]!r}"
+        raise call.error(MalformedReply, message) from exc
 
 
 def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int]) -> Chunk:
     if not reply["choices"]:
-        return Chunk(cached=usage(reply)[1])
+        return Chunk(cached=usage(reply).cached)
     choice = reply["choices"][0]
-    reason = choice.get("stop_reason")
-    matched = choice.get("finish_reason") == "stop" and isinstance(reason, str)
     ended = ending(call, choice)
     if choice.get("token_ids") is None:
         cause = (
@@ -187,11 +168,13 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
         raise call.error(MalformedReply, cause)
     ids = _ids(choice["token_ids"])
     received = len(ids)
-    turn_ended = ended == "end" and reason not in closing
+    turn_ended = ended == "end" and choice.get("stop_reason") not in closing
     # The text has the token that ended the turn only among spelt tokens.
     if turn_ended and logprobs is None:
         del ids[-1:]
-    tokens = _tokens(choice, ids, logprobs, matched=matched) if ids or not turn_ended else ()
+    if turn_ended and not ids:
+        return Chunk((), received, ended)
+    tokens = _tokens(choice, ids, logprobs, matched=ended == "delimiter")
     if turn_ended and logprobs is not None:
         tokens = tokens[:-1]
     return Chunk(tokens, received, ended)
@@ -199,38 +182,42 @@ def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int
 
 def ending(call: Call, choice: Reply) -> Stop | None:
     """
-    Read why a text ended; None if it goes on. Raise `EndpointUnavailable` if the server gave it up.
+    Return why a text ended; None if it goes on. Raise `EndpointUnavailable` if the server gave up.
     """
     finish = choice.get("finish_reason")
     if not finish:
         return None
-    if finish in GIVEN_UP:
-        raise call.error(
-            EndpointUnavailable,
-            f"the server gave the request up (finish_reason {finish!r}): see its log",
-        )
+    if finish in ABORTED:
+        message = f"the server gave the request up (finish_reason {finish!r}): see its log"
+        raise call.error(EndpointUnavailable, message)
     if finish != "stop":
-        return _ENDINGS[finish]
+        return STOPS_BY_FINISH_REASON[finish]
     return "delimiter" if isinstance(choice.get("stop_reason"), str) else "end"
 
 
 def _tokens(
     choice: Reply, ids: Sequence[int], logprobs: int | None, *, matched: bool
 ) -> tuple[Token, ...]:
+    """Return the tokens of *choice*. *matched*: its text ends at a stop string."""
     text = choice["text"]
     if not isinstance(text, str):
         raise TypeError(text)
     known = choice.get("logprobs")
     if logprobs is None or not known:
-        parts = (
-            [(text, ids[0])] if len(ids) == 1 and not matched else spell(text, ids, (), cut=matched)
-        )
+        pieces = (text,) if len(ids) == 1 and not matched else ()
+        parts = spell(text, ids, pieces, cut=matched)
         return tuple([Token(part, id=number) for part, number in parts])
     spelt = spell(text, ids, known["tokens"], cut=matched)
     rows = zip(spelt, known["token_logprobs"], known["top_logprobs"], strict=True)
     return tuple(
         [
-            Token(part, finite(value), _rank(value, top, logprobs), number, _top(top, logprobs))
+            Token(
+                part,
+                logprob=finite(value),
+                rank=_rank(value, top, logprobs),
+                id=number,
+                top=_top(top, logprobs),
+            )
             for (part, number), value, top in rows
         ]
     )
@@ -254,10 +241,9 @@ def _top(top: Mapping[str, float] | None, known: int) -> tuple[Token, ...]:
 
 def finite(logprob: float | None) -> float:
     """
-    Return *logprob*, at least `FLOOR`, because JSON has no infinity; None is a token that vLLM
-    lost.
+    Return *logprob*, at least `FLOOR`, because JSON has no infinity. Raise `ValueError` for NaN.
 
-    Raise `ValueError` for NaN.
+    None stands for a token that vLLM lost.
     """
     if logprob is None:
         return FLOOR
@@ -272,38 +258,38 @@ def spell(
     """
     Divide *text* among the tokens *ids*, whose single spellings are *pieces*.
 
-    The parts join to *text*. Where the spellings do not, because tokens share a character, complete
-    tokens are matched from both ends, and the text between them goes to the last token there. If
-    the text was *cut* inside the last token, the rest of the text goes to that token, whose id
-    becomes -1.
+    The parts join to *text*. If the spellings do not, because tokens share a character, complete
+    tokens are matched from both ends, and the last token between them gets the text between them.
+    If the text was *cut* inside the last token, that token gets the rest of the text, and its id
+    becomes -1. Raise `ValueError` for text without tokens.
     """
     if text == "".join(pieces) and len(pieces) == len(ids):
         return list(zip(pieces, ids, strict=True))
     if not ids:
         raise ValueError("text without a token")
-    first, last = 0, len(ids) - 1
-    at, end = 0, len(text)
-    while first < min(last, len(pieces)) and pieces[first] and text.startswith(pieces[first], at):
-        at += len(pieces[first])
+    first = 0  # index of the first token that is not matched
+    last = len(ids) - 1  # index of the last token that is not matched
+    start = 0
+    end = len(text)
+    while (
+        first < min(last, len(pieces)) and pieces[first] and text.startswith(pieces[first], start)
+    ):
+        start += len(pieces[first])
         first += 1
     if not cut and len(pieces) == len(ids):
-        last = _last_shared(text[at:], pieces, first)
+        last = _last_shared(text[start:], pieces, first)
         end -= len("".join(pieces[last + 1 :]))
-    shared = [
-        *[("", number) for number in ids[first:last]],
-        (text[at:end], -1 if cut else ids[last]),
-    ]
     return [
         *zip(pieces[:first], ids[:first], strict=True),
-        *shared,
+        *[("", number) for number in ids[first:last]],
+        (text[start:end], -1 if cut else ids[last]),
         *zip(pieces[last + 1 :], ids[last + 1 :], strict=False),
     ]
 
 
 def _last_shared(text: str, pieces: Sequence[str], first: int) -> int:
     """
-    Find the last token, from index *first* on, whose spelling *text* does not contain: it ends in
-    those of the others.
+    Return the index of the last token, from *first* on, whose spelling *text* does not contain.
 
     A spelling of "" is half a character. The text of the next spelt token may begin with that
     character's other half.
@@ -318,26 +304,34 @@ def _last_shared(text: str, pieces: Sequence[str], first: int) -> int:
     return last
 
 
-def usage(reply: Reply) -> tuple[int, int, int]:
-    """
-    Read the numbers of prompt, cached and written tokens; 0 where the server does not report one.
+class Usage(NamedTuple):
+    """The tokens of one request. 0: none, or the server does not report the number."""
 
-    Some servers report more cached tokens than the prompt has.
-    """
+    prompt: int
+    """Tokens of the prompt."""
+    cached: int
+    """Tokens of the prompt that the cache had. Some servers report more than the prompt has."""
+    written: int
+    """Tokens that were written."""
+
+
+def usage(reply: Reply) -> Usage:
+    """Return the usage in *reply*."""
     counts = _object(reply.get("usage"))
     prompt = _count(counts.get("prompt_tokens"))
     cached = _count(_object(counts.get("prompt_tokens_details")).get("cached_tokens"))
-    return prompt, min(cached, prompt), _count(counts.get("completion_tokens"))
+    return Usage(prompt, min(cached, prompt), _count(counts.get("completion_tokens")))
 
 
 def _count(value: object) -> int:
-    return min(value, MOST_TOKENS) if type(value) is int and value > 0 else 0
+    return min(value, MAX_COUNTED_TOKENS) if type(value) is int and value > 0 else 0
 
 
 def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -> dict[str, float]:
     """
-    Read the probability of every one of the *choices* that the reply contains, for the first
-    prompt.
+    Return the probability of each of *choices* that the reply has, for the first prompt.
+
+    *choices* are token ids by text. Raise `MalformedReply`.
     """
     with reading(call, "log-probabilities", reply):
         ending(call, reply["choices"][0])
@@ -351,36 +345,40 @@ def _probability(logprob: float) -> float:
     Return the probability of *logprob*. Raise `ValueError` for what is none, such as NaN or 3.
     """
     probability = exp(logprob)
-    if not 0 <= probability <= 1 + ROUNDING:
+    if not 0 <= probability <= 1 + MAX_ROUNDING:
         raise ValueError(logprob)
     return min(probability, 1.0)
 
 
 def with_last_rows(body: bytes, count: int) -> bytes:
     """
-    Leave all rows but the last *count* out of the *body* of a reply, before it is parsed.
+    Return the *body* of a reply with the last *count* rows of the prompt only.
 
-    The rows of a whole chain take a second to parse, and the event loop waits meanwhile. A body
+    To parse the rows of a whole chain takes a second, during which the event loop waits. A body
     with other white space than vLLM's is returned as it is.
     """
-    head = body.find(ROWS)
+    head = body.find(ROWS_KEY)
     if head < 0 or count < 1:
         return body
-    first = head + len(ROWS)
-    at = len(body)
+    first = head + len(ROWS_KEY)
+    begin = len(body)
     for _ in range(count):
-        at = body.rfind(NEXT_ROW, first, at)
-        while at >= 0 and not ROW_BEGINS.match(body, at + len(NEXT_ROW)):
-            at = body.rfind(NEXT_ROW, first, at)
-        if at < 0:
+        begin = _row_before(body, first, begin)
+        if begin < 0:
             return body
-    return body[:first] + body[at + len(ROW_ENDS) :]
+    return body[:first] + body[begin + len(ROW_END) :]
+
+
+def _row_before(body: bytes, first: int, end: int) -> int:
+    """Return the last place from *first* to *end* between two rows. -1: there is none."""
+    place = body.rfind(NEXT_ROW, first, end)
+    while place >= 0 and not ROW_BEGINNING.match(body, place + len(NEXT_ROW)):
+        place = body.rfind(NEXT_ROW, first, place)
+    return place
 
 
 def prompt_rows(call: Call, reply: Reply, count: int) -> Sequence[Row]:
-    """
-    Take the last *count* rows out of a reply to `scoring_body`. Raise `MalformedReply`.
-    """
+    """Return the last *count* rows of a reply to `scoring_body`. Raise `MalformedReply`."""
     with reading(call, PROMPT_ROWS, reply):
         ending(call, reply["choices"][0])
         rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"]
@@ -389,15 +387,13 @@ def prompt_rows(call: Call, reply: Reply, count: int) -> Sequence[Row]:
 
 def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row] | None:
     """
-    Take the rows of the tokens *ids*, which are the prompt's from token *start* on; None if one is
-    missing.
+    Return the rows of the tokens *ids*, which are the prompt's from token *start* on.
 
-    *reply* is one to `suffix_scoring_body`.
+    *reply* is one to `suffix_scoring_body`. None: a row is missing, or may not have been computed.
 
-    The token after a cached prefix is predicted by the last one of that prefix: its row was not
-    computed either. vLLM's V1 runner returns such rows, filled with uninitialised memory, so that a
-    reply without the number of cached tokens cannot be trusted; the V2 runner leaves them out,
-    which is why rows are counted from the end.
+    The last token of a cached prefix predicts the token after it: that row was not computed either.
+    vLLM's V1 runner fills such rows with uninitialised memory, so that a reply without the number
+    of cached tokens is not trusted. The V2 runner leaves them out: rows are counted from the end.
     """
     cached = _object(_object(reply.get("usage")).get("prompt_tokens_details")).get("cached_tokens")
     found = reply.get("prompt_logprobs")
@@ -407,11 +403,8 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     if len(rows) <= len(ids):  # the first row, of the first token, is always empty
         return None
     last = rows[len(rows) - len(ids) :]
-    return (
-        last
-        if all(str(number) in _object(row) for number, row in zip(ids, last, strict=True))
-        else None
-    )
+    complete = all(str(number) in _object(row) for number, row in zip(ids, last, strict=True))
+    return last if complete else None
 
 
 def scored_spans(
@@ -422,40 +415,50 @@ def scored_spans(
     pieces: Mapping[int, str] | None = None,
 ) -> list[tuple[Token, ...]]:
     """
-    Read each span's tokens from *rows*, which begin with the first span, with the *top* likeliest
-    of each position.
+    Return the tokens of each of *spans*, texts and ids, whose *rows* follow one another.
 
-    *pieces* are the texts of the spans' own tokens; None for a reply that contains them. Other
-    tokens have no text then: looking it up would take one more request for every step.
+    Each token has the *top* likeliest tokens of its position. *pieces* are the spellings of the
+    spans' own tokens; None for a reply that has them. Other tokens have no text in a reply without
+    spellings: to ask for it would take one more request for every step. Raise `MalformedReply`.
     """
-    scored, following = list[tuple[Token, ...]](), iter(rows)
+    scored: list[tuple[Token, ...]] = []
+    following = iter(rows)
     with reading(call, PROMPT_ROWS, rows):
         for text, ids in spans:
             span = list(islice(following, len(ids)))
-            own = [row[str(number)] for row, number in zip(span, ids, strict=True)]
-            spellings = (
-                [entry["decoded_token"] for entry in own]
-                if pieces is None
-                else [pieces[id] for id in ids]
-            )
-            tokens = [
-                Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
-                for (part, number), entry, row in zip(
-                    spell(text, ids, spellings), own, span, strict=True
-                )
-            ]
-            scored.append(tuple(tokens))
+            scored.append(_scored(text, ids, span, top, pieces))
     return scored
 
 
+def _scored(
+    text: str,
+    ids: Sequence[int],
+    rows: Sequence[Row],
+    top: int,
+    pieces: Mapping[int, str] | None,
+) -> tuple[Token, ...]:
+    own = [row[str(number)] for row, number in zip(rows, ids, strict=True)]
+    spellings = (
+        [pieces[number] for number in ids] if pieces else [row["decoded_token"] for row in own]
+    )
+    spelt = spell(text, ids, spellings)
+    return tuple(
+        [
+            Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
+            for (part, number), entry, row in zip(spelt, own, rows, strict=True)
+        ]
+    )
+
+
 def _likeliest(row: Row, top: int) -> tuple[Token, ...]:
+    """Return the *top* likeliest tokens of *row*, best first."""
     best = sorted(
-        (entry["rank"], int(key), entry) for key, entry in row.items() if entry["rank"] <= top
+        (entry["rank"], int(number), entry) for number, entry in row.items() if entry["rank"] <= top
     )
     return tuple(
         [
-            Token(row.get("decoded_token") or "", finite(row["logprob"]), rank, id)
-            for rank, id, row in best
+            Token(entry.get("decoded_token") or "", finite(entry["logprob"]), rank, number)
+            for rank, number, entry in best
         ]
     )
 

@@ -28,15 +28,18 @@ from ...errors import EndpointRejected, EndpointUnavailable
 from ...events import Observer
 from .bodies import POOLING, Body, pooling_body, tokenize_body
 from .client import ConnectedEndpoint
+from .http_errors import Call
 from .replies import pooled_values, usage
+from .request_meter import RequestMeter
 from .text_encoder import AsyncCache, TextEncoder
-from .token_stream import RequestMeter
-from .tokenizer import CONVERSATIONS_KEPT
-from .tokenizer import PROBE as SPELLING
+from .tokenizer import MAX_CONVERSATIONS, VOCABULARY_PROBE
 
 PROBE = Chain.of("What is 1 + 1?")
-PAUSE = 5.0  # seconds between two tries of a rating while the server is down
-PLAIN = "1"  # shows which tokens the tokenizer puts around a text
+"""The chain that is rated to learn the server."""
+PAUSE_SECONDS = 5.0
+"""The pause between two tries of a rating while the server is down."""
+PLAIN_TEXT = "1"
+"""Shows which tokens the tokenizer puts around a text."""
 
 
 class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
@@ -49,8 +52,10 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
 
     def __init__(self, settings: CriticEndpoint) -> None:
         super().__init__(settings)
-        self.logits = True  # whether the server returns logits when a request asks for them
-        self.patience = 0.0  # seconds for which a rating waits while the server is down
+        self.logits = True
+        """Whether the server returns logits when a request asks for them."""
+        self.patience = 0.0
+        """Seconds for which a rating waits while the server is down."""
 
     def critic(
         self, *, observe: Observer = lambda event: None, clock: Callable[[], float] | None = None
@@ -74,26 +79,25 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         settings = self.settings
         turns = [message for message in messages if message.role != "system"]
         if settings.layout == "plain":
-            text = "\n".join(message.content for message in turns)
-            ids = await self._encoder.between(settings.prefix, text, "\n")
-            plain = await self._encoder.literally(PLAIN)
-            around, _ = await self._encoder.tokenize(
-                tokenize_body(self.name, PLAIN, special_tokens=True)
-            )
-            start = next(
-                (at for at in range(len(around)) if tuple(around[at : at + len(plain)]) == plain), 0
-            )
-            return (*around[:start], *ids, *around[start + len(plain) :])
-        system = [{"role": "system", "content": settings.prefix}] if settings.prefix else []
-        conversation = [
-            *system,
-            *({"role": message.role, "content": message.content} for message in turns),
-        ]
+            return await self._plain_problem("\n".join(message.content for message in turns))
+        conversation = [{"role": message.role, "content": message.content} for message in turns]
+        if settings.prefix:
+            conversation.insert(0, {"role": "system", "content": settings.prefix})
         return tuple((await self._encoder.rendered(conversation)).ids)
+
+    async def _plain_problem(self, text: str) -> tuple[int, ...]:
+        """Encode *text* with the prefix, within the tokens that the tokenizer puts around texts."""
+        ids = await self._encoder.between(self.settings.prefix, text, "\n")
+        plain = await self._encoder.literally(PLAIN_TEXT)
+        body = tokenize_body(self.name, PLAIN_TEXT, special_tokens=True)
+        around, _ = await self._encoder.tokenize(body)
+        places = range(len(around))
+        start = next((at for at in places if tuple(around[at : at + len(plain)]) == plain), 0)
+        return (*around[:start], *ids, *around[start + len(plain) :])
 
     async def _learn(self) -> None:
         self._encoder = TextEncoder(self.connection, self.name)
-        self._problems = AsyncCache(self._problem, CONVERSATIONS_KEPT)
+        self._problems = AsyncCache(self._problem, MAX_CONVERSATIONS)
         self._spelling = await self._spelt()
         await self._learn_logits()
 
@@ -106,7 +110,9 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
             await self._learn()
 
     async def _spelt(self) -> tuple[list[int], int]:
-        return await self._encoder.tokenize(tokenize_body(self.name, SPELLING, special_tokens=True))
+        return await self._encoder.tokenize(
+            tokenize_body(self.name, VOCABULARY_PROBE, special_tokens=True)
+        )
 
     async def _learn_logits(self) -> None:
         """
@@ -115,13 +121,8 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         """
         call = self.connection.call("rate")
         try:
-            logits, activated = [
-                pooled_values(
-                    call,
-                    await self.connection.post(call, POOLING, await self.body(PROBE, logits=raw)),
-                )
-                for raw in (True, False)
-            ]
+            logits = await self._values(call, await self.body(PROBE))
+            activated = await self._values(call, await self.body(PROBE, logits=False))
         except EndpointRejected as exc:
             if exc.status != 404:
                 raise
@@ -131,6 +132,9 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
             )
             raise call.error(EndpointRejected, cure) from exc
         self.logits = logits != activated or not all(0 <= value <= 1 for value in logits)
+
+    async def _values(self, call: Call, body: Body) -> list[float]:
+        return pooled_values(call, await self.connection.post(call, POOLING, body))
 
 
 class VllmRewardModel:
@@ -148,31 +152,32 @@ class VllmRewardModel:
 
     async def rate(self, chain: Chain) -> Rating:
         """
-        Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the
-        step before.
+        Rate the last step of *chain*, 0 to 1.
+
+        A step that only ends the thinking has the reward of the step before.
         """
         gone = retry_if_exception_type(EndpointUnavailable)
         ends = stop_after_delay(self._endpoint.patience)
-        return await AsyncRetrying(retry=gone, stop=ends, wait=wait_fixed(PAUSE), reraise=True)(
-            self._rate, chain
-        )
+        return await AsyncRetrying(
+            retry=gone, stop=ends, wait=wait_fixed(PAUSE_SECONDS), reraise=True
+        )(self._rate, chain)
 
     async def _rate(self, chain: Chain) -> Rating:
         await self._endpoint.refresh()
         connection = self._endpoint.connection
         body = await self._endpoint.body(chain)
         call = connection.call("rate")
-        with RequestMeter("critic", "rate", self._observe, self._clock) as tally:
+        with RequestMeter("critic", "rate", self._observe, self._clock) as meter:
             reply = await connection.post(call, POOLING, body)
-            tally.prompt, cached, _ = usage(reply)
-            tally.add(0, cached)
+            counts = usage(reply)
+            meter.prompt = counts.prompt
+            meter.add(0, counts.cached)
             return Rating(reward(pooled_values(call, reply), logits=self._endpoint.logits))
 
 
 def paragraphs(chain: Chain) -> Iterator[str]:
     """
-    Yield the texts of the steps of *chain*, stripped; a step that was cut is joined with the next
-    one.
+    Yield the stripped texts of the steps of *chain*. A step that was cut is joined with the next.
     """
     text = ""
     for step in chain.steps:
@@ -192,4 +197,7 @@ def reward(values: Sequence[float], *, logits: bool) -> float:
 
 
 def sigmoid(logit: float) -> float:
-    return 1 / (1 + exp(-logit)) if logit >= 0 else exp(logit) / (1 + exp(logit))
+    """Return the probability of *logit*, without an overflow at either side."""
+    if logit >= 0:
+        return 1 / (1 + exp(-logit))
+    return exp(logit) / (1 + exp(logit))

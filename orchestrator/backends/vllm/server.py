@@ -14,25 +14,26 @@ from ...errors import EndpointError
 from .client import ConnectedEndpoint
 from .tokenizer import ModelTokenizer
 
-SPELLING_SECONDS = 2.0  # for which a stream waits to know how its tokens are spelt
+SPELLING_SECONDS = 2.0
+"""For which a stream waits to know how its tokens are spelt."""
 
 
 class VllmServer(ConnectedEndpoint[Endpoint]):
     """What the models of all runs on one server know of it, and what keeps their requests apart."""
 
     encoder: ModelTokenizer
-    """The tokenizer and the chat template; learnt on entering."""
+    """The tokenizer and the chat template, learnt on entering."""
 
     def __init__(self, settings: Endpoint, table: str = "") -> None:
         super().__init__(settings, table)
         self.speculates = False
-        """Whether the server speculates on tokens: then most events of a stream have several."""
+        """Whether the server speculates on tokens. Most events of a stream then have several."""
         self.spellings: dict[int, str] = {}
         """The texts of marks, and of tokens that arrived alone, by their ids."""
         self.by_id: bool | None = None
-        """Whether it returns log-probabilities of given token ids; None: not tried."""
+        """Whether the server returns log-probabilities of given token ids. None: not tried."""
         self.cache: CacheConfig | None = None
-        """Its prefix cache; None if the server does not describe it."""
+        """The server's prefix cache. None: the server does not describe it."""
         self._can: Capabilities | None = None
         self._reading = 0  # requests under way for the likeliest tokens of positions
         self._asking = 0  # questions by token ids under way
@@ -44,21 +45,17 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
 
     @property
     def checkpoints(self) -> bool:
-        """
-        Whether a question is sent with a second prompt, the chain alone: see
-        `CacheConfig.checkpoints`.
-        """
+        """Whether a question has the chain as a second prompt: see `CacheConfig.checkpoints`."""
         return self.cache is not None and self.cache.checkpoints
 
     @asynccontextmanager
     async def apart(self) -> AsyncGenerator[None]:
         """
-        Keep a request that reads the likeliest tokens of positions apart from questions by token
-        ids.
+        Keep a request that reads the likeliest tokens of positions apart from questions by ids.
 
-        In one batch of vLLM's V1 runner, the latter leave nothing of the former's tokens. A
-        question that begins during the block reads the 20 likeliest tokens instead, and the block
-        waits for questions by ids that are being answered: each writes one token.
+        In one batch of vLLM's V1 runner, questions by token ids leave nothing of the likeliest
+        tokens. The block first waits for the questions by ids that are being answered: each writes
+        one token. A question that begins during the block reads the 20 likeliest tokens instead.
         """
         self._reading += 1
         try:
@@ -86,7 +83,7 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
             self._answered.set()
 
     async def spell(self, ids: Sequence[int]) -> Mapping[int, str]:
-        """Spell tokens of a stream; none of them if the server does not answer soon."""
+        """Return the spellings of tokens; none of them if the server does not answer soon."""
         with suppress(EndpointError, TimeoutError):
             async with asyncio.timeout(SPELLING_SECONDS):
                 return await self.encoder.pieces(ids)

@@ -12,23 +12,30 @@ from __future__ import annotations
 import asyncio
 from codecs import BOM_UTF8
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import aiohttp
 
 from ...endpoints.settings import Deadlines
-from ...errors import EndpointUnavailable, MalformedReply
+from ...errors import EndpointError, EndpointUnavailable, MalformedReply
 from .http_errors import Call, no_stream
 
 BROKEN = (aiohttp.ClientError, OSError)
-# seconds to close a stream; the socket closes at once, and a finished stream has no more events
-CLOSING = 1.0
-LARGEST_EVENT = 16 << 20  # bytes; an event with 20 tokens of a position has a few KB
-HEAD = 1 << 16  # bytes of an answer that is no stream, to find the reason in
+"""The exceptions of a connection that breaks."""
+
+CLOSING_SECONDS = 1.0
+"""For closing a stream. The socket closes at once, and a finished stream has no more events."""
+
+LARGEST_EVENT = 16 << 20
+"""Bytes. An event with 20 tokens of a position has a few KB."""
+
+MAX_HEAD = 1 << 16
+"""Bytes of an answer that is no stream, in which the reason is looked for."""
+
 DONE = b"[DONE]"
-FIELDS = (b"data", b"event", b"id", b"retry", b"")
+FIELD_NAMES = (b"data", b"event", b"id", b"retry", b"")
 
 
 class EventTooLarge(ValueError):
@@ -36,29 +43,26 @@ class EventTooLarge(ValueError):
 
 
 class ServerEvent(NamedTuple):
-    """
-    One event of a stream: the value of its ``data`` lines, joined by line breaks, and its *name*.
-
-    *data* is empty for a block of comments. *raw* is the bytes of the event, with the blank line
-    that ends it.
-    """
+    """An event of a stream."""
 
     data: bytes
+    """The values of its ``data`` lines, joined by line breaks. b"": a block of comments."""
     name: bytes
+    """The value of its ``event`` line. b"": it has none."""
     raw: bytes
+    """All of its bytes, with the blank line that ends it."""
 
 
 class EventReader:
     """
     Divides the bytes of one stream into its events, however the network divides the bytes.
 
-    The *raw* bytes of all events and `rest` together are the bytes of the stream.
+    The raw bytes of all events and `rest` together are the bytes of the stream.
     """
 
     def __init__(self) -> None:
         self._line: list[bytes] = []  # the parts of a line that has not ended
-        # the complete lines of an event that has not ended, with their line breaks
-        self._lines: list[bytes] = []
+        self._lines: list[bytes] = []  # the lines of an event that has not ended
         self._data: list[bytes] = []
         self._name = b""
         self._size = 0
@@ -72,8 +76,7 @@ class EventReader:
 
     def end(self) -> bytes:
         """
-        End the stream, and return the data of the event that has not ended: its blank line may be
-        missing.
+        End the stream. Return the data of an event that has not ended, for want of a blank line.
         """
         return b"".join(event.data for event in self.feed(b"\n\n"))
 
@@ -87,20 +90,21 @@ class EventReader:
             if part[:1] == b"\n":
                 self._lines.append(b"\n")
                 part = part[1:]
-        events = list[ServerEvent]()
-        # of bytes, at no other character than LF and CR
+        events: list[ServerEvent] = []
+        # Bytes are split at LF and CR only.
         for piece in part.splitlines(keepends=True):
             self._size += len(piece)
             if piece[-1] not in b"\r\n":
                 self._line.append(piece)
-            elif (event := self._end_line(piece)) is not None:
-                events.append(event)
+            else:
+                events += self._end_line(piece)
             if self._size > LARGEST_EVENT:
                 raise EventTooLarge(f"an event of a stream has more than {LARGEST_EVENT >> 20} MiB")
         self._after_cr = part[-1:] == b"\r" or (self._after_cr and not part)
         return events
 
-    def _end_line(self, piece: bytes) -> ServerEvent | None:
+    def _end_line(self, piece: bytes) -> Sequence[ServerEvent]:
+        """End a line with *piece*. Return the event that ends with the line, if one does."""
         if self._line:
             piece = b"".join([*self._line, piece])
             self._line.clear()
@@ -115,39 +119,34 @@ class EventReader:
                 self._data.append(value.removeprefix(b" "))
             elif field == b"event":
                 self._name = value.removeprefix(b" ")
-            return None
+            return ()
         data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
         event = ServerEvent(data, self._name, b"".join(self._lines))
         self._lines.clear()
         self._data.clear()
         self._name = b""
         self._size = 0
-        return event
+        return (event,)
 
 
 def begins_events(head: bytes) -> bool:
-    """
-    Whether *head*, the beginning of a body, may be that of events: no other line than theirs has
-    begun.
-    """
-    line = b"".join(head.lstrip(BOM_UTF8 + b"\r\n").splitlines(keepends=True)[:1])
+    """Return whether *head*, the beginning of a body, may be that of a stream of events."""
+    lines = head.lstrip(BOM_UTF8 + b"\r\n").splitlines(keepends=True)
+    line = lines[0] if lines else b""
     name, colon, _ = line.partition(b":")
-    ended = colon or line.endswith((b"\r", b"\n"))
-    return (
-        name.strip(b"\r\n") in FIELDS if ended else any(field.startswith(name) for field in FIELDS)
-    )
+    if colon or line.endswith((b"\r", b"\n")):
+        return name.strip(b"\r\n") in FIELD_NAMES
+    return any(field.startswith(name) for field in FIELD_NAMES)
 
 
 class Events:
     """
-    The data of the events of one open stream, as bytes, up to the event ``[DONE]``.
+    The data of the events of one open stream, up to the event ``[DONE]``.
 
-    *pieces* are the bytes of the response as they arrive, and *release* gives its connection back
-    or closes it.
-
-    The stream closes itself when no event arrives within the deadline between two tokens, or at
-    second *ends* of the event loop's clock. One timer per stream, restarted only when it fires,
-    serves both deadlines: a timer per event would cost as much as reading the event.
+    *pieces* are the bytes of the response as they arrive. *release* gives its connection back or
+    closes it. The stream closes itself if no event arrives within the deadline between two tokens,
+    and at second *ends* of the event loop's clock. One timer serves both deadlines, and is
+    restarted only when it fires: a timer for each event would cost as much as reading the event.
     """
 
     def __init__(
@@ -163,7 +162,8 @@ class Events:
         self._release = release
         self._reader = EventReader()
         self._ready: deque[bytes] = deque()
-        self._begun = self._done = False  # the server has sent an event with data, and [DONE]
+        self._begun = False  # an event with data has arrived
+        self._done = False  # the event [DONE] has arrived
         self._head = b""  # the bytes before the first event with data
         self._deadlines = deadlines
         self._ends = ends
@@ -180,7 +180,7 @@ class Events:
         self._watch()
 
     async def next(self) -> bytes | None:
-        """Return the next event's data; None at the end of the stream."""
+        """Return the next event's data. None: the stream has ended."""
         while not self._ready:
             if self._done:
                 return None
@@ -189,13 +189,13 @@ class Events:
 
     async def close(self) -> None:
         """
-        Release the connection: keep it open if the stream is complete, or close it, which aborts
-        the request.
+        Release the connection. It stays open if the stream is complete, else the request is
+        aborted.
         """
         if self._timer:
             self._timer.cancel()
         with suppress(*BROKEN, TimeoutError):
-            async with asyncio.timeout(CLOSING):
+            async with asyncio.timeout(CLOSING_SECONDS):
                 await self._finish()
 
     async def _finish(self) -> None:
@@ -211,37 +211,43 @@ class Events:
         return self._closing
 
     async def _read(self) -> None:
+        """Read what has arrived. Raise an `EndpointError` if the stream ends or breaks."""
         try:
             piece = await anext(self._pieces)
         except (StopAsyncIteration, *BROKEN) as exc:
             if self._reader.end().strip() == DONE:
                 self._done = True
                 return
-            whole = isinstance(exc, StopAsyncIteration) and not self._late
-            if whole and not self._begun and not (self._head.strip() and begins_events(self._head)):
-                raise no_stream(self._call, self._head) from None
-            reason = self._late or "the stream broke off: did the server die?"
             # aiohttp raises one and the same exception for all streams that were closed: its
             # traceback, with the frames of the streams that it ended, would grow for ever.
-            raise self._call.error(EndpointUnavailable, reason) from exc.with_traceback(None)
+            raise self._failure(exc) from exc.with_traceback(None)
         self._arrived = self._loop.time()
         if not self._begun:
-            self._head = (self._head + piece)[:HEAD]
+            self._head = (self._head + piece)[:MAX_HEAD]
         try:
             events = self._reader.feed(piece)
         except EventTooLarge as exc:
             raise self._call.error(MalformedReply, f"{exc}; is this a vLLM server?") from None
-        for data, _, _ in events:
-            if data.strip() == DONE:
+        for event in events:
+            if event.data.strip() == DONE:
                 self._done = True
-                # What follows in the same bytes does not count, as it does not if it comes later.
-                break
-            if data:
-                self._ready.append(data)
+                return  # What follows does not count.
+            if event.data:
+                self._ready.append(event.data)
                 self._begun = True
                 self._head = b""
 
+    def _failure(self, exc: BaseException) -> EndpointError:
+        """Make the error of a stream that ended with *exc* before ``[DONE]``."""
+        is_whole = isinstance(exc, StopAsyncIteration) and not self._late
+        is_stream = self._begun or (self._head.strip() and begins_events(self._head))
+        if is_whole and not is_stream:
+            return no_stream(self._call, self._head)
+        reason = self._late or "the stream broke off: did the server die?"
+        return self._call.error(EndpointUnavailable, reason)
+
     def _watch(self) -> None:
+        """Close the stream if a deadline has passed, else look again when one may have."""
         due = min(self._arrived + self._deadlines.between, self._ends)
         if self._loop.time() < due:
             self._timer = self._loop.call_at(due, self._watch)

@@ -25,56 +25,72 @@ from .client import Connection
 from .http_errors import reading
 from .prompts import EncodedPrompt
 from .replies import spell
-from .text_encoder import TEXTS, AsyncCache, TextEncoder
+from .text_encoder import MAX_CACHED_TEXTS, AsyncCache, TextEncoder
 from .tool_protocol import message_fields, tool_fields
 
 log = logging.getLogger(__name__)
 
-# entries of the caches
-CONVERSATIONS_KEPT = 256
-CHOICES_KEPT = 64
-LAST_WORDS = 96  # tokens; the end of a prompt that says whether a block is open
-FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
+MAX_CONVERSATIONS = 256
+"""Conversations whose prompts are cached."""
+MAX_CHOICES = 64
+"""Sets of choices whose token ids are cached."""
+LAST_TOKENS = 96
+"""The end of a prompt that says whether a thinking block is open."""
+FIRST_TOKENS = 16
+"""A model that thinks opens its block within these tokens."""
 
 Conversation: TypeAlias = tuple[tuple[Message, ...], tuple[Tool, ...], bool]
 """What a chain begins with: messages, tools, and whether the model may think."""
 
-PROBE = (
+VOCABULARY_PROBE = (
     "The quick brown fox; don't stop: 0123456789 3.14159 1,000,000 ... \n\n\n    def"
     " f(x):\n\treturn x**2 != -1  # ok?"
     "\\frac{a}{b} \\boxed{42} $\\sqrt{2}$ Wait, Hmm. naïve Größe Ελληνικά русский 你好世界 日本語"
     " 한국어 🙂👍🏽 "
-    "<think></think><s></s><|endoftext|><|im_start|><|im_end|><|eot_id|><|begin_of_text|><|end_of_text|>"
-    "<|start_header_id|><|end_header_id|><\uff5cUser\uff5c><\uff5cAssistant\uff5c><\uff5cend\u2581of\u2581sentence\uff5c>"
+    "<think></think><s></s><|endoftext|><|im_start|><|im_end|><|eot_id|>"
+    "<|begin_of_text|><|end_of_text|><|start_header_id|><|end_header_id|>"
+    "<\uff5cUser\uff5c><\uff5cAssistant\uff5c><\uff5cend\u2581of\u2581sentence\uff5c>"
 )
 """A text that different tokenizers are unlikely to encode to the same ids."""
 
 
-class ModelTokenizer(TextEncoder):
-    """
-    The tokenizer and the chat template of one served model.
+@dataclass(frozen=True, slots=True)
+class BegunPrompt:
+    """What a chain begins with, encoded."""
 
-    *vocabulary* is equal for models that encode every text to the same ids. *ending_id* is the one
-    token that ends a reply; -1 if that takes several. *marks* are the spellings, by their ids, of
-    that and of the end of the thinking. *room* is the longest sequence that the model takes, in
-    tokens. *faithful*: the rendered chat template, encoded as text, gives the ids of the rendering.
-    """
+    prompt: EncodedPrompt
+    """The ids up to the first step."""
+    opened: bool
+    """Whether a thinking block is open after them."""
+
+
+class ModelTokenizer(TextEncoder):
+    """The tokenizer and the chat template of one served model."""
 
     vocabulary: str
+    """Equal for models that encode every text to the same ids."""
     template: Template
+    """The text around the turns."""
     ending_id: int
+    """The token that ends a reply. -1: that takes several, or none does."""
     marks: Mapping[int, str]
+    """The spellings, by id, of the ends of a reply and of the thinking."""
     room: int
+    """The longest sequence that the model takes, in tokens."""
     faithful: bool
-    rendered_last: list[int]  # the ids of the last of `CONVERSATIONS`
+    """Whether the rendered chat template, encoded as text, has the ids of the rendering."""
+    rendered_last: list[int]
+    """The ids of the last of `CONVERSATIONS`."""
 
     def __init__(self, connection: Connection, model: str, settings: Endpoint) -> None:
         super().__init__(connection, model)
         self._settings = settings
-        self.spelt = AsyncCache(self._spell, TEXTS)
-        self._prefixes = AsyncCache(self._prefix, CONVERSATIONS_KEPT)
-        self._same: dict[object, tuple[Conversation, tuple[EncodedPrompt, bool]]] = {}
-        self.choices = AsyncCache(self._choices, CHOICES_KEPT)
+        self.spelt = AsyncCache(self._spell, MAX_CACHED_TEXTS)
+        """Encodes a text of a chain to tokens."""
+        self.choices = AsyncCache(self._choices, MAX_CHOICES)
+        """Returns the token ids of choices."""
+        self._prefixes = AsyncCache(self._prefix, MAX_CONVERSATIONS)
+        self._same: dict[object, tuple[Conversation, BegunPrompt]] = {}
         self._turns: frozenset[int] = frozenset()  # the special tokens between turns
         self._system_first = False  # whether the template refuses later system messages
 
@@ -83,17 +99,17 @@ class ModelTokenizer(TextEncoder):
         Learn the vocabulary and the chat template. Raise `MissingCapability` if the template cannot
         be learnt.
         """
-        ids, self.room = await self.tokenize(tokenize_body(self._model, PROBE))
+        ids, self.room = await self.tokenize(tokenize_body(self._model, VOCABULARY_PROBE))
         self.vocabulary = blake2b(repr(ids).encode(), digest_size=8).hexdigest()
         rendered = [
             await self._shown(messages, generate=generate) for messages, generate in CONVERSATIONS
         ]
         self.rendered_last = rendered[-1]
         texts = [await self.decode(ids) for ids in rendered]
-        self.faithful = list(await self._encode(texts[-1])) == rendered[-1]
+        self.faithful = await self._is_faithful(texts[-1])
         if not self.faithful:
             await self.learn_marks(number for ids in rendered for number in ids)
-            self.faithful = list(await self._encode(texts[-1])) == rendered[-1]
+            self.faithful = await self._is_faithful(texts[-1])
         try:
             shown = cut(texts, self._settings.marks)
             found = await self._by_effect(shown) if shown.source == "unknown" else shown
@@ -109,12 +125,21 @@ class ModelTokenizer(TextEncoder):
         between = await self.literally(self.template.turn + self.template.answer)
         self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
 
+    @property
+    def learnt(self) -> tuple[object, ...]:
+        """What `learn` found out, to be compared with that of another connection."""
+        return self.rendered_last, self.vocabulary, self.template
+
+    async def _is_faithful(self, text: str) -> bool:
+        """Return whether *text*, the last rendered conversation, has the ids of the rendering."""
+        return list(await self._encode(text)) == self.rendered_last
+
     async def _shown(self, messages: Messages, *, generate: bool) -> list[int]:
         """
         Render one of `CONVERSATIONS`, or the last one in its place.
 
-        Mistral's and DeepSeek's own templates refuse some replies at the end of a conversation:
-        another question follows then. Mistral's older ones refuse all reasoning.
+        Mistral's and DeepSeek's own templates refuse some replies at the end of a conversation. A
+        further question follows then. Mistral's older templates refuse all reasoning.
         """
         last = CONVERSATIONS[-1][0]
         template = self._settings.template
@@ -127,14 +152,12 @@ class ModelTokenizer(TextEncoder):
         return await self.render(last, template=template)
 
     async def one_token(self, mark: str) -> int:
-        """The id of *mark*; -1 if it takes several tokens, or none."""
+        """Return the id of *mark*. -1: it takes several tokens, or none."""
         ids = await self.literally(mark) if mark else ()
         return ids[0] if len(ids) == 1 else -1
 
     async def changed(self) -> bool:
-        """
-        Whether the server has another vocabulary, chat template or context than when it was learnt.
-        """
+        """Return whether the vocabulary, the chat template or the context changed since `learn`."""
         messages, generate = CONVERSATIONS[-1]
         body = tokenize_messages_body(
             self._model, messages, generate=generate, template=self._settings.template
@@ -143,8 +166,10 @@ class ModelTokenizer(TextEncoder):
 
     async def encode(self, text: str, *, closing: str = "") -> tuple[int, ...]:
         """
-        Encode *text* of a chain; the mark *closing*, if given, stands for an end of the thinking at
-        its end.
+        Encode *text* of a chain.
+
+        *closing* is the mark that the model has in place of an end of the thinking at the text's
+        end. "": the end of the thinking is text.
         """
         if closing and text.endswith(THINK_END):
             return await self.between("", text.removesuffix(THINK_END), closing)
@@ -152,8 +177,8 @@ class ModelTokenizer(TextEncoder):
 
     async def question(self, question: str, opening: str) -> tuple[int, ...]:
         """
-        Encode what follows the steps when a judge answers *question*, beginning with *opening*:
-        `Template.ask`.
+        Encode what follows the steps in a judge's prompt: *question*, and *opening*, with which the
+        answer begins. The module `chat_template` has the layout.
         """
         answer = self.template.headed(self.template.answer)
         return await self.between(self.template.turn, question, answer + opening)
@@ -162,65 +187,54 @@ class ModelTokenizer(TextEncoder):
         self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), *, thinks: bool = True
     ) -> EncodedPrompt:
         """
-        Encode what stands before the first step: the conversation, with the *tools* that the
-        template shows.
+        Encode what stands before the first step: *messages*, with the *tools* that the template
+        shows.
 
         Without *thinks*, a thinking block that would be open is closed.
         """
-        return (await self._begun((messages, tools, thinks)))[0]
+        return (await self._begun((messages, tools, thinks))).prompt
 
-    async def _begun(self, conversation: Conversation) -> tuple[EncodedPrompt, bool]:
+    async def _begun(self, conversation: Conversation) -> BegunPrompt:
         """
-        Look *conversation* up by the objects that it consists of, and then by what they say.
+        Encode *conversation*, looked up by the objects in it first, and then by what they say.
 
         To hash thousands of messages takes longer than the rest of a step.
         """
         messages, tools, thinks = conversation
-        objects = id(messages), id(tools), thinks
+        objects = (id(messages), id(tools), thinks)
         if objects not in self._same:
             # The conversation is kept with its prompt: its objects keep their ids.
-            self._same[objects] = conversation, await self._prefixes(conversation)
-        if len(self._same) > CONVERSATIONS_KEPT:
+            self._same[objects] = (conversation, await self._prefixes(conversation))
+        if len(self._same) > MAX_CONVERSATIONS:
             self._same.pop(next(iter(self._same)))
         return self._same[objects][1]
 
     async def opens(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
-        """Whether the model thinks in a block of its own before it answers this conversation."""
-        return (await self._begun((messages, tools, True)))[1]
+        """Return whether the model thinks in a block before it answers this conversation."""
+        return (await self._begun((messages, tools, True))).opened
 
     async def thinking(self, chain: Chain) -> bool:
-        """
-        Whether what this model writes next in *chain* is in its thinking block, whose mark then
-        ends the step.
-        """
+        """Return whether this model goes on in its thinking block after *chain*."""
         if chain.closed:
             return False
-        opened = chain.thinks and await self.opens(chain.messages, chain.tools)
-        return opened or opens_block(chain.text)
+        return await self._opens_itself(chain) or opens_block(chain.text)
+
+    async def _opens_itself(self, chain: Chain) -> bool:
+        """Return whether the model opens the block of *chain*, which its text would not show."""
+        return chain.thinks and await self.opens(chain.messages, chain.tools)
 
     async def markers(self, chain: Chain) -> ThinkingMarkers:
-        """
-        The markers of the thinking block of *chain*: the template's, but for a block that the text
-        itself opens.
-        """
-        opened = chain.thinks and await self.opens(chain.messages, chain.tools)
-        return self.template.markers if opened else opened_by(chain.text) or self.template.markers
+        """Return the markers of the thinking block of *chain*."""
+        if await self._opens_itself(chain):
+            return self.template.markers
+        return opened_by(chain.text) or self.template.markers
 
     async def chain(self, chain: Chain) -> list[int]:
-        """Encode a whole chain; tokens that were written in this vocabulary keep their ids."""
-        ids = (await self.prefix(chain.messages, chain.tools, thinks=chain.thinks)).ids
-        marked = await self.marked(chain)
-        markers = await self.markers(chain)
-        last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
-        for place, step in enumerate(chain.steps):
-            closes = markers if place == last else None
-            ids += await self.step(step, closes=closes, marked=marked, calls=bool(chain.tools))
-        return ids
+        """Encode a whole chain. Tokens that were written in this vocabulary keep their ids."""
+        return (await ChainIds(lambda: self)(chain)).ids
 
     async def marked(self, chain: Chain) -> bool:
-        """
-        Whether this model reads where the thinking of *chain* ended: it has a thinking block, too.
-        """
+        """Return whether this model has a thinking block, too, and reads where *chain*'s ended."""
         return await self.opens(chain.messages, chain.tools) or opens_block(chain.text)
 
     async def step(
@@ -232,11 +246,11 @@ class ModelTokenizer(TextEncoder):
         calls: bool = False,
     ) -> Sequence[int]:
         """
-        Encode *step* of a chain; if it *closes* a block with these markers, with what stands before
-        the answer.
+        Encode *step* of a chain.
 
-        Without *marked*, leave out the mark, as this model has no thinking block. An answer that
-        *calls* tools perhaps begins as the model decides.
+        *closes* has the markers of the block that the step ends: what stands before the answer is
+        added. None: the step ends no block. Without *marked* the mark is left out, as this model
+        has no thinking block. *calls*: the answer may call tools, and begins as the model decides.
         """
         if closes is None:
             return await self._step(step)
@@ -253,8 +267,9 @@ class ModelTokenizer(TextEncoder):
 
     async def begun(self, step: Step) -> tuple[Token, ...]:
         """
-        Return the tokens of *step*, which a write continues; text without ids of this vocabulary is
-        encoded.
+        Return the tokens of *step*, which a write continues.
+
+        Text without ids of this vocabulary is encoded.
         """
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.spelt(step.text)
@@ -266,7 +281,9 @@ class ModelTokenizer(TextEncoder):
             while tokens and token.text and not tokens[-1].text:
                 tokens.pop()  # the first bytes of a character that *token* holds as text
             spelt = await self.spelt(token.text)
-            tokens += [replace(token, id=spelt[0].id)] if len(spelt) == 1 else spelt
+            if len(spelt) == 1:
+                spelt = (replace(token, id=spelt[0].id),)
+            tokens += spelt
         return tuple(tokens)
 
     async def _step(self, step: Step, *, closing: str = "") -> Sequence[int]:
@@ -274,36 +291,35 @@ class ModelTokenizer(TextEncoder):
             return await self.encode(step.text, closing=closing)
         tokens = self._without_turns(step)
         ids = tokens.ids
-        return ids if -1 not in ids else await self._mixed(tokens, closing=closing)
+        return await self._mixed(tokens, closing=closing) if -1 in ids else ids
 
     def _without_turns(self, step: Step) -> Tokens:
         """
-        Make text of the special tokens of *step* that stand between turns; the end of the thinking
-        stays.
+        Return the tokens of *step*, with text in place of special tokens that stand between turns.
+
+        The end of the thinking stays.
         """
         tokens = Tokens.of(step.tokens)
         if self._turns.isdisjoint(tokens.ids):
             return tokens
         left = len(step.reasoning)
-        checked = list[Token]()
+        checked: list[Token] = []
         for token in tokens:
             left -= len(token.text)
-            checked.append(
-                replace(token, id=-1)
-                if token.id in self._turns and token.text and left >= 0
-                else token
-            )
+            if token.id in self._turns and token.text and left >= 0:
+                token = replace(token, id=-1)
+            checked.append(token)
         return Tokens.of(checked)
 
     async def _mixed(self, tokens: Sequence[Token], *, closing: str) -> list[int]:
         """
-        Encode the text of tokens without an id; tokens without text before them are the first bytes
-        of that text.
+        Return the ids of *tokens*, and encode the text of those without an id.
 
-        *closing* is that of `encode`.
+        Tokens without text before them are the first bytes of that text. *closing* is that of
+        `encode`.
         """
         ids: list[int] = []
-        shared = 0
+        shared = 0  # tokens without text at the end of `ids`
         left = len(tokens)
         for known, group in groupby(tokens, lambda token: token.id >= 0):
             members = list(group)
@@ -324,7 +340,7 @@ class ModelTokenizer(TextEncoder):
 
     async def _choices(self, choices: tuple[str, ...]) -> Mapping[str, int]:
         """
-        The token id of each of *choices*. Raise `ConfigurationError` if one is not a single token.
+        Return the token id of each of *choices*. Raise `ConfigurationError` if one takes several.
         """
         encoded = {choice: await self.literally(choice) for choice in choices}
         wrong = [choice for choice, ids in encoded.items() if len(ids) != 1]
@@ -335,16 +351,16 @@ class ModelTokenizer(TextEncoder):
             )
         return {choice: ids[0] for choice, ids in encoded.items()}
 
-    async def _prefix(self, conversation: Conversation) -> tuple[EncodedPrompt, bool]:
-        """
-        Encode a conversation and its tools; also say whether the thinking block is open after it.
-        """
+    async def _prefix(self, conversation: Conversation) -> BegunPrompt:
         messages, tools, thinks = conversation
         shown = await self._conversation(messages, tools)
-        prompt = await self.decode(shown.last(LAST_WORDS))
+        prompt = await self.decode(shown.last(LAST_TOKENS))
         begun = self.template.begin(prompt, thinks=thinks)
-        added = begun.removeprefix(prompt).removesuffix(self.template.head if tools else "")
-        return shown.plus(await self.literally(added)), self.template.opens(begun)
+        added = begun.removeprefix(prompt)
+        if tools:
+            added = added.removesuffix(self.template.head)
+        ids = shown.plus(await self.literally(added))
+        return BegunPrompt(ids, self.template.opens(begun))
 
     async def _conversation(
         self, messages: tuple[Message, ...], tools: tuple[Tool, ...]
@@ -356,14 +372,14 @@ class ModelTokenizer(TextEncoder):
         turn, as vLLM does it in Anthropic's API.
         """
         leading = with_leading_system(messages)
-        if self._system_first:
-            messages = leading
+        if self._system_first or messages == leading:
+            return await self._as_shown(leading, tools)
         try:
             return await self._as_shown(messages, tools)
-        except EndpointRejected as exc:
-            if isinstance(exc, ContextTooLong) or messages == leading:
-                raise
-        shown = await self._as_shown(leading, tools)
+        except ContextTooLong:
+            raise
+        except EndpointRejected:
+            shown = await self._as_shown(leading, tools)
         self._system_first = True
         return shown
 
@@ -379,7 +395,7 @@ class ModelTokenizer(TextEncoder):
 
     @property
     def _shown_marks(self) -> Sequence[str]:
-        """The marks for which chat templates look in what the assistant said, to leave parts out."""
+        """The marks that chat templates look for in the assistant's content, to leave parts out."""
         markers = self.template.markers
         if markers.opens_message:
             return ()
@@ -395,24 +411,22 @@ class ModelTokenizer(TextEncoder):
         found = shown.after(written)
         mark = mark_after(written)
         if mark and not found.thinks and not shown.head.strip().startswith(mark):
+            call = self._call
             log.warning(
                 "the %s model at %s begins its answer with %s: if that opens its thinking, set"
-                " marks = [%s, %s] in [%s], with the text that closes it",
-                *(
-                    self._call.role,
-                    self._call.url,
-                    mark,
-                    f'"{mark}"',
-                    '"..."',
-                    self._call.table or self._call.role,
-                ),
+                ' marks = ["%s", "..."] in [%s], with the text that closes it',
+                call.role,
+                call.url,
+                mark,
+                mark,
+                call.table or call.role,
             )
         return found
 
     async def _first_words(self) -> str:
         """Have the model answer a plain question, greedily, and return the first words."""
         prompt = await self.render(PLAIN_QUESTION, template=self._settings.template)
-        body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS)
+        body = completion_body(self._model, prompt, GREEDY, FIRST_TOKENS)
         reply = await self.connection.post(self._call, COMPLETIONS, body)
         with reading(self._call, "text", reply):
             return str(reply["choices"][0]["text"])
@@ -427,9 +441,9 @@ class _Encoded:
     prompt: EncodedPrompt
     """The ids of the whole chain."""
     counts: array[int]
-    """The number of tokens up to the end of the conversation, and of each step."""
+    """The tokens up to the end of the conversation, and up to the end of each step."""
     sizes: array[int]
-    """The bytes of the JSON of these tokens."""
+    """The bytes of the JSON up to the same places."""
 
     @classmethod
     def begun(cls, chain: Chain, prefix: EncodedPrompt) -> Self:
@@ -438,7 +452,7 @@ class _Encoded:
         return cls(beginning, prefix, array("q", [prefix.count]), array("q", [prefix.size]))
 
     def extended(self, chain: Chain, shared: int, steps: Iterable[EncodedPrompt]) -> Self:
-        """Keep the first *shared* steps, and add the *steps* that *chain* has after them."""
+        """Return *chain*, which has the first *shared* steps of this one and then *steps*."""
         counts = self.counts[: shared + 1]
         sizes = self.sizes[: shared + 1]
         prompt = self.prompt.beginning(counts[-1], sizes[-1])
@@ -462,11 +476,9 @@ def with_leading_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 class ChainIds:
     """
-    The ids of the chain of one run, which grows: the steps that the chain before had too are not
-    encoded again.
+    The ids of the chain of one run, which grows. Steps of the chain before are not encoded again.
 
-    *encoder* returns the encoder of the served model, which is another one if the server was
-    started again.
+    *encoder* returns the encoder of the served model: another one after a restart of the server.
     """
 
     def __init__(self, encoder: Callable[[], ModelTokenizer]) -> None:
@@ -475,45 +487,47 @@ class ChainIds:
         self._known: _Encoded | None = None
 
     async def __call__(self, chain: Chain) -> EncodedPrompt:
-        """Return the ids that `ModelTokenizer.chain` returns for *chain*."""
+        """Encode *chain*. Tokens that were written in this vocabulary keep their ids."""
         if self._current() is not self._encoder:
             self._encoder = self._current()
             self._known = None
         encoder = self._encoder
-        # How a step is encoded may depend on the rest of the chain then.
-        if not await encoder.marked(chain):
-            return EncodedPrompt.of(await encoder.chain(chain))
+        marked = await encoder.marked(chain)
         known = self._known  # Other calls may change it from here on.
-        if known is None or _begun(known.chain) != _begun(chain):
+        if known is None or not marked or _beginning(known.chain) != _beginning(chain):
             prefix = await encoder.prefix(chain.messages, chain.tools, thinks=chain.thinks)
             known = _Encoded.begun(chain, prefix)
-        shared = _shared(known.chain.steps, chain.steps)
-        added = list[EncodedPrompt]()
-        last = chain.totals.thinking.count - 1 if chain.totals.thinking is not None else -1
-        for place, step in enumerate(chain.steps[shared:], shared):
-            markers = await encoder.markers(chain) if place == last else None
-            ids = await encoder.step(step, closes=markers, calls=bool(chain.tools))
+        shared = shared_steps(known.chain.steps, chain.steps)
+        thinking = chain.totals.thinking
+        last_thought = -1 if thinking is None else thinking.count - 1
+        added: list[EncodedPrompt] = []
+        for index, step in enumerate(chain.steps[shared:], shared):
+            markers = await encoder.markers(chain) if index == last_thought else None
+            ids = await encoder.step(step, closes=markers, marked=marked, calls=bool(chain.tools))
             added.append(EncodedPrompt.of(ids))
-        self._known = known = known.extended(chain, shared, added)
+        known = known.extended(chain, shared, added)
+        # How a step is encoded may depend on later steps if the model has no thinking block.
+        self._known = known if marked else None
         return known.prompt
 
 
-def _begun(chain: Chain) -> tuple[object, ...]:
-    """What a chain begins with."""
+def _beginning(chain: Chain) -> tuple[object, ...]:
     return chain.messages, chain.tools, chain.thinks
 
 
-def _shared(one: Sequence[Step], other: Sequence[Step]) -> int:
+def shared_steps(known: Sequence[Step], steps: Sequence[Step]) -> int:
     """
-    How many steps *one* and *other* begin with alike; steps that are the same object compare fast.
+    Return how many steps *known* and *steps* begin with alike.
+
+    This is a binary search: to compare steps that are the same objects is fast.
     """
-    least = 0
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
+    most = min(len(known), len(steps))
+    if known[:most] == steps[:most]:
         return most
+    least = 0
     while least < most:
         middle = (least + most + 1) // 2
-        if one[least:middle] == other[least:middle]:
+        if known[least:middle] == steps[least:middle]:
             least = middle
         else:
             most = middle - 1

@@ -1,13 +1,12 @@
 """
-Tools in vLLM's HTTP protocol: conversations with calls, the form of an answer with calls, and the
-parser of one.
+Tools in vLLM's HTTP protocol. Pure: no I/O.
 
-The parser is the server's own, which its flag ``--tool-call-parser`` names. It is reached by the
-routes that the flag ``--enable-scale-out`` opens. `RENDER` says how an answer has to be written for
-a choice of tools. `DERENDER` turns the token ids of an answer into its content and its calls: of a
-complete answer at once, or of an answer that is being written, with the tokens that are new. It
-keeps no state between two requests: each has that of the one before, `ParserState`. Pure: no I/O
-and no clock.
+The parser of calls is the server's own, which its flag ``--tool-call-parser`` names. The flag
+``--enable-scale-out`` opens the routes to the parser. `RENDER` says in which form an answer has to
+be written for a choice of tools. `DERENDER` turns the token ids of an answer into its content and
+its calls: those of a complete answer at once, or the new ones of an answer that is being written.
+The server keeps no state between two requests: each request has the `ParserState` of the one
+before.
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ _PLACEHOLDER = ({"role": "user", "content": "?"},)
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """
-    Return *message* in the form of a chat completion's request; the chat template sees all of it.
-    """
+    """Return *message* in the form of a chat completion's request."""
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.calls:
         fields["tool_calls"] = [
@@ -81,31 +78,30 @@ def tool_fields(tool: Tool) -> dict[str, Any]:
 
 def chat_request(model: str, toolset: Toolset) -> Body:
     """Return the request that tells a server about the *toolset*."""
-    name = toolset.forced
+    choice: object = toolset.choice
+    if toolset.forced:
+        choice = {"type": "function", "function": {"name": toolset.forced}}
     return {
         "model": model,
         "messages": _PLACEHOLDER,
         "tools": [tool_fields(tool) for tool in toolset.tools],
-        "tool_choice": (
-            {"type": "function", "function": {"name": name}} if name else toolset.choice
-        ),
+        "tool_choice": choice,
         "parallel_tool_calls": toolset.parallel,
     }
 
 
 def parsed_request(model: str, toolset: Toolset, template: Mapping[str, Any] | None) -> Body:
     """
-    Return the request whose answer a parser reads: that of `chat_request`, with the variables
-    *template* of the chat template.
+    Return the request whose answer a parser reads, with the variables *template*.
 
-    The parser is given what follows the thinking, so it must not look for thinking.
+    The parser is given what follows the thinking, and must not look for thinking.
     """
     variables = {**(template or {}), **_NOT_THINKING}
     return {**chat_request(model, toolset), "chat_template_kwargs": variables}
 
 
 def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
-    """Read from a reply of `RENDER` how an answer has to be written; None: in any form."""
+    """Return the form of an answer that a reply of `RENDER` describes. None: any form."""
     with reading(call, "form of calls", reply):
         outputs = reply["sampling_params"].get("structured_outputs")
         if not outputs:
@@ -116,10 +112,7 @@ def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
 
 
 def no_parser(exc: EndpointRejected) -> MissingCapability | None:
-    """
-    Return the error, with its cure, if the server rejected a request because it has no parser; None
-    otherwise.
-    """
+    """Return the error, with its cure, of a server without a parser. None: it has one."""
     cause = exc.cause.lower()
     if "scale-out" in cause or cause.startswith(("http 404", "http 405")):
         why = "tools need the routes that its flag --enable-scale-out opens"
@@ -151,7 +144,8 @@ def tokens_body(
 ) -> Body:
     """
     Ask for what *ids*, the next ones of an answer after *prompt*, add to its content and its calls.
-    A *finished* answer ends with them.
+
+    A *finished* answer ends with these ids.
     """
     choice = {"index": 0, "token_ids": list(ids), "finish_reason": "stop" if finished else None}
     return {
@@ -166,21 +160,22 @@ def tokens_body(
 
 def parsed_answer(call: Call, reply: Reply, *, parallel: bool) -> ParsedAnswer:
     """
-    Read a reply of `DERENDER` about a complete answer; not *parallel*: only its first call. Raise
-    `MalformedReply`.
+    Return the answer in a reply of `DERENDER`, without *parallel* with its first call only.
+
+    Raise `MalformedReply`.
     """
     with reading(call, "content and calls", reply):
         message: Mapping[str, Any] = reply["choices"][0]["message"]
         calls = [_call(fields) for fields in message.get("tool_calls") or ()]
         return ParsedAnswer(
-            message.get("content") or "",
-            tuple(calls if parallel else calls[:1]),
-            message.get("reasoning") or "",
+            content=message.get("content") or "",
+            calls=tuple(calls if parallel else calls[:1]),
+            reasoning=message.get("reasoning") or "",
         )
 
 
 def parsed_tokens(call: Call, reply: Reply) -> ParsedTokens:
-    """Read a reply of `DERENDER` about tokens of an answer. Raise `MalformedReply`."""
+    """Return what a reply of `DERENDER` says about tokens of an answer. Raise `MalformedReply`."""
     with reading(call, "content and calls", reply):
         state = cast("ParserState", reply["stream_state"])
         delta: Mapping[str, Any] = reply["chunk"]["choices"][0]["delta"]

@@ -6,19 +6,16 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import cast
 from weakref import WeakKeyDictionary
 
+from stepspec.orchestrator.backends.vllm.request_meter import RequestMeter
+from stepspec.orchestrator.backends.vllm.step_builder import Closing
 from stepspec.orchestrator.backends.vllm.sticky_stream import StickyStream
-from stepspec.orchestrator.backends.vllm.token_stream import (
-    Closing,
-    RequestMeter,
-    TokenStream,
-    step_ends,
-)
+from stepspec.orchestrator.backends.vllm.token_stream import TokenStream
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Started
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN
@@ -60,19 +57,17 @@ class StreamingModel(ScriptedModel):
             return await super().write(
                 chain, stop=stop, limit=limit, until=until, opening=opening, top=top
             )
-        ends = step_ends(chain, stop)
         growing = self._builder(chain, "", stop, limit, top)
+        bounds = replace(growing.bounds, closing=CLOSING)
         stream = self._streams.get(stack)
-        if stream is None or not stream.continues(chain, ends, limit, top, CLOSING):
+        if stream is None or not stream.continues(chain, bounds):
             if stream is not None:
                 await stream.close()
 
-            stream = StickyStream(
-                partial(self._open, chain), self.observe, ends, limit, top, CLOSING
-            )
+            stream = StickyStream(partial(self._open, chain), self.observe, bounds)
             self._streams[stack] = stream
             stack.push_async_callback(stream.close)
-        return await stream.write(chain, growing, until, limit)
+        return await stream.write(chain, growing, until)
 
     @asynccontextmanager
     async def _open(

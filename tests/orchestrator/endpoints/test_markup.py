@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.backends.vllm.text_encoder import (
+from stepspec.orchestrator.backends.vllm.special_tokens import (
     LEFT_EDGE,
     RIGHT_EDGE,
     SENTINEL,

@@ -216,7 +216,7 @@ async def test_failures_are_named_and_counted() -> None:
 async def test_a_patient_critic_waits_while_its_server_is_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reward_model, "PAUSE", 0.0)
+    monkeypatch.setattr(reward_model, "PAUSE_SECONDS", 0.0)
     server = FakePooling()
     async with server.critic(retries=0) as endpoint, RewardModelEndpoint(endpoint) as critic:
         server.refusals.extend([(503, "loading")] * 5)

@@ -41,7 +41,7 @@ async def test_events_are_found_however_the_bytes_arrive(size: int) -> None:
 async def test_a_response_that_goes_on_after_the_end_of_its_stream_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sse, "CLOSING", 0.01)
+    monkeypatch.setattr(sse, "CLOSING_SECONDS", 0.01)
     released = list[bool]()
 
     async def content() -> AsyncGenerator[bytes]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.orchestrator.backends.vllm.token_stream import OUTSIDE, Closing, StepBuilder
+from stepspec.orchestrator.backends.vllm.step_builder import (
+    OUTSIDE,
+    Closing,
+    StepBounds,
+    StepBuilder,
+)
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.step_ends import StepEnds
 
@@ -30,9 +37,8 @@ def number(piece: str, place: int) -> int:
 def grown(
     pieces: list[str], limit: int = 1000, closing: Closing = TEXT
 ) -> tuple[Step, Stop | None, StepBuilder]:
-    growing = StepBuilder(
-        "small", "v", PROBLEM, ends=StepEnds(blocks=False), limit=limit, closing=closing
-    )
+    bounds = StepBounds(StepEnds(blocks=False), limit, closing=closing)
+    growing = StepBuilder("small", "v", PROBLEM, bounds)
     for place, piece in enumerate(pieces):
         if stop := growing.add(Token(piece, id=number(piece, place))):
             return growing.end(stop), stop, growing
@@ -113,16 +119,11 @@ def test_the_end_of_a_reply_is_left_out() -> None:
 
 def test_an_opening_is_cut_to_the_limit_and_tokens_keep_the_requested_alternatives() -> None:
     rivals = (Token("b"), Token("c"))
-    growing = StepBuilder(
-        "small",
-        "v",
-        PROBLEM,
-        ends=StepEnds((), blocks=False),
-        limit=2,
-        opening=[Token("x"), Token("y"), Token("z")],
-    )
+    bounds = StepBounds(StepEnds((), blocks=False), limit=2)
+    opening = [Token("x"), Token("y"), Token("z")]
+    growing = StepBuilder("small", "v", PROBLEM, bounds, opening)
     assert growing.end("length").text == "xy"
-    growing = StepBuilder("small", "v", PROBLEM, ends=StepEnds((), blocks=False), limit=2, top=1)
+    growing = StepBuilder("small", "v", PROBLEM, replace(bounds, top=1))
     for token in (Token("a", top=rivals), Token("d")):
         growing.add(token)
     assert growing.end("length").tokens == (Token("a", top=rivals[:1]), Token("d"))
@@ -130,14 +131,14 @@ def test_an_opening_is_cut_to_the_limit_and_tokens_keep_the_requested_alternativ
 
 @pytest.mark.parametrize("stops", [("\n\n", ";"), (";", "\n\n")])
 def test_the_first_of_two_stop_strings_counts(stops: tuple[str, ...]) -> None:
-    growing = StepBuilder("small", "v", PROBLEM, ends=StepEnds(stops, blocks=False), limit=9)
+    growing = StepBuilder("small", "v", PROBLEM, StepBounds(StepEnds(stops, blocks=False), 9))
     assert growing.add(Token("a; b\n\n")) == "delimiter"
     assert growing.so_far().text == "a;"
 
 
 @pytest.mark.parametrize("size", [1, 2, 9])
 def test_the_text_of_several_tokens_may_come_with_the_last_one(size: int) -> None:
-    growing = StepBuilder("small", "v", PROBLEM, ends=StepEnds(), limit=99, closing=TOKEN)
+    growing = StepBuilder("small", "v", PROBLEM, StepBounds(StepEnds(), 99, closing=TOKEN))
     for token in [*[Token("", id=7)] * size, Token("", id=MARK), Token("", id=8)]:
         assert growing.add(token) is None
     assert growing.add(Token(f"So.{THINK_END}It is", id=9)) == "end"
@@ -166,9 +167,8 @@ HELD = "\ufffd"
 def test_held_text_is_left_out_where_the_model_writes_it_again(
     held: str, pieces: list[str], text: str
 ) -> None:
-    growing = StepBuilder(
-        "small", "v", PROBLEM.extend(Step(f"a{held}", "small")), ends=StepEnds(), limit=99
-    )
+    chain = PROBLEM.extend(Step(f"a{held}", "small"))
+    growing = StepBuilder("small", "v", chain, StepBounds(StepEnds(), 99))
     growing.hold(held)
     for place, piece in enumerate(pieces):
         assert growing.add(Token(piece, id=place)) is None
@@ -178,13 +178,8 @@ def test_held_text_is_left_out_where_the_model_writes_it_again(
 
 
 def test_a_block_that_the_chain_left_open_goes_on_in_the_step() -> None:
-    growing = StepBuilder(
-        "small",
-        "v",
-        PROBLEM.extend(Step("```\nsome\nx", "small", "length")),
-        ends=StepEnds(),
-        limit=9,
-    )
+    chain = PROBLEM.extend(Step("```\nsome\nx", "small", "length"))
+    growing = StepBuilder("small", "v", chain, StepBounds(StepEnds(), 9))
     assert [growing.add(Token(piece)) for piece in ("\n\ny\n", "```\n", "\n")] == [
         None,
         None,

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from stepspec.orchestrator.backends.vllm import replies
 from stepspec.orchestrator.backends.vllm.http_errors import Call
-from stepspec.orchestrator.backends.vllm.token_stream import StepBuilder
+from stepspec.orchestrator.backends.vllm.step_builder import StepBounds, StepBuilder
 from stepspec.orchestrator.backends.vllm.tokenizer import ModelTokenizer
 from stepspec.orchestrator.chain import Chain, Step, Token
 from stepspec.orchestrator.step_ends import StepEnds
@@ -77,7 +77,8 @@ def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
         "logprobs": 0,
         "return_token_ids": True,
     }
-    growing = StepBuilder("small", "v", Chain.of("?"), ends=StepEnds((), blocks=False), limit=limit)
+    bounds = StepBounds(StepEnds((), blocks=False), limit)
+    growing = StepBuilder("small", "v", Chain.of("?"), bounds)
     for choice in server.pieces(body):
         piece = replies.parse_chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
         for token in piece.tokens:

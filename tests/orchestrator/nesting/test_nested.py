@@ -25,7 +25,7 @@ from stepspec.orchestrator import (
     Verdict,
     reason,
 )
-from stepspec.orchestrator.backends.vllm.token_stream import StepBuilder
+from stepspec.orchestrator.backends.vllm.step_builder import StepBounds, StepBuilder
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role, Stop
 from stepspec.orchestrator.errors import (
     ConfigurationError,
@@ -192,9 +192,8 @@ def test_a_step_may_be_made_of_several_pieces_and_end_within_one() -> None:
     full, _ = run(made.pair.write(PROBLEM))
     assert [len(piece.tokens) for piece in full.pieces] == [10, 3]
     assert full.stop == "delimiter"
-    writing = Writing(
-        lambda opening: StepBuilder("small", "", PROBLEM, ends=StepEnds(), limit=9), "", None
-    )
+    bounds = StepBounds(StepEnds(), limit=9)
+    writing = Writing(lambda opening: StepBuilder("small", "", PROBLEM, bounds), "", None)
     writing.add(Step("One", "large", "length"))  # a prompt of the method, which no model wrote
     assert writing.finish().text == "One"
 

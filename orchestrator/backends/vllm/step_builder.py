@@ -1,0 +1,313 @@
+"""From the tokens of a stream to a step: `StepBuilder` takes tokens until the step ends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ...chain import THINK_END, Chain, Role, Step, Stop, Token, Tokens
+from ...markers import opened_by, partial_match
+from ...step_ends import StepEnds
+
+
+def step_ends(chain: Chain, stop: Sequence[str] | None) -> StepEnds:
+    """
+    Return what ends the steps of a write.
+
+    The strings *stop* end a step also within blocks. None: the delimiters of *chain* end it.
+    """
+    return chain.ends if stop is None else StepEnds(tuple(stop), blocks=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The mark that ends the thinking, or the reply, in the stream of a model."""
+
+    text: str
+    """The mark as the model writes it. "": there is none."""
+    id: int = -1
+    """The token that is the mark. -1: the mark takes several tokens."""
+    open: bool = True
+    """Whether the block is open. If not, a mark that the model writes may open it."""
+    spelt: str = THINK_END
+    """What chains have in place of the mark."""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings for the server. (): the server stops at the token `id`, or at none."""
+        return (self.text,) if self.id < 0 and self.open else ()
+
+    @property
+    def room(self) -> int:
+        """The most tokens of a mark that begins with the last token of the limit."""
+        return len("".join(self.stops))
+
+
+OUTSIDE = Closing("", open=False, spelt="")
+"""The closing of an answer, in which marks are text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """Where a step ends, and what its tokens keep."""
+
+    ends: StepEnds
+    """The delimiters."""
+    limit: int
+    """The most tokens, those of an opening included. Only a closing mark may exceed it."""
+    top: int = 0
+    """How many of the likeliest tokens each token keeps of its position."""
+    closing: Closing = OUTSIDE
+    """What ends the thinking or the reply."""
+
+
+def text_of(tokens: Sequence[Token]) -> str:
+    """Return the joined text of *tokens*."""
+    return "".join([token.text for token in tokens])
+
+
+class StepBuilder:
+    """
+    Takes the tokens of the next step of *chain* until the step ends.
+
+    A token that reaches beyond the end is cut there, and its id becomes -1. A delimiter has to be
+    written whole after the *opening*. An opening longer than the limit is cut to the limit.
+    """
+
+    def __init__(
+        self,
+        author: Role,
+        vocabulary: str,
+        chain: Chain,
+        bounds: StepBounds,
+        opening: Sequence[Token] = (),
+    ) -> None:
+        self.bounds = bounds
+        """Where the step ends."""
+        self._author: Role = author
+        self._vocabulary = vocabulary
+        self._before = chain.text
+        self._blocks = chain.totals.blocks
+        self._closing = bounds.closing
+        self._marked = False  # the token of the closing mark has arrived
+        self._held = ""  # see `hold`
+        self._waiting = list[Token]()  # tokens without text that may be held text
+        self._tokens = list(opening[: bounds.limit])
+        self._text = text_of(self._tokens)
+        self._written_from = len(self._text)  # the place after the opening
+        self._searched = len(self._text)  # no delimiter begins before this place
+        self._room = bounds.limit - len(self._tokens)
+        self._cut = False
+
+    def following(self, chain: Chain) -> StepBuilder:
+        """Return the builder of the next step of *chain*, with the same bounds."""
+        return StepBuilder(self._author, self._vocabulary, chain, self.bounds)
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that the step may still have."""
+        return self._room
+
+    @property
+    def in_mark(self) -> bool:
+        """Whether the text may end in the beginning of a closing mark of several tokens."""
+        return any(partial_match(self._text, mark) for mark in self._closing.stops)
+
+    @property
+    def overran(self) -> bool:
+        """Whether the model wrote more text or tokens than the step that `end` returns."""
+        return self._cut or bool(self._tokens and not self._tokens[-1].text)
+
+    def so_far(self) -> Step:
+        """Return the partial step."""
+        return Step(self._text, self._author, "until", tuple(self._tokens), self._vocabulary)
+
+    def end(self, stop: Stop) -> Step:
+        """
+        Return the step, without the first bytes of a character that is not complete.
+
+        The tokens of these bytes have no text and are left out: after half a character, vLLM
+        returns the prompt as written text.
+        """
+        tokens = list(self._tokens)
+        while tokens and not tokens[-1].text:
+            tokens.pop()
+        return Step(self._text, self._author, stop, Tokens.of(tokens, self._text), self._vocabulary)
+
+    def add(self, token: Token) -> Stop | None:
+        """Append *token*. Return why the step ends with it, or None if the step goes on."""
+        if self._held:
+            return self._add_held(token)
+        token = self._with_rivals(token)
+        text = self._text + token.text
+        closed = self._closed(text, token)
+        end, self._searched = self.bounds.ends.search(
+            self._before, text, self._searched, self._blocks
+        )
+        self._room -= 1
+        self._text = text
+        self._tokens.append(token)
+        if closed >= 0 and (end < 0 or closed <= end):
+            self._cut_at(closed)
+            if self._closing.text != self._closing.spelt:
+                self._spell_closing()
+            return "end"
+        if end >= 0 and self._room >= 0:
+            self._cut_at(end)
+            return "delimiter"
+        if end < 0 and (self._room > 0 or self.in_mark):
+            return None
+        fitting = len(self._tokens) + self._room
+        self._cut_at(len(text_of(self._tokens[:fitting])))
+        return "length"
+
+    def hold(self, text: str) -> None:
+        """
+        Leave *text* out if the model writes it next.
+
+        *text* is the end of the chain, if the model's server has not read it.
+        """
+        self._held = text
+
+    def _add_held(self, token: Token) -> Stop | None:
+        """Take a token that may be held text. Its first bytes may come as tokens without text."""
+        if self._held.startswith(token.text):
+            self._held = self._held[len(token.text) :]
+            if token.text:
+                self._waiting.clear()
+            else:
+                self._waiting.append(token)
+            return None
+        tokens = [*self._waiting, token]
+        if token.text.startswith(self._held):
+            tokens = [replace(token, text=token.text.removeprefix(self._held), id=-1)]
+        self._held = ""
+        self._waiting.clear()
+        for arrived in tokens:
+            if stop := self.add(arrived):
+                return stop
+        return None
+
+    def _with_rivals(self, token: Token) -> Token:
+        """Return *token* with the requested number of rivals, which spell the mark as chains do."""
+        top = token.top[: self.bounds.top]
+        closing = self._closing
+        if closing.text != closing.spelt:
+            top = tuple(
+                [
+                    replace(rival, text=closing.spelt) if rival.text == closing.text else rival
+                    for rival in top
+                ]
+            )
+        return token if top == token.top else replace(token, top=top)
+
+    def _closed(self, text: str, token: Token) -> int:
+        """
+        Return where the closing mark ends in *text*, which ends in *token*. -1: nowhere.
+
+        The mark may be in the text of a later token than its own.
+        """
+        closing = self._opened(text)
+        if not closing.text or not closing.open:
+            return -1
+        self._marked = self._marked or closing.id < 0 or token.id == closing.id
+        if not self._marked:
+            return -1
+        start = len(text) - len(token.text) - len(closing.text) + 1
+        found = text.find(closing.text, max(self._written_from, start))
+        return -1 if found < 0 else found + len(closing.text)
+
+    def _opened(self, text: str) -> Closing:
+        """Return the closing, that of the block in *text* if the model has opened one there."""
+        closing = self._closing
+        if closing.open or not closing.text:
+            return closing
+        markers = opened_by(self._before + text)
+        if markers is not None:
+            number = closing.id if markers.closing == closing.text else -1
+            self._closing = Closing(markers.closing, number)
+        return self._closing
+
+    def _cut_at(self, end: int) -> None:
+        """Leave out the text beyond place *end*."""
+        beyond = len(self._text) - end
+        self._cut = beyond > 0
+        self._text = self._text[:end]
+        while beyond > 0:
+            last = self._tokens.pop()
+            beyond -= len(last.text)
+            if beyond < 0:
+                self._tokens.append(replace(last, text=last.text[:-beyond], id=-1))
+
+    def _spell_closing(self) -> None:
+        """
+        Replace the mark at the end of the text by what chains have in its place.
+
+        The last token gets all of that text, the other tokens of the mark get none.
+        """
+        start = len(self._text) - len(self._closing.text)
+        place = 0
+        straddled = False  # a token has text before the mark and text of the mark
+        for index, token in enumerate(self._tokens):
+            end = place + len(token.text)
+            if end > start:
+                straddled = straddled or place < start
+                kept = token.text[: max(0, start - place)]
+                self._tokens[index] = replace(token, text=kept, id=-1 if straddled else token.id)
+            place = end
+        last = self._tokens[-1]
+        self._tokens[-1] = replace(last, text=last.text + self._closing.spelt)
+        self._text = self._text[:start] + self._closing.spelt
+
+    def resume(self) -> None:
+        """
+        Prepare for another request: the server has stopped at a delimiter that does not end the
+        step.
+
+        A last token that was cut there is removed, with the tokens whose text it holds. The model
+        writes it again, uncut.
+        """
+        if not self._tokens or self._tokens[-1].id >= 0:
+            return
+        before = len(self._tokens)
+        last = self._tokens.pop()
+        while self._tokens and not self._tokens[-1].text:
+            self._tokens.pop()
+        self._text = self._text[: len(self._text) - len(last.text)]
+        self._searched = min(self._searched, max(self._written_from, len(self._text)))
+        self._room += before - len(self._tokens)
+
+
+async def grow(
+    growing: StepBuilder,
+    take: Callable[[], Awaitable[Token | Stop]],
+    until: Callable[[Step], bool] | None,
+) -> Step | None:
+    """
+    Add tokens from *take* until the step is complete, the stream ends, or *until* wants no more.
+
+    Return None for a step that is not complete: the server stopped at a delimiter in a block.
+    """
+    while True:
+        token = await take()
+        if isinstance(token, Token):
+            step = grown(growing, token, until)
+            if step:
+                return step
+        elif token == "delimiter" and growing.bounds.ends.blocks:
+            return None
+        else:
+            return growing.end(token)
+
+
+def grown(growing: StepBuilder, token: Token, until: Callable[[Step], bool] | None) -> Step | None:
+    """
+    Add *token*. Return the step if it is complete, or if *until* returns true for it.
+
+    *until* sees no part of a closing mark and no held text.
+    """
+    room = growing.room
+    stop = growing.add(token)
+    if stop != "end" and until and growing.room < room and not growing.in_mark:
+        stop = "until" if until(growing.so_far()) else stop
+    return growing.end(stop) if stop else None
