@@ -135,6 +135,12 @@ class SimulatedModel:
     def role(self) -> Role:
         return self._endpoint.role
 
+    def budgeted(self, left: Callable[[Chain], int]) -> SimulatedModel:
+        return self
+
+    def leave(self) -> None:
+        pass
+
     # The verbs
 
     async def write(
@@ -334,7 +340,8 @@ class SimulatedEndpoint:
     The model of *role* on a simulated *server*, with the *scripts* of the problems by their texts.
     """
 
-    name, vocabulary, room, usable = "simulated", "simulated", ROOM, True
+    name, vocabulary, room = "simulated", "simulated", ROOM
+    known, usable = True, True
     template = Template(turn="", answer="", thinks=True)
 
     def __init__(self, role: Role, server: SimulatedServer, scripts: Mapping[str, Script]) -> None:

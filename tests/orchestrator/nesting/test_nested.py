@@ -34,7 +34,8 @@ from stepspec.orchestrator.errors import (
     EndpointUnavailable,
 )
 from stepspec.orchestrator.events import Called, Degraded, Event, JudgedWithin, Moved
-from stepspec.orchestrator.nesting import Nested, NestedPair, Writing, observe_within
+from stepspec.orchestrator.nested_settings import NestedPair
+from stepspec.orchestrator.nesting import Nested, StepOfPieces, observe_within
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.orchestrator.step_ends import StepEnds
@@ -192,7 +193,7 @@ def test_a_step_may_be_made_of_several_pieces_and_end_within_one() -> None:
     full, _ = run(made.pair.write(PROBLEM))
     assert [len(piece.tokens) for piece in full.pieces] == [10, 3]
     assert full.stop == "delimiter"
-    writing = Writing(
+    writing = StepOfPieces(
         lambda opening: StepBuilder("small", "", PROBLEM, ends=StepEnds(), limit=9), "", None
     )
     writing.add(Step("One", "large", "length"))  # a prompt of the method, which no model wrote
