@@ -69,7 +69,7 @@ class Relay(Drafting):
             return await self.large.write(chain, stop=self.cues)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        return Accept()
+        return Accept(judged=False)
 
     def _cued(self, chain: Chain) -> bool:
         last = chain.steps[-1] if chain.steps else None

@@ -83,9 +83,11 @@ class SpeculativeThinking(Drafting):
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         if draft.author == "large" or not chain.whole:
-            return Accept()
+            return Accept(judged=False)
         reason = self.opening_cue(draft) if self.reasoning else "delimiter"
-        return Rollback(reason=reason) if reason else Accept()
+        if reason:
+            return Rollback(reason=reason)
+        return Accept()
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         if rollback.reason in TAKEOVERS:
