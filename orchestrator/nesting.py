@@ -44,7 +44,8 @@ from .events import (
     Observer,
 )
 from .interfaces import DEFAULT_LIMIT, Model, Policy, Until, WriteOptions, unkept
-from .reason import reason
+from .lookahead import LookaheadControl
+from .reason import Loop
 
 
 class NestedEndpoint:
@@ -439,14 +440,16 @@ class Nested:
                 written.add(event.step)
 
         written = StepOfPieces(build, opening, options.get("until"))
+        loop = Loop(
+            policy=self.policy(inner_model(self.small), inner_model(self.large)),
+            chain=self._inside(chain),
+            control=LookaheadControl(),
+            observe=observe,
+            spent=lambda inside: self.left(inside) <= 0,
+            over=lambda inside: written.step is not None or inside.finished,
+        )
         with unkept():
-            await reason(
-                self.policy(inner_model(self.small), inner_model(self.large)),
-                self._inside(chain),
-                spent=lambda inside: self.left(inside) <= 0,
-                observe=observe,
-                over=lambda inside: written.step is not None or inside.finished,
-            )
+            await loop.run(deadline=None)
         return written.finish()
 
     async def _write_by(self, author: Model, chain: Chain, options: WriteOptions) -> Step:
