@@ -287,12 +287,9 @@ class Lookahead:
         if hedged and not _obstacle(self._policy, chain, draft):
             self._hedge(index, chain)
         verdict = await judge(self._policy, chain, draft, prepared)
-        if isinstance(verdict, Accept):
-            needless = True
-        else:
-            # An empty or looping draft needs a repair with another seed (`RequestContext.again`).
-            needless = prepared is None and verdict.reason in OBSTACLES
-        if needless and index in self._early_repairs:
+        # An empty or looping draft needs a repair with another seed (`RequestContext.again`).
+        useless = isinstance(verdict, Accept) or (prepared is None and verdict.reason in OBSTACLES)
+        if useless and index in self._early_repairs:
             self._early_repairs.pop(index).cancel()
         self._observe(Judged(index, draft, verdict))
         return verdict

@@ -263,7 +263,7 @@ class _BlockSearch:
 
 
 def _is_line_break(match: re.Match[str]) -> bool:
-    """Whether *match* is a line break of LaTeX with its height, such as ``\\\\[2pt]``."""
+    r"""Whether *match* is a line break of LaTeX with its height, such as ``\\[2pt]``."""
     return bool(match["bracket"]) and len(match[0]) == 3
 
 

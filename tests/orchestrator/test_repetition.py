@@ -14,9 +14,9 @@ from stepspec.orchestrator import Budget, Chain, Step, reason
 from stepspec.orchestrator.chain import THINK_END, Stop
 from stepspec.orchestrator.repetition import (
     CHARACTERS_PER_UNIT,
+    ROUNDS_TO_END,
     ROUNDS_TO_REJECT,
     SPAN_UNITS,
-    ROUNDS_TO_END,
     TAIL_CHARACTERS,
     loops,
     obstacle,
@@ -206,7 +206,9 @@ def test_a_program_may_be_written_three_times_and_not_without_end() -> None:
 @pytest.mark.parametrize("text", ["\n\n", "\n \n", "\u00a0\n\n", "\n"])
 def test_only_very_much_white_space_is_a_loop(text: str) -> None:
     most = ROUNDS_TO_REJECT * SPAN_UNITS * CHARACTERS_PER_UNIT
-    assert not loops(Chain(()), Step("A" + text * (most // len(text) - 1), "small"), ROUNDS_TO_REJECT)
+    assert not loops(
+        Chain(()), Step("A" + text * (most // len(text) - 1), "small"), ROUNDS_TO_REJECT
+    )
     assert loops(Chain(()), Step("A" + text * (most // len(text) + 1), "small"), ROUNDS_TO_REJECT)
 
 

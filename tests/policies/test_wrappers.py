@@ -79,7 +79,7 @@ def test_first_steps_and_ends_by_the_large_model_are_not_judged() -> None:
     assert run(Led(policy, models[1], 1).verify(PROBLEM, Step("So.\n\n", "small")))[0] == unjudged
     assert run(Ending(policy).verify(PROBLEM, Step("So.\n\n", "large")))[0] == unjudged
     (judged, _) = run(Ending(policy).verify(PROBLEM, Step("So.\n\n", "small")))
-    assert judged.score == 9.0 and judged != unjudged
+    assert judged == Accept(9.0)
 
 
 # The random control: *p* is the accept rate, and a decision does not depend on whether a step is
