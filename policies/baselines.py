@@ -51,8 +51,8 @@ class RandomControl(Drafting):
     Accept a draft with the probability *p*, drawn from *seed*, the problem, the chain and the
     draft.
 
-    The same run makes the same decisions. With *p* the accept rate of a method, it measures that
-    method's judgement.
+    The same run makes the same decisions. With the accept rate of a method as *p*, the difference
+    to that method is the worth of its judgement.
     """
 
     ending: ClassVar[EndedBy] = "large"
