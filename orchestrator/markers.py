@@ -58,7 +58,7 @@ class ThinkingMarkers:
         return _bare(unopened) == _bare(self.closing + self.handover)
 
     def closed_in(self, text: str) -> bool:
-        """Whether the generation prompt *text* ends with a closed block: the model does not think."""
+        """Whether the generation prompt *text* ends with a closed block, so that nobody thinks."""
         end = text.rstrip()
         if not self.handover:
             return end.endswith(self.closing)
@@ -68,7 +68,7 @@ class ThinkingMarkers:
         return _bare(block).endswith(_bare(self.opening + self.closing))
 
     def opened(self, skipped: str) -> str:
-        """Return the opening of the block that is *skipped*, with half of the white space inside."""
+        """Return the opening of the *skipped* block, with half of the white space inside."""
         before, mark, rest = skipped.partition(self.opening.rstrip())
         if not mark:
             return self.opening

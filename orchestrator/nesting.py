@@ -1,9 +1,10 @@
 """
 Nested pairs: two models and a policy over them stand in for one model, to any depth.
 
-`NestedEndpoint` is the endpoint of a pair, `Nested` the pair of one run as a `Model`. The pair's own
-models write pieces, its policy verifies them, and the pair returns them as one step. `InnerModel`
-passes the options of a write on to the pair's own models. `StepOfPieces` makes the step.
+`NestedEndpoint` is the endpoint of a pair. `Nested` is the pair of one run as a `Model`: the pair's
+own models write pieces, its policy verifies them, and the pair returns them as one step.
+`InnerModel` passes the options of a write on to the pair's own models. `StepOfPieces` makes the
+step.
 """
 
 from __future__ import annotations
@@ -337,8 +338,8 @@ class Nested:
     The pair of one run as a `Model`.
 
     A write returns text that the pair has verified, up to the end of the step. The log-probability
-    of a token is that of the model that wrote it. Verified text beyond the end is discarded, so that
-    the same chain gives the same step if the models are greedy or sample by a seed. The large model
+    of a token is that of the model that wrote it. Verified text beyond the end is discarded. So the
+    same chain gives the same step if the models are greedy or sample by a seed. The large model
     scores, answers and branches for the pair.
 
     If the small model fails for good, the large one goes on alone. If the large one fails, the pair

@@ -20,8 +20,8 @@ from pydantic import ConfigDict, TypeAdapter
 from .errors import ConfigurationError
 from .events import Event
 
-# Infinities are written as strings, because JSON has none. Each event is wrapped in a tuple, because
-# pydantic accepts no config for a dataclass.
+# Infinities are written as strings, because JSON has none. Each event is wrapped in a tuple,
+# because pydantic accepts no config for a dataclass.
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(cast("Any", GenericAlias(tuple, (kind,))), config=_CONFIG)

@@ -36,7 +36,7 @@ class BiLD(Drafting):
 
     Both exemptions for the large model's first choice are exact for a greedy model, which would
     write that token itself. A model that is *sampled* might not. Then the unsure token is dropped,
-    every token above *rollback* is cut, and the large model samples, as in the paper (appendix 7.4).
+    every token above *rollback* is cut, and the large model samples (appendix 7.4 of the paper).
     """
 
     foreseeable: ClassVar[bool] = True

@@ -133,7 +133,7 @@ class Ending(_Wrapper):
 
 
 def _ends(chain: Chain, draft: Step) -> bool:
-    """Whether *draft* is the small model's and ends the thinking. A draft of the answer does not."""
+    """Whether *draft* is the small model's and ends the thinking. No draft of the answer does."""
     return draft.stop == "end" and draft.author == "small" and not chain.closed
 
 
