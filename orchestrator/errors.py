@@ -2,7 +2,7 @@
 Everything that stepspec raises on purpose, words for cures, and the stream for messages.
 
     StepspecError
-    |-- ConfigurationError            a setting, an option or an argument is wrong; it is a ValueError
+    |-- ConfigurationError            a setting, an option or an argument is wrong (a ValueError)
     |-- EndpointError                 a served model failed: with its role, URL and kind of request
     |   |-- EndpointUnavailable       no connection, a server error, or no response in time
     |   |   |-- EndpointUnreachable   no connection: refused, an unknown host, no TLS, ...
@@ -12,7 +12,7 @@ Everything that stepspec raises on purpose, words for cures, and the stream for 
     |   |   `-- ContextTooLong        the chain no longer fits into the model's context
     |   `-- MalformedReply            the response does not match the request
     |       `-- FormatIgnored         the model did not write in the format it was asked for
-    |-- LocalShortage                 this machine lacks files, ports or memory; no server is at fault
+    |-- LocalShortage                 this machine lacks files, ports or memory
     |-- MissingCapability             the method needs something that this endpoint cannot do
     |-- WorkersLost                   an evaluation has no worker left, or one trial loses too many
     `-- ServerError                   a server that stepspec itself started
