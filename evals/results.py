@@ -294,6 +294,7 @@ def _result(
     floor = None if nested else _floor(kept_small, kept_large, pace)
     written = sum(x.large.written + x.small.written for x in ledgers)
     drafts = sum(x.drafts for x in ledgers)
+    repaired = any(step.repair for s in samples for step in s.steps)
     judging = [x.large.judging + x.small.judging + x.critic.judging for x in ledgers]
     return Result(
         name=name,
@@ -305,7 +306,11 @@ def _result(
         ratio_interval=(ratio.low, ratio.high),
         ratio_to_floor=sum(seconds) / floor if floor else None,
         share_large_tokens=kept_large / max(1, kept_large + kept_small),
-        accept_rate=sum(x.accepted for x in ledgers) / drafts if drafts else None,
+        accept_rate=(
+            sum(x.accepted for x in ledgers) / drafts
+            if drafts and (repaired or any(judging))
+            else None
+        ),
         waste=sum(x.large.discarded + x.small.discarded for x in ledgers) / max(1, written),
         judge_tokens=fmean(judging),
         speculation=sum_acceptances(s.speculation for s in samples),

@@ -274,6 +274,16 @@ def test_paths_grow_from_pair_to_pair() -> None:
     assert [getattr(event, "role", "small") for event in observed] == ["small"] * 3
 
 
+def test_a_run_that_leaves_a_pair_leaves_all_models_in_it() -> None:
+    log: list[str] = []
+    tiny, small, middle = (
+        ScriptedModel(role, counting(role, 1), log=log) for role in ("small", "large", "large")
+    )
+    policy = partial(policies.make, "specreason")
+    Nested("small", Nested("small", tiny, small, policy), middle, policy).leave()
+    assert log == ["small leaves", "large leaves", "large leaves"]
+
+
 def test_a_wrong_policy_is_found_before_anything_is_written() -> None:
     made = trio()
     with pytest.raises(
