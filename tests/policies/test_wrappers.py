@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, reason
 from stepspec.orchestrator.interfaces import foreseeable, guarded
+from stepspec.orchestrator.lookahead import judge
 from stepspec.policies import Ending, Guarded, Led, RandomControl, Solo, SpecReason, make
 
 from ..fakes import ScriptedModel, counting, run
@@ -67,6 +68,12 @@ def test_a_policy_that_declares_itself_unguarded_stays_so_within_other_policies(
     for wrapped in (Led(judging, large, 1), Ending(judging)):
         assert guarded(wrapped)
         assert not guarded(Guarded(wrapped, guarded=False))
+
+
+def test_white_space_alone_is_accepted_without_having_been_judged() -> None:
+    model = ScriptedModel("large", counting("large", 4))
+    verdict, _ = run(judge(SpecReason(model, model), PROBLEM, Step("\n\n", "small"), None))
+    assert verdict == Accept(judged=False)
 
 
 def test_first_steps_and_ends_by_the_large_model_are_not_judged() -> None:
