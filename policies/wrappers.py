@@ -49,8 +49,12 @@ class _Wrapper:
 class Guarded(_Wrapper):
     """A policy with loops stopped, or not, whatever it declares itself."""
 
-    guarded: bool = True
-    """Whether a draft in a loop is rejected, as `guarded` in `interfaces` says."""
+    stop_loops: bool = True
+    """Whether loops are stopped, as `guarded` in `interfaces` says."""
+
+    @property
+    def guarded(self) -> bool:
+        return self.stop_loops
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def test_a_policy_that_declares_itself_unguarded_stays_so_within_other_policies(
         assert guarded(Guarded(wrapped))
     for wrapped in (Led(judging, large, 1), Ending(judging)):
         assert guarded(wrapped)
-        assert not guarded(Guarded(wrapped, guarded=False))
+        assert not guarded(Guarded(wrapped, stop_loops=False))
 
 
 def test_white_space_alone_is_accepted_without_having_been_judged() -> None:
