@@ -117,8 +117,11 @@ class Loop:
             draft, verdict = await lookahead.next()
             while not isinstance(verdict, Rollback):
                 end = self._commit(draft, verdict.score)
-                if end is not None or self._policy_after(policy) is not policy:
+                if end is not None:
                     return end
+                next_policy = self._policy_after(policy)
+                if next_policy is not policy:
+                    return None
                 draft, verdict = await lookahead.next()
             rival = verdict.chosen
             if rival is not None:
@@ -145,7 +148,7 @@ class Loop:
         return auto.policy(self.policy)
 
     def _policy_after(self, policy: Policy) -> Policy:
-        """Return the policy that writes after steps of *policy*."""
+        """Return the policy that writes after steps of *policy*. Decide now if it is time to."""
         auto = self.control.auto
         if auto is None or not auto.due(len(self.chain.steps)):
             return policy
