@@ -381,7 +381,7 @@ class Nested:
             try:
                 if not (alone or chain.finished or chain.closed):
                     return await self._verified(chain, options)
-                author = self.large
+                author: Model = self.large
                 if not alone:
                     author = self.policy(self.small, self.large).answerer
                 return await self._write_by(author, chain, options)
