@@ -133,7 +133,7 @@ def _nested(events: Sequence[Event]) -> tuple[Account, ...]:
         if step.pieces:
             for path, leaf in step.leaves():
                 kept[path] += len(leaf.tokens)
-    roles = {call.path: call.role for call in calls}
+    roles: dict[str, Party] = {call.path: call.role for call in calls}
     return tuple(
         _charged(
             Account(roles[path], kept[path], path=path),
