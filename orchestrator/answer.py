@@ -16,11 +16,13 @@ from .interfaces import AnswerParser, Model
 from .json_values import is_json
 from .markers import may_repeat, partial_match, without_repeats
 
-CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
-# seconds for which tokens are collected before the parser reads them
+CLOSED = "closed"
+"""The note of a step that ends the thinking although the models had not ended it."""
 PARSE_EVERY = 0.05
+"""Seconds for which tokens are collected before the parser reads them."""
 BOX_MARK = re.compile(
-    r"\\(?:boxed|fbox|framebox(?:\s*\[[^\]\n]*\])*)(?:\s*\{|\s*(?P<bare>-?\d+(?:[.,]\d+)*|(?<=\s)[A-Za-z](?!\w)"
+    r"\\(?:boxed|fbox|framebox(?:\s*\[[^\]\n]*\])*)"
+    r"(?:\s*\{|\s*(?P<bare>-?\d+(?:[.,]\d+)*|(?<=\s)[A-Za-z](?!\w)"
     r"|\\(?!boxed|fbox)[a-zA-Z]+\s*(?:\d{1,2}(?!\d)|(?:\{(?:[^{}]|\{[^{}]{0,60}\}){0,90}\}){1,2})))"
     r"|\\(?!\\(?:boxed|fbox|framebox))[\\{}]|[{}]"
 )
@@ -35,34 +37,37 @@ _TEXT = r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s?\{[\s,]{0,9}(?:and|or)\s{0,9}\}"
 _GAP = r"(?:(?!\n[ \t]*\n)[\s$*~]|\\[,;:! ()\[\]]|\\q?quad){0,24}"
 JOINT = re.compile(  # between two boxes of one answer; bounded, so that no text takes long
     rf"{_GAP}(?:,|;|\\?&|{_TEXT}|\\(?:lor|land|vee)(?![a-z])|(?:and|or|as well as)\b){_GAP}"
-    rf"(?:(?:(?:and|or)\b|{_TEXT}){_GAP})?(?:(?:[a-zA-Z]|\\[a-z]{{2,7}})(?:_\w|_\{{\w\}})?\s{{0,9}}=\s{{0,9}})?{_GAP}"
+    rf"(?:(?:(?:and|or)\b|{_TEXT}){_GAP})?"
+    rf"(?:(?:[a-zA-Z]|\\[a-z]{{2,7}})(?:_\w|_\{{\w\}})?\s{{0,9}}=\s{{0,9}})?{_GAP}"
 )
 
 
 def close(chain: Chain, author: Model) -> Chain:
     """End the thinking of *chain*, unless it has ended, so that an answer can follow."""
-    return chain if chain.closed else chain.extend(closing_step(chain, author))
+    if chain.closed:
+        return chain
+    return chain.extend(closing_step(chain, author))
 
 
 def closing_step(chain: Chain, author: Model) -> Step:
-    """The step with which *author* ends the thinking of *chain*, so that an answer can follow."""
-    text = f"{'' if chain.text.endswith(chr(10)) else chr(10)}{THINK_END}"
+    """Return the step with which *author* ends the thinking of *chain*."""
+    text = THINK_END
+    if not chain.text.endswith("\n"):
+        text = f"\n{THINK_END}"
     return Step(text, author.role, "end", note=CLOSED)
 
 
 def has_answer(chain: Chain, stops: Sequence[str] = ()) -> bool:
-    """
-    Whether *chain* holds its thinking and a complete answer: one that ended, or that contains one
-    of *stops*.
-    """
+    """Whether *chain* has a complete answer: one that ended, or that contains one of *stops*."""
     _, answer = chain.parts()
     return answer.finished or first_stop(answer.text, stops) is not None
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
     """
-    Return where the first of *stops* is in *text*, and that stop; the white space that begins
-    *text* has none.
+    Return where the first of *stops* is in *text*, and that stop; None if there is none.
+
+    A stop in the white space that begins *text* does not count.
     """
     blank = len(text) - len(text.lstrip())
     places = ((text.find(stop, max(0, blank + 1 - len(stop))), stop) for stop in stops)
@@ -75,26 +80,30 @@ def answer_text(
     """
     Return the answer in *text*: up to the first of *stops*, with the white space around it.
 
-    If the model has *thought* before it, the blank line after the end of the thinking is left out,
-    and that end itself where *text* begins with it once more. If *text* is not yet *complete*, only
-    the part that no further token can change is returned.
+    If *text* is not yet *complete*, return only the part that no further token can change. If the
+    model has *thought* before the answer, leave out the blank line after the end of the thinking,
+    and the end of the thinking where *text* begins with it once more.
     """
-    if (stop := first_stop(text, stops)) is not None:
-        text = text[: stop[0]]
+    found = first_stop(text, stops)
+    if found is not None:
+        place, _ = found
+        text = text[:place]
     elif not complete:
         if thought and may_repeat(text):
             return ""
-        text = text[: len(text) - max((partial_match(text, stop) for stop in stops), default=0)]
-    return without_repeats(text).lstrip("\n") if thought else text
+        begun = max((partial_match(text, stop) for stop in stops), default=0)
+        text = text[: len(text) - begun]
+    if thought:
+        return without_repeats(text).lstrip("\n")
+    return text
 
 
 class AnswerStream:
     """
-    Emits an answer in pieces while it is written; they join to `answer_text` of the whole, which
-    explains *thought*.
+    Emits an answer in pieces while it is written.
 
-    No piece is ever taken back: a model that begins again, as on another replica, has to continue
-    from *partial*.
+    The pieces join to the `answer_text` of the whole. No piece is ever taken back: a model that
+    begins again, as on another replica, has to continue what it has written.
     """
 
     def __init__(
@@ -104,14 +113,18 @@ class AnswerStream:
         self._stops = stops
         self._thought = thought
         self.restarted = False
+        """Whether the write ended because the model began again."""
         self._emitted = ""
         self._complete: str | None = None
+        """The text of the complete answer; None while it is written."""
         self.partial: Step | None = None
+        """The answer as far as it is written; None before its first token."""
 
     def on_token(self, partial: Step) -> bool:
         """
-        Take the *partial* answer after every token. Return whether to end the write, because it
-        began again.
+        Take the *partial* answer after every token.
+
+        Return whether to end the write, because the model began again.
         """
         self.restarted = self._emitted != "" and self._begins_again(partial)
         if not self.restarted:
@@ -120,15 +133,17 @@ class AnswerStream:
         return self.restarted
 
     async def resume(self) -> str:
-        """
-        Return the text with which a write that began again has to begin, so that nothing is taken
-        back.
-        """
+        """Return the text that a write has to begin with, so that nothing is taken back."""
         self.restarted = False
+        return self._written
+
+    @property
+    def _written(self) -> str:
+        """The text of the answer as far as it is written."""
         return self.partial.text if self.partial is not None else ""
 
     def _begins_again(self, partial: Step) -> bool:
-        return self.partial is not None and not partial.text.startswith(self.partial.text)
+        return not partial.text.startswith(self._written)
 
     def update(self, text: str) -> None:
         """Emit the new part of *text*, to which more will be added."""
@@ -146,17 +161,14 @@ class AnswerStream:
 
     @property
     def text(self) -> str:
-        """The text of the answer, as far as it is written; without calls of tools."""
+        """The text of the answer, as far as it is written, without calls of tools."""
         if self._complete is not None:
             return self._complete
-        return self.partial.text if self.partial is not None else ""
+        return self._written
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
-        """
-        Do what takes more than a token's time, as long as the block lasts, in which the answer is
-        written.
-        """
+        """In the block the answer is written. Do meanwhile what takes longer than a token."""
         yield
 
     async def complete(self, step: Step) -> None:
@@ -170,13 +182,12 @@ class AnswerStream:
 
 class CallStream(AnswerStream):
     """
-    Emits an answer that may call tools, as *parser* understands it: `Answering` for its content,
-    `Calling` for a call.
+    Emits an answer that may call tools: `Answering` for its content, `Calling` for its calls.
 
-    A *live* stream emits what the parser reads while the answer is written, as fast as it answers.
-    When the answer is complete, the parser reads it as a whole, and what is missing is emitted. An
-    answer that was cut off is read as it was written, so that no half of a call becomes content. A
-    parser that fails is asked again when the answer is complete, and may fail that.
+    A *live* stream emits what the *parser* finds while the answer is written. When the answer is
+    complete, the parser reads it as a whole, and the stream emits what is missing. An answer that
+    was cut off is read as it was written, so that no half of a call becomes content. A parser that
+    fails is asked again when the answer is complete. Its second failure is raised.
     """
 
     def __init__(
@@ -192,13 +203,17 @@ class CallStream(AnswerStream):
         self._emit_call = emit
         self._parser = parser
         self._live = live
-        self._parsed = 0  # tokens of the answer that the parser has read
-        # characters that it has read of an answer that goes on, perhaps in other tokens
+        self._parsed = 0
+        """The number of tokens of the answer that the parser has read."""
         self._resumed = 0
+        """The number of characters that the parser had read when the model began again."""
         self._content = ""
         self._pieces: list[Calling] = []
+        """The pieces of calls that the parser found."""
         self._emitted_pieces = 0
+        """The number of pieces that were emitted."""
         self._more = asyncio.Event()
+        """Is set while there are tokens that the parser has not read."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -211,8 +226,10 @@ class CallStream(AnswerStream):
 
     @property
     def text(self) -> str:
-        # as in vLLM's answers: white space alone is no text beside calls
-        return "" if self._pieces and self._content.isspace() else self._content
+        # As in vLLM's answers, white space alone is no text beside calls.
+        if self._pieces and self._content.isspace():
+            return ""
+        return self._content
 
     async def resume(self) -> str:
         if self.partial is not None:
@@ -265,8 +282,9 @@ class CallStream(AnswerStream):
 
     async def _parse_rest(self, step: Step, *, finished: bool = False) -> None:
         """
-        Let the parser read the tokens of *step* that it has not read, and emit what they add. A
-        *finished* answer has no more.
+        Let the parser read the tokens of *step* that it has not read, and emit what they add.
+
+        A *finished* answer has no more tokens.
         """
         if self._resumed:
             self._parsed = _tokens_of(step, self._resumed)
@@ -323,8 +341,9 @@ def _tokens_of(step: Step, characters: int) -> int:
 
 def missing_json(begun: str, whole: str) -> str | None:
     """
-    Return what follows *begun* in the JSON text *whole*, whatever white space is between values;
-    None if *whole* does not begin so.
+    Return what follows *begun* in the JSON text *whole*; None if *whole* does not begin so.
+
+    White space between values does not matter.
     """
     place = 0
     quoted = False
@@ -357,12 +376,13 @@ async def write_answer(
     thinks: bool = True,
 ) -> Step:
     """
-    Let *author* write the answer, which *stream* emits: at most *limit* tokens, or until it wrote a
-    *stop* string.
+    Let *author* write the answer through *stream*.
 
-    The thinking of *chain* is ended first, if the model *thinks*.
+    It has at most *limit* tokens, and ends after a *stop* string. If the model *thinks*, the
+    thinking of *chain* is ended first.
     """
-    chain = close(chain, author) if thinks else chain
+    if thinks:
+        chain = close(chain, author)
     opening = ""
     while True:
         async with stream.following():
@@ -376,14 +396,15 @@ async def write_answer(
 
 
 def complete_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-    """Return those of *calls*, of an answer that was cut off, whose arguments are complete."""
+    """Return the *calls* of an answer that was cut off whose arguments are complete."""
     return tuple(call for call in calls if is_json(call.arguments))
 
 
 def require_json(text: str, url: str) -> None:
     """
-    Raise `FormatIgnored` if *text*, the answer of the server at *url*, is no JSON: some servers
-    ignore a format.
+    Raise `FormatIgnored` if *text*, the answer of the server at *url*, is no JSON.
+
+    Some servers ignore a format.
     """
     if not is_json(text):
         raise FormatIgnored(
@@ -396,9 +417,7 @@ def require_json(text: str, url: str) -> None:
 
 
 def extract(text: str) -> str:
-    """
-    Return the content of the boxes at the end of *text*, or else its last line that is not empty.
-    """
+    """Return the content of the boxes at the end of *text*, or its last line that is not empty."""
     inside = boxed(text)
     if inside is not None:
         return inside
@@ -408,11 +427,10 @@ def extract(text: str) -> str:
 
 def boxed(text: str) -> str | None:
     r"""
-    Return the content of the last complete ``\boxed{}`` of *text* that is not empty; None if there
-    is none.
+    Return the content of the last complete box of *text* that is not empty; None if there is none.
 
-    Boxes that a comma, "and" or "or" joins to it are one answer: ``\boxed{3}, \boxed{5}`` is ``3,
-    5``.
+    Boxes that a comma, "and" or "or" joins are one answer. The answer of ``\boxed{3}, \boxed{5}``
+    is ``3, 5``.
     """
     boxes = [box for box in _boxes(text) if not BLANK.fullmatch(box.content)]
     if not boxes:
@@ -427,26 +445,38 @@ def boxed(text: str) -> str | None:
 
 class _Box(NamedTuple):
     begin: int
+    """The place of its first character in the text."""
     end: int
+    """The place after its last character."""
     content: str
+    """What stands between its braces."""
+
+
+class _OpenBox(NamedTuple):
+    begin: int
+    """The place of its first character in the text."""
+    start: int
+    """The place where its content starts."""
+    depth: int
+    """The number of braces that are open before it."""
 
 
 def _boxes(text: str) -> list[_Box]:
     """Return the complete boxes of *text* in the order of their beginnings."""
     found: list[_Box] = []
-    # begin of a box, of its content, and number of braces open before it
-    opened: list[tuple[int, int, int]] = []
+    opened: list[_OpenBox] = []
     depth = 0
     for mark in BOX_MARK.finditer(text):
         if mark["bare"]:
             found.append(_Box(mark.start(), mark.end(), mark["bare"]))
         elif mark[0] == "}":
             depth -= 1
-            if opened and opened[-1][2] == depth:
-                begin, start, _ = opened.pop()
-                found.append(_Box(begin, mark.end(), text[start : mark.start()].strip()))
+            if opened and opened[-1].depth == depth:
+                box = opened.pop()
+                content = text[box.start : mark.start()].strip()
+                found.append(_Box(box.begin, mark.end(), content))
         elif mark[0][-1] == "{" and mark[0] != r"\{":
             if mark[0] != "{":
-                opened.append((mark.start(), mark.end(), depth))
+                opened.append(_OpenBox(mark.start(), mark.end(), depth))
             depth += 1
     return sorted(found)

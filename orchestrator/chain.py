@@ -16,13 +16,21 @@ from .tokens import Token as Token
 from .tokens import Tokens as Tokens
 
 Role: TypeAlias = Literal["small", "large"]
-# a model that may be called; a critic writes nothing
+"""A model that writes."""
 Party: TypeAlias = Literal["small", "large", "critic"]
+"""A model that may be called. A critic writes nothing."""
 Speaker: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Stop: TypeAlias = Literal["delimiter", "length", "until", "end", "open", "repetition"]
+"""
+Why a step ended.
+
+"delimiter": at a stop string. "length": at the token limit, and the step is incomplete. "until": by
+the caller's condition. "end": the thinking was closed, or the model ended its turn. "open": the
+model ended the thinking but may not, and the end is cut off. "repetition": the server found a
+repetition and ended the text.
+"""
 
 DELIMITER = BLANK_LINE
-
 
 CHOICES = ("auto", "none", "required")
 """The choices of tools that are no name of a tool."""
@@ -73,7 +81,9 @@ class Toolset:
     @property
     def forced(self) -> str:
         """The name of the tool that the answer has to call; "" if the choice names none."""
-        return self.choice if self.named or self.choice not in CHOICES else ""
+        if self.named or self.choice not in CHOICES:
+            return self.choice
+        return ""
 
     @property
     def callable(self) -> bool:
@@ -83,68 +93,72 @@ class Toolset:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """
-    A call of a tool; *arguments* is the JSON text that the model wrote, *id* what the tool's
-    message refers to.
-    """
+    """A call of a tool."""
 
     id: str
+    """The name of this call, to which the tool's message refers."""
     name: str
+    """The name of the tool."""
     arguments: str
+    """The JSON text that the model wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """
-    One turn of the conversation that poses the problem.
-
-    An assistant's turn may have *calls*, and the *reasoning* before it, which the chat template
-    keeps or drops. The turn of a tool has the result of the call *call_id*.
-    """
+    """One turn of the conversation that poses the problem."""
 
     role: Speaker
+    """Whose turn it is."""
     content: str
+    """The text of the turn. A tool's turn holds the result of its call."""
     calls: tuple[ToolCall, ...] = ()
+    """The calls of tools in an assistant's turn."""
     call_id: str = ""
+    """The call whose result a tool's turn holds; "" in any other turn."""
     reasoning: str = ""
+    """The thinking before an assistant's turn. The chat template keeps it or drops it."""
     name: str = ""
     """The name of the speaker, which some chat templates show; "" if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """
-    One unit of reasoning. It includes its delimiter, so that the text of a chain is a plain join.
-
-    *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit: the step is
-    incomplete), "until" (the caller's condition), "end" (the thinking was closed, or the model
-    ended its turn), "open" (the model ended the thinking but may not: the end is cut off),
-    "repetition" (the server found one and ended the text). *vocabulary* names the vocabulary of the
-    token ids. *note* is the reason of the rollback that this step repairs. If the author is a
-    nested pair, *pieces* are the steps that its own models wrote; their texts and tokens join to
-    those of the step.
-    """
+    """One unit of reasoning. It includes its delimiter: the texts of steps join to the chain's."""
 
     text: str
+    """The text, with the delimiter."""
     author: Role
+    """The model that wrote it."""
     stop: Stop = "delimiter"
+    """Why the step ended."""
     tokens: Annotated[Sequence[Token], Tokens] = ()
+    """The tokens, as its author wrote them. Their texts join to the text of the step."""
     vocabulary: str = ""
+    """The name of the vocabulary that the ids of the tokens belong to; "" if it is unknown."""
     note: str = ""
+    """The reason of the rollback that this step repairs; "" if it repairs none."""
     pieces: tuple[Step, ...] = ()
+    """
+    The steps that the models of a nested pair wrote; empty if the author is a single model.
+
+    Their texts and tokens join to those of the step.
+    """
 
     @property
     def closes(self) -> bool:
         """
-        Whether the thinking ends with this step, if it was not over before: in a step that was cut,
-        it is text.
+        Whether the thinking ends with this step, unless it ended before.
+
+        In a step that was cut, the marker of the end is text.
         """
         return self.stop in ("end", "delimiter") and self.text.endswith(THINK_END)
 
     @property
     def reasoning(self) -> str:
         """The text without the end of the thinking."""
-        return self.text.removesuffix(THINK_END) if self.closes else self.text
+        if self.closes:
+            return self.text.removesuffix(THINK_END)
+        return self.text
 
     @property
     def plain(self) -> str:
@@ -153,8 +167,9 @@ class Step:
 
     def cut(self, keep: int) -> Step:
         """
-        Keep *keep* characters, without the end of the thinking: tokens with their ids, a part of
-        one as text.
+        Return the first *keep* characters of the step, without the end of the thinking.
+
+        Whole tokens keep their ids. A part of a token has no id.
         """
         keep = min(keep, len(self.reasoning))
         tokens: list[Token] = []
@@ -162,9 +177,9 @@ class Step:
         for token in self.tokens:
             if left <= 0:
                 break
-            tokens.append(
-                token if len(token.text) <= left else replace(token, text=token.text[:left], id=-1)
-            )
+            if len(token.text) > left:
+                token = replace(token, text=token.text[:left], id=-1)
+            tokens.append(token)
             left -= len(token.text)
         pieces = beginning(self.pieces, keep)
         return replace(
@@ -173,8 +188,9 @@ class Step:
 
     def leaves(self) -> Iterator[tuple[str, Step]]:
         """
-        The pieces that have no pieces of their own, each with the path of its author, such as
-        ``small.large``.
+        Yield the pieces that have no pieces of their own.
+
+        Each comes with the path of its author, such as ``small.large``.
         """
         if not self.pieces:
             yield self.author, self
@@ -184,77 +200,92 @@ class Step:
 
 
 def beginning(steps: Iterable[Step], keep: int) -> tuple[Step, ...]:
-    """The first *keep* characters of *steps*; the last step may be cut."""
+    """Return the first *keep* characters of *steps*. The last step may be cut."""
     kept: list[Step] = []
+    left = keep
     for step in steps:
-        if keep <= 0:
+        if left <= 0:
             break
-        kept.append(step if len(step.text) <= keep else step.cut(keep))
-        keep -= len(step.text)
+        if len(step.text) > left:
+            step = step.cut(left)
+        kept.append(step)
+        left -= len(step.text)
     return tuple(kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """
-    What the first *count* steps of a chain add up to, so that a longer chain adds only its new
-    steps.
-
-    *hashed* has hashed the text. *blocks* are those of the text, up to its last line. *thinking*
-    are the totals where the thinking ended; None while it goes on.
-    """
+    """What the first steps of a chain add up to. A longer chain adds only its new steps."""
 
     count: int = 0
+    """The number of steps."""
     text: str = ""
+    """Their text."""
     tokens: int = 0
+    """The number of their tokens."""
     blocks: Blocks = NO_BLOCKS
+    """The blocks of the text that are open where its last line begins."""
     hashed: blake2b = field(default_factory=lambda: blake2b(digest_size=16))
+    """The hash of the text."""
     thinking: Totals | None = None
+    """The totals where the thinking ended; None while it goes on."""
 
     def plus(self, steps: Sequence[Step], *, thinks: bool) -> Totals:
         """
-        Add the next *steps*; without *thinks*, only a block that the chain itself opens can end.
+        Add the next *steps*.
+
+        Without *thinks*, only a thinking block that the chain's own text opens can end.
         """
         if self.thinking is not None:
             return self._plus(steps)
-        end = next((place for place, step in enumerate(steps, 1) if step.closes), 0)
-        if not end or not (
-            thinks or opens_block(self.text + "".join([step.text for step in steps]))
-        ):
+        count = next((count for count, step in enumerate(steps, start=1) if step.closes), 0)
+        if not count:
             return self._plus(steps)
-        thinking = self._plus(steps[:end])
-        return replace(thinking, thinking=thinking)._plus(steps[end:])
+        if not thinks and not opens_block(self.text + _join(steps)):
+            return self._plus(steps)
+        thinking = self._plus(steps[:count])
+        return replace(thinking, thinking=thinking)._plus(steps[count:])
 
     def _plus(self, steps: Sequence[Step]) -> Totals:
-        added = "".join([step.text for step in steps])
+        added = _join(steps)
         text = self.text + added
         hashed = self.hashed.copy()
         hashed.update(added.encode("utf-8", "surrogatepass"))
-        tokens = self.tokens + sum([len(step.tokens) for step in steps])
         return Totals(
-            self.count + len(steps), text, tokens, self.blocks.advance(text), hashed, self.thinking
+            count=self.count + len(steps),
+            text=text,
+            tokens=self.tokens + sum([len(step.tokens) for step in steps]),
+            blocks=self.blocks.advance(text),
+            hashed=hashed,
+            thinking=self.thinking,
         )
 
 
 NO_STEPS = Totals()
 
 
+def _join(steps: Sequence[Step]) -> str:
+    return "".join([step.text for step in steps])
+
+
 @dataclass(frozen=True)
 class Chain:
-    """
-    A problem and the steps committed so far. Extending it returns a new chain.
-
-    *ends* says where steps end in this run; chains that differ only in it are equal. *tools* are
-    those that the answer may call: the models read about them in the prompt. *thinks* says whether
-    the steps begin in a thinking block, which the conversation decides; without it they are the
-    answer, and `THINK_END` is text.
-    """
+    """A problem and the steps committed so far. Extending it returns a new chain."""
 
     messages: tuple[Message, ...]
+    """The conversation that poses the problem."""
     steps: tuple[Step, ...] = ()
+    """The steps committed so far."""
     ends: StepEnds = field(default=BLANK_LINES, compare=False, repr=False)
+    """Where steps end in this run. Chains that differ only in it are equal."""
     tools: tuple[Tool, ...] = ()
+    """The tools that the answer may call. The models read about them in the prompt."""
     thinks: bool = True
+    """
+    Whether the steps begin in a thinking block, which the conversation decides.
+
+    If not, the steps are the answer, and `THINK_END` is text.
+    """
 
     @classmethod
     def of(
@@ -266,25 +297,28 @@ class Chain:
         tools: Sequence[Tool] = (),
     ) -> Chain:
         """
-        Begin a chain with one user message, or with a conversation.
+        Begin a chain with a user message or with a conversation.
 
         The *system* message stands before it, unless the conversation begins with one of its own.
         """
-        messages = (Message("user", problem),) if isinstance(problem, str) else tuple(problem)
+        if isinstance(problem, str):
+            messages: tuple[Message, ...] = (Message("user", problem),)
+        else:
+            messages = tuple(problem)
         if system and (not messages or messages[0].role != "system"):
             messages = (Message("system", system), *messages)
         return cls(messages, ends=ends, tools=tuple(tools))
 
     @cached_property
     def totals(self) -> Totals:
-        """What the steps add up to; a chain that extends another one adds only its new steps."""
-        # Without the shorter chain's text, which would stay as long as this one.
+        """What the steps add up to. A chain that extends another one adds only its new steps."""
+        # Popped, because the shorter chain's text would otherwise stay as long as this chain.
         known: Totals = self.__dict__.pop("_known", NO_STEPS)
         return known.plus(self.steps[known.count :], thinks=self.thinks)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a pickle has no totals
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        # A pickle has no totals.
+        return {member.name: getattr(self, member.name) for member in fields(self)}
 
     @property
     def text(self) -> str:
@@ -296,10 +330,7 @@ class Chain:
 
     @property
     def whole(self) -> bool:
-        """
-        Whether the text ends where a step ends, so that the next step does not complete one that
-        was cut.
-        """
+        """Whether the text ends where a step ends. If not, the next step completes a cut one."""
         return self.ends.at_end(self.text, self.totals.blocks)
 
     @property
@@ -309,17 +340,11 @@ class Chain:
 
     @property
     def thought(self) -> bool:
-        """
-        Whether the answer follows a thinking block: one that the chain begins in, or one that its
-        text opens.
-        """
+        """Whether there is a thinking block: the chain begins in one, or its text opens one."""
         return self.thinks or self.closed or opens_block(self.text)
 
     def parts(self) -> tuple[Chain, Chain]:
-        """
-        Split into two chains: the thinking, and the steps after it, which are the answer as far as
-        it is written.
-        """
+        """Split into two chains: the thinking, and the answer as far as it is written."""
         totals = self.totals.thinking
         if totals is None:
             return self, replace(self, steps=(), thinks=False)
@@ -333,11 +358,17 @@ class Chain:
         return self.totals.tokens
 
     def extend(self, step: Step) -> Chain:
-        """Append *step*. The loop, its lookahead and its models share the chain that they make."""
+        """
+        Append *step*.
+
+        A second call with the same step returns the same chain, so that the loop, its lookahead and
+        its models share one.
+        """
         made: ref[Chain] | None = self.__dict__.get("_longer")
-        longer = made() if made is not None else None
-        if longer is not None and longer.steps[-1] is step:
-            return longer
+        if made is not None:
+            longer = made()
+            if longer is not None and longer.steps[-1] is step:
+                return longer
         longer = replace(self, steps=(*self.steps, step))
         longer.__dict__["_known"] = self.totals
         self.__dict__["_longer"] = ref(longer)
@@ -346,50 +377,54 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """
-    How good a step or an answer is, from 0 to 1, and, from a critic that says so, the *reason* in
-    words.
-    """
+    """What a critic says about a step or an answer."""
 
     score: float
+    """How good it is, from 0 to 1."""
     reason: str = ""
+    """Why, in words; "" if the critic gives no reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """
-    An alternative to a draft, and its *score*. *reason* says why it was rejected; "" if it replaces
-    the draft.
-    """
+    """An alternative to a draft."""
 
     step: Step
+    """The step that would replace the draft."""
     score: float | None = None
+    """What the judge gave it; None if it was not judged."""
     reason: str = ""
+    """Why it was rejected; "" if it replaces the draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """The draft is accepted as it is; its *rivals*, if it had any, are rejected."""
+    """The draft is accepted as it is."""
 
     score: float | None = None
+    """What the judge gave the draft; None if the judge gives no score."""
     rivals: tuple[Rival, ...] = ()
+    """The alternatives, which are rejected."""
+    judged: bool = True
+    """Whether the draft was judged. If not, it counts in no accept rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """
-    Keep the first *keep* characters of the draft, 0 to reject it whole, then repair.
-
-    One of its *rivals* may replace it; then nothing is repaired. *detail* is what a verifier said
-    about the draft.
-    """
+    """The draft is rejected from a character on, and what was rejected is repaired."""
 
     keep: int = 0
+    """The number of characters at the beginning of the draft that stay; 0 rejects it whole."""
     reason: str = ""
+    """Why, in a word or two, such as "grade"."""
     score: float | None = None
-    instead: Step | None = None  # a step that was written while verifying; None if there is none
+    """What the judge gave the draft; None if there is no score."""
+    instead: Step | None = None
+    """A step that was written while verifying, and is the repair; None if there is none."""
     rivals: tuple[Rival, ...] = ()
+    """The alternatives to the draft. If one of them replaces it, nothing is repaired."""
     detail: str = ""
+    """What a verifier said about the draft."""
 
     @property
     def chosen(self) -> Rival | None:

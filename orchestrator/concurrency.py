@@ -15,11 +15,11 @@ async def background(
     *coroutines: Coroutine[Any, Any, T],
 ) -> AsyncGenerator[tuple[asyncio.Task[T], ...]]:
     """
-    Run *coroutines* as tasks for as long as the block lasts; leaving the block cancels them and
-    waits for their end.
+    Run *coroutines* as tasks for as long as the block lasts.
 
-    A task that fails does not end the block, and its error is only logged unless the block reads
-    the task's result. Where a failure must end the block, use `supervised`.
+    Leaving the block cancels the tasks and waits for their end. A task that fails does not end the
+    block. Its error is only logged unless the block reads the task's result. Where a failure must
+    end the block, use `supervised`.
     """
     tasks = tuple(asyncio.create_task(coroutine) for coroutine in coroutines)
     try:
@@ -38,10 +38,10 @@ async def background(
 @asynccontextmanager
 async def supervised(*coroutines: Coroutine[Any, Any, object]) -> AsyncGenerator[None]:
     """
-    Run *coroutines* in a task group for as long as the block lasts; the first failure cancels the
-    block.
+    Run *coroutines* in a task group for as long as the block lasts.
 
-    That failure, or else the block's own error, is raised as it is: not in an exception group.
+    The first failure cancels the block, and is raised without an exception group. So is an error of
+    the block.
     """
     block = asyncio.current_task()
     cancelling = block.cancelling() if block else 0
@@ -58,7 +58,7 @@ async def supervised(*coroutines: Coroutine[Any, Any, object]) -> AsyncGenerator
     except BaseExceptionGroup as exc:
         errors = exc.exceptions
     if block and block.cancelling() > cancelling and errors:
-        # The caller of the block was cancelled at the same time: that comes first.
+        # The caller of the block was cancelled at the same time, which comes first.
         raise asyncio.CancelledError
     if errors:
         raise errors[0] from (errors[1] if len(errors) > 1 else None)
@@ -66,8 +66,9 @@ async def supervised(*coroutines: Coroutine[Any, Any, object]) -> AsyncGenerator
 
 async def to_the_end(coroutine: Coroutine[Any, Any, object]) -> None:
     """
-    Wait until *coroutine* has ended, even if cancelled: a deadline may pass while requests are
-    being closed.
+    Wait until *coroutine* has ended, even if cancelled.
+
+    A deadline may pass while requests are being closed.
     """
     task = asyncio.create_task(coroutine)
     cancelled = None
@@ -85,8 +86,9 @@ async def all_entered(
     stack: AsyncExitStack, contexts: Iterable[AbstractAsyncContextManager[Any]]
 ) -> None:
     """
-    Enter *contexts* at the same time; *stack* leaves them. Raise the first failure once every
-    attempt has ended.
+    Enter *contexts* at the same time. *stack* leaves them.
+
+    Raise the first failure once every attempt has ended.
     """
     attempts = [stack.enter_async_context(context) for context in contexts]
     for result in await asyncio.gather(*attempts, return_exceptions=True):
@@ -96,8 +98,9 @@ async def all_entered(
 
 async def at_once(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """
-    Run *coroutines* at the same time and return their results in order. The first failure cancels
-    the others.
+    Run *coroutines* at the same time, and return their results in order.
+
+    The first failure cancels the others.
     """
     async with background(*coroutines) as tasks:
         # If this is cancelled, gather has already cancelled the tasks.

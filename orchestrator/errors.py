@@ -1,24 +1,23 @@
 """
-Everything that stepspec raises on purpose, the words of cures, and the stream that messages are
-written to.
+Everything that stepspec raises on purpose, words for cures, and the stream for messages.
 
     StepspecError
-    |-- ConfigurationError (ValueError)     a setting, an option or an argument of the user is wrong
-    |-- EndpointError                       a served model failed: with its role, its URL and the kind of request
-    |   |-- EndpointUnavailable             no connection, a server error, or no response before the deadline
-    |   |   |-- EndpointUnreachable         no connection: refused, an unknown host, no TLS, ...
-    |   |   |-- ModelGone                   the server does not serve the model any more
-    |   |   `-- VerifierFailed              no rating by a verifier that may have no fallback
-    |   |-- EndpointRejected                the server rejected the request: key, model name, body
-    |   |   `-- ContextTooLong              the chain no longer fits into the model's context
-    |   `-- MalformedReply                  the response does not match the request
-    |       `-- FormatIgnored               the model wrote something else than the format it was asked for
-    |-- LocalShortage                       this process lacks files, ports, memory or a slot; no server is at fault
-    |-- MissingCapability                   the method needs something that this endpoint cannot do
-    |-- WorkersLost                         a distributed evaluation has no worker left, or one trial loses too many
-    `-- ServerError                         a server that stepspec itself started
-        |-- ServerNotReady                  not healthy before the deadline
-        `-- ServerDied                      its process ended; carries its last log lines
+    |-- ConfigurationError            a setting, an option or an argument is wrong (a ValueError)
+    |-- EndpointError                 a served model failed: with its role, URL and kind of request
+    |   |-- EndpointUnavailable       no connection, a server error, or no response in time
+    |   |   |-- EndpointUnreachable   no connection: refused, an unknown host, no TLS, ...
+    |   |   |-- ModelGone             the server does not serve the model any more
+    |   |   `-- VerifierFailed        no rating by a verifier that may have no fallback
+    |   |-- EndpointRejected          the server rejected the request: key, model name, body
+    |   |   `-- ContextTooLong        the chain no longer fits into the model's context
+    |   `-- MalformedReply            the response does not match the request
+    |       `-- FormatIgnored         the model did not write in the format it was asked for
+    |-- LocalShortage                 this process lacks files, ports, memory or a slot
+    |-- MissingCapability             the method needs something that this endpoint cannot do
+    |-- WorkersLost                   an evaluation has no worker left, or one trial loses too many
+    `-- ServerError                   a server that stepspec itself started
+        |-- ServerNotReady            not healthy before the deadline
+        `-- ServerDied                its process ended; carries its last log lines
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from .chain import Role
 
 NAME = "stepspec"
 WAITING = "stepspec.waiting"
-"""The logger of servers that do not answer; the command line shows what it logs."""
+"""The logger of servers that do not answer. The command line shows what it logs."""
 VLLM_FOR_CPUS = "without a GPU, run `make install` in a clone and use its .venv"
-# characters of a word to look for similar ones: the time grows with the square of them
-LONGEST_WORD = 64
+MAX_WORD_CHARACTERS = 64
+"""No similar words are sought for a longer word. The time grows with the square of the length."""
 
 
 class StepspecError(Exception):
@@ -47,38 +46,36 @@ class StepspecError(Exception):
 
 
 class ConfigurationError(StepspecError, ValueError):
-    """
-    A setting, an option or an argument is wrong; the message says which one, and which values are
-    valid.
-
-    *option* is the name of the policy's option that is wrong; "" if it is none, or more than one.
-    """
+    """A setting, an option or an argument is wrong. The message says which, and what is valid."""
 
     def __init__(self, message: str, *, option: str = "") -> None:
         super().__init__(message)
         self.option = option
+        """The name of the policy's option that is wrong; "" if it is none, or more than one."""
 
 
 class EndpointError(StepspecError):
-    """
-    A served model failed: *role* and *url* name the model, *verb* the kind of request.
-
-    *status* is the HTTP status of the response, or of the error inside of one; 0 without any.
-    """
+    """A served model failed."""
 
     status: int = 0
+    """The HTTP status of the response, or of the error inside of it; 0 if there is none."""
 
     def __init__(
         self, message: str, *, role: Role | str = "", url: str = "", verb: str = ""
     ) -> None:
         where = f"the {role} model at {url}" if role else url
         super().__init__(f"{where}: {message}" if where else message)
-        self.role, self.url, self.verb, self.cause = role, url, verb, message
+        self.role = role
+        """The role of the model; "" if it has none."""
+        self.url = url
+        """The URL of the model's server; "" if it is unknown."""
+        self.verb = verb
+        """The kind of request; "" if there was none."""
+        self.cause = message
+        """The message without the model."""
 
     def of(self, role: Role) -> Self:
-        """
-        Return this failure as that of the model in *role*, which the failed model is a part of.
-        """
+        """Return this failure as that of the pair in *role*, which the model is a part of."""
         error = type(self)(self.cause, role=role, url=self.url, verb=self.verb)
         error.__dict__.update({**self.__dict__, "role": role})
         return error
@@ -86,22 +83,21 @@ class EndpointError(StepspecError):
 
 class EndpointUnavailable(EndpointError):
     """
-    No connection, a server error, or no response before the deadline. Another replica, or a retry,
-    may work.
+    No connection, a server error, or no response before the deadline.
 
-    *retry_after* is the number of seconds after which the server wants the request again; 0 if it
-    did not say.
+    Another replica, or a retry, may work.
     """
 
     retry_after: float = 0.0
+    """Seconds after which the server wants the request again; 0 if it did not say."""
 
 
 class EndpointUnreachable(EndpointUnavailable):
-    """There is no connection to the server: every other request to it will fail too, for now."""
+    """There is no connection to the server. For now, every request to it will fail."""
 
 
 class ModelGone(EndpointUnavailable):
-    """The server does not serve the model any more: another one was started there."""
+    """The server does not serve the model any more. Another one was started there."""
 
 
 class VerifierFailed(EndpointUnavailable):
@@ -109,7 +105,9 @@ class VerifierFailed(EndpointUnavailable):
 
     def __init__(self, message: str, *, verifier: str) -> None:
         super().__init__(f"the {verifier} gave no rating: {message}")
-        self.role, self.verb, self.cause = "critic", "rate", message
+        self.role = "critic"
+        self.verb = "rate"
+        self.cause = message
 
 
 class EndpointRejected(EndpointError):
@@ -125,16 +123,14 @@ class MalformedReply(EndpointError):
 
 
 class FormatIgnored(MalformedReply):
-    """
-    The model wrote something else than the format that its answer was asked in. It will do so
-    again.
-    """
+    """The model did not write in the format that it was asked for, and will not next time."""
 
 
 class MissingCapability(StepspecError):
     """
-    The method needs something that this endpoint cannot do; ``stepspec doctor`` lists what each
-    can.
+    The method needs something that this endpoint cannot do.
+
+    ``stepspec doctor`` lists what each endpoint can do.
     """
 
 
@@ -159,15 +155,16 @@ class ServerNotReady(ServerError):
 
 
 class ServerDied(ServerError):
-    """The server's process ended; the message carries the exit code and the last log lines."""
+    """The server's process ended. The message has the exit code and the last lines of the log."""
 
 
 def near(word: str, known: Iterable[str]) -> str:
     """
-    Return " (did you mean ...?)" with the *known* word that is most similar to *word*; "" if none
-    is similar.
+    Return " (did you mean ...?)" with the *known* word that is most similar to *word*.
+
+    Return "" if no word is similar.
     """
-    if len(word) > LONGEST_WORD:
+    if len(word) > MAX_WORD_CHARACTERS:
         return ""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
@@ -175,11 +172,11 @@ def near(word: str, known: Iterable[str]) -> str:
 
 def install_command(*extras: str) -> str:
     """
-    Return the command that installs the *extras* as stepspec itself was installed, as the end of a
-    sentence.
+    Return the command that installs the *extras* in the way that stepspec itself was installed.
 
-    An installation from a package index has no record of its origin (PEP 610). One from a folder is
-    repeated in the clone, one from an archive or a repository from the same URL.
+    It reads as the end of a sentence. An installation from a package index has no record of its
+    origin (PEP 610). An installation from a folder is repeated in the clone, and one from an
+    archive or a repository is repeated from the same URL.
     """
     wanted = f"{NAME}[{','.join(extras)}]"
     record = distribution(NAME).read_text("direct_url.json")
@@ -197,10 +194,9 @@ def install_command(*extras: str) -> str:
 
 class GuardedStream(io.TextIOBase):
     """
-    Standard error, which loses what cannot be written: a full disk, a lost reader or no stream at
-    all.
+    Standard error, for logs. What cannot be written is lost, and ends no request and no service.
 
-    A message that is lost must not end a request or a service: every log is written here.
+    The disk may be full, the reader gone, or the stream missing.
     """
 
     def write(self, text: str, /) -> int:

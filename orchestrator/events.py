@@ -18,8 +18,8 @@ Stage: TypeAlias = Literal["step", "answer"]
 """What a verifier judges."""
 Fallback: TypeAlias = Literal["large", "accept", "reject", "fail"]
 """
-What judges in place of a verifier that fails: the large model, nobody, who accepts or rejects, or
-nothing can.
+What happens if a verifier fails: the large model judges, nobody judges and the text is accepted or
+rejected, or the run fails.
 """
 Choice: TypeAlias = Literal["method", "large"]
 """Who writes the next steps of a run that decides: its method, or the large model alone."""
@@ -29,58 +29,60 @@ Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer"]
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """
-    One request to a served model has ended; *fate* says how.
-
-    *started* is in seconds since the run began, *seconds* the time that the request was open, and
-    *first* the seconds to its first token. *written* counts every token that the server sent, used
-    or not. *prompt* counts prompt tokens, of which *cached* were in the server's prefix cache.
-    *url* tells replicas apart.
-
-    If *role* is a nested pair, *path* names the model in it, such as ``small.large``; otherwise it
-    is "".
-
-    *purpose* is that of the request, and *step* the index of the step that it was about (-1: none).
-    From a request that was kept open (a sticky stream) the steps from *step* to *last_step* were
-    taken; for any other request the two are equal. In a nested pair the purpose is the one within
-    that pair, and the step is that of the chain.
-    """
+    """One request to a served model has ended."""
 
     role: Party
+    """The role of the model. A model in a nested pair has the role of the pair."""
     verb: Verb
+    """The kind of request."""
     fate: Fate
+    """How it ended."""
     started: float
+    """When it started, in seconds since the run began."""
     seconds: float
+    """How long it was open."""
     first: float | None = None
+    """Seconds to its first token; None if there was none."""
     prompt: int = 0
+    """Tokens of its prompt."""
     cached: int = 0
+    """Tokens of its prompt that were in the server's prefix cache."""
     written: int = 0
+    """Tokens that the server sent, used or not."""
     url: str = ""
+    """The URL of the server, which tells replicas apart."""
     path: str = ""
+    """The place of the model in a nested pair, such as ``small.large``; "" if it is in none."""
     purpose: Purpose = ""
+    """The purpose of the request. In a nested pair, it is the purpose within the pair."""
     step: int = -1
+    """The index of the step of the chain that it was about; -1: none."""
     last_step: int = -1
+    """
+    The index of the last step that was taken from it.
+
+    It is above `step` only for a request that was kept open (a sticky stream).
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """
-    A run begins, with the conversation that poses the problem.
-
-    *models* are pairs of a role and the model's name; models in a nested pair are listed by their
-    paths, as in `Called`. *seed* is that of the sampling; None if the models write greedily, and in
-    traces without it. *threshold* is the option of the policy that its scores are compared with,
-    and the value; None if there is none, and in traces without it. *tools* are those that the
-    answer may call. *thinks* says whether the steps begin in a thinking block.
-    """
+    """A run begins."""
 
     messages: tuple[Message, ...]
+    """The conversation that poses the problem."""
     policy: str
+    """The name of the policy."""
     models: tuple[tuple[str, str], ...] = ()
+    """The role and the name of each model. Models in a nested pair have a path for a role."""
     seed: int | None = None
+    """The seed of the sampling; None if the models write greedily, or if the trace is old."""
     threshold: tuple[str, float] | None = None
+    """The option that scores are compared with, and its value; None if none, or in old traces."""
     tools: tuple[Tool, ...] = ()
+    """The tools that the answer may call."""
     thinks: bool = True
+    """Whether the steps begin in a thinking block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,8 @@ class Judged:
     """
     The verdict on the draft of step *index* is known.
 
-    A draft may be judged before the steps before it are committed, and is lost if one of those is
-    rolled back.
+    A draft may be judged before earlier steps are committed. It is lost if one of them is rolled
+    back.
     """
 
     index: int
@@ -125,10 +127,7 @@ class JudgedWithin:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """
-    The draft of step *index* was rolled back, and its rival *step* replaces it: nothing is
-    repaired.
-    """
+    """The draft of step *index* was rolled back, and its rival *step* replaces it."""
 
     index: int
     step: Step
@@ -176,86 +175,90 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """The next piece of the final answer, for good; the pieces join to the text of the solution."""
+    """The next piece of the final answer. No piece is taken back, and all join to its text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """
-    The next piece of the answer's call *index* of a tool, for good; calls are counted from 0.
-
-    The first piece has the *id* and the *name*; the *arguments* of all pieces join to a JSON text.
-    """
+    """The next piece of a call of a tool in the answer. No piece is taken back."""
 
     index: int
+    """The place of the call in the answer, from 0."""
     id: str = ""
+    """The name of this call, in its first piece."""
     name: str = ""
+    """The name of the tool, in the first piece of the call."""
     arguments: str = ""
+    """A piece of the arguments. Those of all pieces join to a JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """
-    The final answer was written after the thinking, as the model spells it: calls of tools
-    included.
-    """
+    """The final answer was written after the thinking, as the model spells it, with its calls."""
 
     step: Step
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerJudged:
-    """
-    The answer *step* was judged; it would be step *index* of the chain.
-
-    *accepted* is None if nobody judged it, because the verifier failed and its fallback is to
-    accept. *score* and *reason* are those of the rating. The large model rewrites a rejected answer
-    unless it is *final*.
-    """
+    """The answer was judged."""
 
     index: int
+    """The index that the answer has as a step of the chain."""
     step: Step
+    """The answer."""
     accepted: bool | None
+    """The verdict; None if the verifier failed and its fallback is to accept."""
     score: float | None = None
+    """The score of the rating."""
     reason: str = ""
+    """The reason of the rating."""
     final: bool = False
+    """Whether the answer stays even if it is rejected. Otherwise the large model rewrites it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FellBack:
-    """
-    The verifier gave no rating of step *index*, or of the answer that follows it; the *fallback*
-    decided instead.
-    """
+    """The verifier gave no rating, and its fallback decided instead."""
 
     stage: Stage
+    """What it was to rate."""
     index: int
+    """The index of the step, or of the answer as a step."""
     cause: str
+    """Why it gave none."""
     fallback: Fallback
+    """What decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """A model failed for good; the run continues without it. *path* is that of `Called`."""
+    """A model failed for good, and the run continues without it."""
 
     role: Role
+    """Its role."""
     cause: str
+    """Why it failed."""
     path: str = ""
+    """Its place in a nested pair; "" if it is in none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """
-    The replica at *url* failed; the run continues with the one at *to*. *path* is that of `Called`.
-    """
+    """A replica failed, and the run continues with another one."""
 
     role: Role
+    """The role of the model."""
     url: str
+    """The replica that failed."""
     to: str
+    """The replica that goes on."""
     cause: str
+    """Why the first one failed."""
     path: str = ""
+    """The place of the model in a nested pair; "" if it is in none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """
-The two main interfaces of the system: what a model can do, and what a policy decides.
+The two main interfaces of the system: `Model`, what a model can do, and `Policy`, what a method
+decides.
 
-The loop in `reason` knows models and methods only by them. A policy is one method of a paper: who
-drafts, who verifies, who repairs. A new backend implements `Model` and the `ModelEndpoint` that
-makes it; a new method implements `Policy`.
+The loop in `reason` knows models and methods only by these interfaces. A new method implements
+`Policy`. A new back end implements `Model`, and the `Server` that makes it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ EndedBy: TypeAlias = Literal["large", "small"]
 """
 Who may end the thinking.
 
-"small": either model; a draft of the small one that ends the thinking has to be accepted. "large":
-the large model only; the end is cut off a draft, and the large model writes the next step.
+"small": either model, and a draft of the small one that ends the thinking has to be accepted.
+"large": the large model only. The end is cut off a draft, and the large model writes the next step.
 """
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
 """
@@ -33,13 +33,13 @@ the thinking.
 """
 
 Until: TypeAlias = Callable[[Step], bool] | None
-DEFAULT_LIMIT = 512  # tokens of one write
+"""Is called with the step so far after every token, and ends the step if it returns true."""
+DEFAULT_LIMIT = 512
+"""The most tokens of one write, unless a policy asks for more."""
 
 
 class WriteOptions(TypedDict, total=False):
-    """
-    The options of `Model.write`, for wrappers that pass them on; an absent one has its default.
-    """
+    """The options of `Model.write`, for wrappers that pass them on."""
 
     stop: Sequence[str] | None
     limit: int
@@ -49,10 +49,7 @@ class WriteOptions(TypedDict, total=False):
 
 
 class Model(Protocol):
-    """
-    One served model. It writes steps, reads text after a chain, and answers one-token questions
-    about a chain.
-    """
+    """One served model. It writes steps, reads text, and answers one-token questions."""
 
     @property
     def role(self) -> Role: ...
@@ -68,19 +65,19 @@ class Model(Protocol):
         top: int = 0,
     ) -> Step:
         """
-        Write the next step of *chain*: it starts with *opening*, and ends after a *stop* string or
-        *limit* tokens.
+        Write the next step of *chain*.
+
+        The step starts with *opening*, which counts towards *limit* and is cut to it. It ends after
+        *limit* tokens, after a *stop* string, at the end of the thinking block (its stop is then
+        "end"), or with a token after which *until* returns true for the step so far.
 
         If *stop* is None, the step ends where steps of the chain end (`Chain.ends`): at a
         delimiter, except within code, a LaTeX environment or a table. Strings in *stop* end the
-        step wherever they occur. The end of the thinking block always ends the step, whose stop is
-        then "end". *until* is called with the partial step after every token; if it returns true,
-        the step ends with that token.
+        step wherever they occur.
 
         With *top* above 0, at most 20, every token has its own log-probability and the *top*
-        likeliest tokens of its position. With 0, log-probabilities may be absent. An *opening* that
-        is longer than *limit* is cut to it. Cancelling the call closes the request; that is how the
-        server learns to stop.
+        likeliest tokens of its position. With 0, log-probabilities may be absent. Cancelling the
+        call closes the request, so that the server stops.
         """
         ...
 
@@ -93,23 +90,21 @@ class Model(Protocol):
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
         """
-        Write several versions of the next step at once: one for each beginning in *begun*, in the
-        same order.
+        Write several versions of the next step at once.
 
-        Each has a request of its own, and a seed of its own if the model samples by one. A
-        beginning counts towards *limit*, and a *stop* within it does not end the step; *stop* is
-        that of `write`. A beginning that this model wrote is sent as ids, any other as text.
-        Cancelling closes the requests.
+        Return one step for each beginning in *begun*, in the same order. Each has a request of its
+        own, and a seed of its own if the model samples by a seed. A beginning counts towards
+        *limit*. *stop* is that of `write`, and does not count within a beginning. A beginning that
+        this model wrote is sent as ids, any other as text. Cancelling closes the requests.
         """
         ...
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """
-        Append *spans* to the chain and read them in one prefill; return one tuple of tokens per
-        span.
+        Append *spans* to the chain and read them in one prefill.
 
-        The tokens of a span join to exactly its text. Every span is encoded separately. *top* is
-        that of `write`.
+        Return one tuple of tokens per span. They join to exactly the text of the span, because
+        every span is encoded separately. *top* is that of `write`.
         """
         ...
 
@@ -117,12 +112,11 @@ class Model(Protocol):
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
         """
-        Ask a *question* about the chain, in a new turn; the answer is *opening*, then one of
-        *choices*.
+        Ask a *question* about the chain, in a new turn.
 
-        A choice is a single token. Return the probability of every choice over the whole
-        vocabulary. If their sum is well below 1, the model wanted to write something else: it did
-        not understand the question.
+        The answer is *opening*, then one of *choices*. A choice is a single token. Return the
+        probability of every choice over the whole vocabulary. If their sum is well below 1, the
+        model wanted to write something else: it did not understand the question.
         """
         ...
 
@@ -139,12 +133,12 @@ class AnswerParser(Protocol):
         self, tokens: Sequence[Token], *, finished: bool
     ) -> tuple[int, str, Sequence[Calling]]:
         """
-        Take in the first of *tokens*, the next ones of the answer, or several of them. A *finished*
-        answer ends with the last one.
+        Take in at least the first of *tokens*, which continue the answer.
 
-        Return how many it took, and the content and the pieces of calls that they add. What may be
-        the beginning of a call is held back until that is known. After 0 it takes no more. A call
-        that fails has taken in nothing, and may be repeated.
+        A *finished* answer ends with the last token. Return the number of tokens taken, and the
+        content and the pieces of calls that these add. What may be the beginning of a call is held
+        back until that is known. After a 0 the parser takes no more. If `parse` raises, the state
+        has not changed. Call it again.
         """
         ...
 
@@ -163,16 +157,14 @@ class Critic(Protocol):
 
 class Policy(Protocol):
     """
-    Who drafts, who verifies, who repairs, who answers. Policies have no state: it is all in the
-    chain.
+    One method of a paper: who drafts, who verifies, who repairs, who answers.
+
+    A policy has no state. All state is in the chain.
     """
 
     @property
     def answerer(self) -> Model:
-        """
-        The model that writes the final answer, unless the method drafts and verifies it
-        (`AnsweredBy`).
-        """
+        """The model that writes the final answer, unless the method does (`AnsweredBy`)."""
         ...
 
     async def draft(self, chain: Chain) -> Step:
@@ -183,59 +175,63 @@ class Policy(Protocol):
         """
         Accept *draft*, or roll it back to its first characters.
 
-        A rollback may carry what the policy already has: another draft that it accepts in its place
-        (`rivals`), or a step that was written while verifying (`instead`).
+        A rollback may carry another draft that the policy accepts in its place (`rivals`), or a
+        step that was written while verifying (`instead`). A policy that accepts a draft without
+        having judged it says so (`Accept.judged`).
         """
         ...
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         """
-        Write the step that replaces *draft*; *chain* includes the characters of the draft that were
-        kept.
+        Write the step that replaces *draft*.
+
+        *chain* includes the characters of the draft that were kept.
         """
         ...
 
 
 PolicyFactory: TypeAlias = Callable[..., Policy]
 """
-A policy's class, or a function that builds one: of *small* and *large*, and of options that have
-defaults.
+A policy's class, or a function that builds a policy.
+
+Its parameters are *small* and *large*, the models, and options with defaults.
 """
 
 
 class Preparing(Policy, Protocol):
     """
-    A policy that compares every draft with a step of its own, which depends only on the chain
-    before the draft.
+    A policy that compares every draft with a step of its own.
+
+    That step depends only on the chain before the draft.
     """
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         """
-        Write the step that the next draft is compared with; return None if none is needed.
+        Return what writes the step that the next draft is compared with; None if none is needed.
 
-        It is started together with the draft. If the draft is rejected whole, it is the repair.
+        The writing starts together with the draft. If the draft is rejected whole, the step is the
+        repair.
         """
         ...
 
     async def verify(
         self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
     ) -> Verdict:
-        """Compare *draft* with the *prepared* step; if that is None, prepare it now."""
+        """Compare *draft* with the *prepared* step. If that is None, prepare it now."""
         ...
 
 
 def prepare(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
-    """The step that *policy* prepares while the next draft is written; None if it prepares none."""
-    return cast("Preparing", policy).prepare(chain) if hasattr(policy, "prepare") else None
+    """Return what writes the step that *policy* prepares during a draft; None if it does not."""
+    if not hasattr(policy, "prepare"):
+        return None
+    return cast("Preparing", policy).prepare(chain)
 
 
 async def verify(
     policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[Step] | None
 ) -> Verdict:
-    """
-    Return the verdict of *policy* on *draft*, which it compares with the *prepared* step if there
-    is one.
-    """
+    """Return the verdict of *policy* on *draft*, compared with the *prepared* step if any."""
     if prepared is None:
         return await policy.verify(chain, draft)
     return await cast("Preparing", policy).verify(chain, draft, prepared)
@@ -243,51 +239,49 @@ async def verify(
 
 def foreseeable(policy: Policy) -> bool:
     """
-    Whether the repair of a draft that is rejected whole depends neither on the draft nor on the
-    rollback's reason.
+    Whether a repair may start before the verdict (a hedge).
 
-    Such a repair may start before the verdict (a hedge). A policy declares it with a class
-    attribute of this name.
+    It may if the repair of a draft that is rejected whole depends neither on the draft nor on the
+    reason. A policy declares this with a class attribute ``foreseeable``. The default is false.
     """
     return bool(getattr(policy, "foreseeable", False))
 
 
 def guarded(policy: Policy) -> bool:
     """
-    Whether a draft that is empty or in a loop is rejected without a verdict, and a loop that goes
-    on ends the run.
+    Whether empty drafts and loops are stopped.
 
-    A policy of one model, which writes what its server alone would, declares a class attribute of
-    this name as false.
+    If so, a draft that is empty or in a loop is rejected without a verdict, and a loop that goes on
+    ends the run. A policy declares this with a class attribute ``guarded``. The default is true. A
+    policy of one model declares false, and writes what its server alone would.
     """
     return bool(getattr(policy, "guarded", True))
 
 
 def answered_by(policy: object) -> AnsweredBy:
     """
-    Who writes the answer in the paper of *policy*, a policy or its class: one model, or the method
-    with its verdicts.
+    Return who writes the answer in the paper of *policy*, a policy or its class.
 
-    A policy declares it with a class attribute ``answer``; without one it is the large model.
+    A policy declares this with a class attribute ``answer``. The default is the large model.
     """
     return cast("AnsweredBy", getattr(policy, "answer", "large"))
 
 
 def ended_by(policy: object) -> EndedBy:
     """
-    Who ends the thinking in the paper of *policy*, a policy or its class.
+    Return who ends the thinking in the paper of *policy*, a policy or its class.
 
-    A policy declares it with a class attribute ``ending``; without one it is "small".
+    A policy declares this with a class attribute ``ending``. The default is "small".
     """
     return cast("EndedBy", getattr(policy, "ending", "small"))
 
 
 KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=None)
 """
-The stack on which a model may leave a request open between two writes (a sticky stream); None:
-close every request.
+The stack on which a model may leave a request open between two writes (a sticky stream).
 
-Only a lookahead sets and closes it: it knows whether the next write probably extends the last one.
+None: close every request. Only a lookahead sets the stack and closes it, because it knows whether
+the next write probably extends the last one.
 """
 
 
@@ -310,11 +304,14 @@ class RequestContext:
     shadow: bool = False
 
 
-REQUEST: ContextVar[RequestContext] = ContextVar("REQUEST", default=RequestContext())  # noqa: B039  # it is frozen
+REQUEST: ContextVar[RequestContext] = ContextVar(
+    "REQUEST",
+    default=RequestContext(),  # noqa: B039  # it is frozen
+)
 """
 Why models are called in this task. The loop sets it, so that policies need not pass it on.
 
-Endpoints read it: it orders the requests that wait for a server, and the event `Called` reports it.
+Endpoints read it. It orders the requests that wait for a server, and the event `Called` reports it.
 """
 
 
@@ -335,7 +332,8 @@ def requesting(context: RequestContext) -> AbstractContextManager[None]:
 
 def unkept() -> AbstractContextManager[None]:
     """
-    Leave no request open in the block: another model writes the next step, and further tokens would
-    be wasted.
+    Leave no request open in the block.
+
+    Another model writes the next step, so that further tokens would be wasted.
     """
     return holding(KEPT_OPEN, None)

@@ -6,33 +6,36 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from .chain import Accept, Party, Step
+from .chain import Accept, Party, Step, Verdict
 from .events import Answered, Called, Chosen, Committed, Event, Judged, JudgedWithin, Repaired
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """
-    The tokens and seconds of one model in a run.
-
-    *kept* tokens are in the chain or the answer; *discarded* ones were written in vain (rejected
-    drafts, lost bets); *judging* ones were read or written to judge, and were not in the server's
-    prefix cache. *prompt* and *cached* count the prompt tokens of all requests. *writing* and
-    *judged* are the seconds that requests of that kind were open; these times may overlap. The
-    account of a model in a nested pair has the *path* of `Called`, and the pair's role.
-    """
+    """The tokens and seconds of one model in a run."""
 
     role: Party
+    """The role of the model. A model in a nested pair has the role of the pair."""
     kept: int = 0
+    """Tokens that the model wrote and that are in the chain or in the answer."""
     discarded: int = 0
+    """Tokens that the model wrote in vain: rejected drafts and lost bets."""
     judging: int = 0
+    """Tokens read or written to judge, without those in the server's prefix cache."""
     prompt: int = 0
+    """Tokens of the prompts of all requests."""
     cached: int = 0
+    """Tokens of the prompts that were in the server's prefix cache."""
     requests: int = 0
+    """The number of requests."""
     failed: int = 0
+    """The number of requests that failed."""
     writing: float = 0.0
+    """Seconds that requests to write were open. Their times may overlap."""
     judged: float = 0.0
+    """Seconds that requests to judge were open. Their times may overlap."""
     path: str = ""
+    """The place of the model in a nested pair, such as ``small.large``; "" if it is in none."""
 
     @property
     def written(self) -> int:
@@ -50,45 +53,45 @@ COUNTED = tuple(field.name for field in fields(Account) if field.name not in ("r
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """
-    The accounts of both models and of the critic, and how many of the judged drafts were accepted.
-
-    A draft that is replaced by a rival counts as *accepted*, because nothing is repaired; *chosen*
-    counts such drafts. *nested* are the accounts of the models in nested pairs; a pair's own
-    account is their sum. *sifted* has, by the path of a pair, the number of drafts judged in it and
-    the number accepted.
-    """
+    """The accounts of a run's models, and how many of its judged drafts were accepted."""
 
     small: Account
+    """The small model's account. A nested pair's account is the sum of its models'."""
     large: Account
+    """The large model's account."""
     drafts: int = 0
+    """Judged drafts, without lost bets."""
     accepted: int = 0
+    """Judged drafts that were not repaired: they were accepted, or a rival replaced them."""
     critic: Account = Account("critic")
+    """The critic's account."""
     chosen: int = 0
+    """Judged drafts that a rival replaced."""
     nested: tuple[Account, ...] = ()
+    """The accounts of the models in nested pairs."""
     sifted: tuple[tuple[str, int, int], ...] = ()
+    """For each nested pair: its path, the drafts judged in it, and those of them accepted."""
 
     @property
     def accept_rate(self) -> float | None:
-        """
-        The share of judged drafts that were accepted, without bets on a rejected step; None if none
-        was judged.
-
-        It includes the *chosen*: drafts that a rival replaced.
-        """
+        """The share of judged drafts that were accepted; None if none was judged."""
         return self.accepted / self.drafts if self.drafts else None
 
     def __str__(self) -> str:
         """A table with a line for each model that had a request, and a line about the drafts."""
-        heads = ("", "kept", "discarded", "judging", "requests", "seconds")
-        lines = ["{:<8}{:>10}{:>11}{:>10}{:>10}{:>10}".format(*heads)]
+        row = "{:<8}{:>10}{:>11}{:>10}{:>10}{:>10}"
+        lines = [row.format("", "kept", "discarded", "judging", "requests", "seconds")]
         for account in (self.small, self.large, self.critic):
             if account.requests:
-                seconds = account.writing + account.judged
-                lines.append(
-                    f"{account.role:<8}{account.kept:>10}{account.discarded:>11}"
-                    f"{account.judging:>10}{account.requests:>10}{seconds:>10.2f}"
+                line = row.format(
+                    account.role,
+                    account.kept,
+                    account.discarded,
+                    account.judging,
+                    account.requests,
+                    f"{account.writing + account.judged:.2f}",
                 )
+                lines.append(line)
         return "\n".join([*lines, f"{self.accepted} of {self.drafts} drafts accepted"])
 
     @property
@@ -101,8 +104,9 @@ class Ledger:
     def of(cls, events: Iterable[Event]) -> Ledger:
         """Add up *events*, in any order."""
         events = tuple(events)
-        accepted, repaired = _decided(events)
+        accepted = _accepted(events)
         chosen = sum(isinstance(event, Chosen) for event in events)
+        repaired = len({event.index for event in events if isinstance(event, Repaired)})
         return cls(
             small=_account("small", events),
             large=_account("large", events),
@@ -115,14 +119,14 @@ class Ledger:
         )
 
 
-def _account(role: Party, events: tuple[Event, ...]) -> Account:
+def _account(role: Party, events: Sequence[Event]) -> Account:
     calls = [event for event in events if isinstance(event, Called) and event.role == role]
     kept = sum(len(step.tokens) for step in _kept(events) if step.author == role)
     return _charged(Account(role, kept), calls)
 
 
-def _nested(events: tuple[Event, ...]) -> tuple[Account, ...]:
-    """The accounts of the models within nested pairs, by their paths."""
+def _nested(events: Sequence[Event]) -> tuple[Account, ...]:
+    """Return the accounts of the models within nested pairs, by their paths."""
     calls = [event for event in events if isinstance(event, Called) and event.path]
     kept = Counter[str]()
     for step in _kept(events):
@@ -139,16 +143,18 @@ def _nested(events: tuple[Event, ...]) -> tuple[Account, ...]:
     )
 
 
-def _sifted(events: tuple[Event, ...]) -> tuple[tuple[str, int, int], ...]:
-    judged = [event for event in events if isinstance(event, JudgedWithin)]
-    drafts = Counter(event.path for event in judged)
-    stood = Counter(
-        event.path for event in judged if isinstance(event.verdict, Accept) or event.verdict.chosen
-    )
-    return tuple((path, drafts[path], stood[path]) for path in sorted(drafts))
+def _sifted(events: Sequence[Event]) -> tuple[tuple[str, int, int], ...]:
+    drafts = Counter[str]()
+    accepted = Counter[str]()
+    for event in events:
+        if isinstance(event, JudgedWithin) and _is_judged(event.verdict):
+            drafts[event.path] += 1
+            if isinstance(event.verdict, Accept) or event.verdict.chosen:
+                accepted[event.path] += 1
+    return tuple((path, drafts[path], accepted[path]) for path in sorted(drafts))
 
 
-def _kept(events: tuple[Event, ...]) -> list[Step]:
+def _kept(events: Sequence[Event]) -> list[Step]:
     return [event.step for event in events if isinstance(event, Committed | Answered)]
 
 
@@ -168,17 +174,26 @@ def _charged(account: Account, calls: Sequence[Called]) -> Account:
     )
 
 
-def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
-    """
-    Return the number of drafts that were committed whole by a verdict, and of those repaired.
+def _accepted(events: Sequence[Event]) -> int:
+    """Return the number of the small model's drafts that a judge accepted and the run committed."""
+    accepted = set[tuple[int, str]]()
+    replaced = set[int]()
+    for event in events:
+        match event:
+            case Judged(index, draft, Accept(judged=True)):
+                accepted.add((index, draft.text))
+            case Repaired(index) | Chosen(index):
+                replaced.add(index)
+            case _:
+                pass
+    return sum(
+        (event.index, event.step.text) in accepted
+        for event in events
+        if isinstance(event, Committed)
+        and event.step.author == "small"
+        and event.index not in replaced
+    )
 
-    Lost bets, drafts replaced by a rival, and steps that a run let the large model write alone
-    count for none.
-    """
-    accepted = [e for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept)]
-    approved = {(e.index, e.draft.text) for e in accepted if e.draft.author == "small"}
-    repaired = {e.index for e in events if isinstance(e, Repaired)}
-    replaced = repaired | {e.index for e in events if isinstance(e, Chosen)}
-    committed = [e for e in events if isinstance(e, Committed) and e.index not in replaced]
-    drafts = [e for e in committed if e.step.author == "small"]
-    return sum((e.index, e.step.text) in approved for e in drafts), len(repaired)
+
+def _is_judged(verdict: Verdict) -> bool:
+    return not isinstance(verdict, Accept) or verdict.judged

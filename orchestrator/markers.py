@@ -2,12 +2,12 @@
 The markers of the thinking block. Pure.
 
 Chains, traces, events and policies mark the end of the thinking with `THINK_END`, whichever model
-wrote it. Only an endpoint knows the markers of its own model: it translates the end of the thinking
-as it arrives, and when it is encoded. So two models with different markers can share a chain. Where
-no block is open, markers are text.
+wrote it. Only an endpoint knows the markers of its own model. It translates the end of the thinking
+when it arrives and when it is encoded. So two models with different markers can share a chain.
+Where no block is open, markers are text.
 
-Some families are `KNOWN`. Of another opening marker that speaks of thinking, such as
-``<longcat_think>`` or ``<|START_THINKING|>``, `pairs_in` makes the closing one.
+Some families are `KNOWN`. For another opening marker that speaks of thinking, such as
+``<longcat_think>`` or ``<|START_THINKING|>``, `pairs_in` makes the closing marker.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ THINK_END = "</think>"
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarkers:
-    """
-    The markers of one model family.
-
-    *opening* opens the thinking block, *closing* ends it. *handover* has to follow *closing* before
-    the answer can begin; it is neither thinking nor answer. *skipped* is an empty block with it,
-    after which a model answers at once.
-    """
+    """The markers of one model family."""
 
     opening: str
+    """Opens the thinking block."""
     closing: str
+    """Ends the thinking block."""
     skipped: str
+    """An empty block with the handover. After it a model answers at once."""
     handover: str = ""
+    """What follows the closing marker before the answer, and is neither thinking nor answer."""
 
     @property
     def opens_message(self) -> bool:
@@ -45,26 +43,22 @@ class ThinkingMarkers:
         return replace(self, skipped=self.skipped.rstrip() + handover, handover=handover)
 
     def open_at(self, text: str) -> int:
-        """
-        Return the position of the opening marker of the block that *text* ends in; -1 if it ends in
-        none.
-        """
+        """Return where the block that *text* ends in was opened; -1 if it ends in none."""
         mark = self.opening.rstrip()
-        at = text.rfind(mark)
-        return at if at >= 0 and not _ONE.search(text, at + len(mark)) else -1
+        place = text.rfind(mark)
+        if place < 0 or _ONE.search(text, place + len(mark)):
+            return -1
+        return place
 
     def skips(self, text: str) -> bool:
-        """
-        Whether *text* is an empty block, with or without its opening marker, and the handover.
-        """
-        inside = _bare(text.replace(self.opening.rstrip(), ""))
-        return text.strip() == self.skipped.strip() or inside == _bare(self.closing + self.handover)
+        """Whether *text* is an empty block and the handover. The opening marker may be missing."""
+        if text.strip() == self.skipped.strip():
+            return True
+        unopened = text.replace(self.opening.rstrip(), "")
+        return _bare(unopened) == _bare(self.closing + self.handover)
 
     def closed_in(self, text: str) -> bool:
-        """
-        Whether *text*, a generation prompt, ends with a closed block, so that the model does not
-        think.
-        """
+        """Whether the generation prompt *text* ends with a closed block, so that nobody thinks."""
         end = text.rstrip()
         if not self.handover:
             return end.endswith(self.closing)
@@ -74,10 +68,7 @@ class ThinkingMarkers:
         return _bare(block).endswith(_bare(self.opening + self.closing))
 
     def opened(self, skipped: str) -> str:
-        """
-        Return the opening of the block whose empty form is *skipped*, with half of the white space
-        inside.
-        """
+        """Return the opening of the *skipped* block, with half of the white space inside."""
         before, mark, rest = skipped.partition(self.opening.rstrip())
         if not mark:
             return self.opening
@@ -86,18 +77,22 @@ class ThinkingMarkers:
 
     def begun(self, written: str) -> str:
         """
-        Return the opening marker at the start of *written*, with the line breaks around it; "" if
-        there is none.
+        Return the opening marker at the start of *written*, with the line breaks around it.
+
+        Return "" if there is none.
         """
         match = re.match(rf"\s*{re.escape(self.opening.rstrip())}\n*", written)
         if not match:
             return ""
-        empty = written[match.end() :].startswith(self.closing)
-        return match[0].rstrip("\n") + "\n" if empty and match[0].endswith("\n") else match[0]
+        begun = match[0]
+        empty = written.startswith(self.closing, match.end())
+        if empty and begun.endswith("\n"):
+            return begun.rstrip("\n") + "\n"
+        return begun
 
 
 def paired(opening: str, closing: str) -> ThinkingMarkers:
-    """Return the markers of a family that has nothing but *opening* and *closing*."""
+    """Return the markers of a family that has only *opening* and *closing*."""
     return ThinkingMarkers(opening, closing, f"{opening}\n\n{closing}\n\n")
 
 
@@ -119,10 +114,7 @@ HARMONY = ThinkingMarkers(
     "<|channel|>final<|message|>",
     "<|start|>assistant<|channel|>final<|message|>",
 )
-"""
-gpt-oss. Its thinking is a message of its own, so that the answer's message has to be opened after
-it.
-"""
+"""gpt-oss. Its thinking is a message of its own. The answer's message is opened after it."""
 
 RECIPIENT = ThinkingMarkers(
     " to=self<|message|>",
@@ -130,7 +122,7 @@ RECIPIENT = ThinkingMarkers(
     " to=user<|message|>",
     "<|start|>assistant to=user<|message|>",
 )
-"""Muse Glimmer. Its messages name their recipient; the thinking is a message to the model itself."""
+"""Muse Glimmer. Messages name their recipient. The thinking is a message to the model itself."""
 
 KNOWN = (THINK, BRACKETS, SEED, CHANNEL, HARMONY, RECIPIENT)
 
@@ -151,51 +143,53 @@ _REPEATS = re.compile(rf"(?:\s*(?:{'|'.join(map(re.escape, _CLOSINGS))}))+")
 
 
 def pairs_in(text: str) -> list[ThinkingMarkers]:
-    """Return the markers that *text* begins: those of each opening one that speaks of thinking."""
-    marks = [
-        mark
+    """Return the markers of each opening marker in *text* that speaks of thinking."""
+    return [
+        paired(mark, closing_of(mark))
         for mark in _FIRST.findall(text)
         if _THINKING.search(mark) and not _NOT_THINKING.search(mark)
     ]
-    return [paired(mark, closing_of(mark)) for mark in marks]
 
 
 def closing_of(opening: str) -> str:
     """Return the mark that closes what the mark *opening* opens."""
-    if begin := _BEGIN.search(opening):
-        end = "close" if begin[0] == "open" else "END" if begin[0].isupper() else "end"
-        return opening[: begin.start()] + end + opening[begin.end() :]
-    return _WORD.sub(lambda word: f"/{word[0]}", opening, count=1)
+    begin = _BEGIN.search(opening)
+    if begin is None:
+        return _WORD.sub(lambda word: f"/{word[0]}", opening, count=1)
+    end = "end"
+    if begin[0] == "open":
+        end = "close"
+    elif begin[0].isupper():
+        end = "END"
+    return opening[: begin.start()] + end + opening[begin.end() :]
 
 
 def mark_after(text: str, opening: str = "") -> str:
     """
-    Return what *text* begins with, after white space, if that has the shape of a marker; ""
-    otherwise.
+    Return the marker that *text* begins with, after white space; "" if it begins with none.
 
     A marker that closes *opening* has a name between two of its tokens only if *opening* has one,
     too.
     """
-    found = (_ONE if opening and _ONE.fullmatch(opening) else _FIRST).match(text.lstrip())
+    shape = _FIRST
+    if opening and _ONE.fullmatch(opening):
+        shape = _ONE
+    found = shape.match(text.lstrip())
     return found[0] if found else ""
 
 
 def mark_before(text: str) -> str:
-    """
-    Return what *text* ends with, before white space, if that has the shape of a marker; ""
-    otherwise.
-    """
+    """Return the marker that *text* ends with, before white space; "" if it ends with none."""
     found = _LAST.search(text.rstrip())
     return found[0] if found else ""
 
 
 def opened_by(text: str) -> ThinkingMarkers | None:
-    """
-    Return the markers of the known family with whose thinking block *text* begins; None if it
-    begins with none.
-    """
+    """Return the markers of the known family whose block *text* begins with; None if none."""
     found = _OPENED.match(text)
-    return KNOWN[_OPENINGS.index(found[1])] if found else None
+    if found is None:
+        return None
+    return KNOWN[_OPENINGS.index(found[1])]
 
 
 def opens_block(text: str) -> bool:
@@ -206,36 +200,32 @@ def opens_block(text: str) -> bool:
 def may_open_block(text: str) -> bool:
     """Whether *text* begins with a thinking block, or is too short to know."""
     begun = text.lstrip()
-    return opens_block(text) or any(mark.startswith(begun) for mark in _OPENINGS)
+    return opens_block(text) or any(opening.startswith(begun) for opening in _OPENINGS)
 
 
 def without_repeats(answer: str) -> str:
     """
-    Leave out the end of the thinking where *answer*, which follows a thinking block, begins with it
-    once more.
+    Leave out the end of the thinking that *answer*, which follows a thinking block, begins with.
 
-    A model that writes about the mark may begin with it, too; its text does not tell.
+    A model that writes about the marker may begin with it, too. The text does not tell which.
     """
     repeats = _REPEATS.match(answer)
     return answer[repeats.end() :] if repeats else answer
 
 
 def partial_match(text: str, mark: str) -> int:
-    """How many characters at the end of *text* may be the beginning of *mark*."""
-    return next(
-        (
-            size
-            for size in range(min(len(mark) - 1, len(text)), 0, -1)
-            if text.endswith(mark[:size])
-        ),
-        0,
-    )
+    """Return how many characters at the end of *text* may be the beginning of *mark*."""
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:size]):
+            return size
+    return 0
 
 
 def begun_marks(text: str, marks: str) -> int:
     """
-    Return how many characters at the end of *text* begin *marks*, a text of marks and words; 0 for
-    a part of a mark or of a word, which has nothing to do with them.
+    Return how many characters at the end of *text* begin *marks*, a text of marks and words.
+
+    Only whole marks and words count.
     """
     ends = [piece.end() for piece in _PIECE.finditer(marks)][:-1]
     for end in reversed(ends):
@@ -252,9 +242,6 @@ def _bare(text: str) -> str:
 
 
 def may_repeat(answer: str) -> bool:
-    """
-    Whether *answer* may be the beginning of a repeated end of the thinking, and is nothing else
-    yet.
-    """
+    """Whether all of *answer* may be the beginning of a repeated end of the thinking."""
     begun = without_repeats(answer).lstrip()
     return any(closing.startswith(begun) for closing in _CLOSINGS)

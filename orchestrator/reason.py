@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from .chain import Accept, Chain, Rollback, Step
+from .chain import Chain, Rollback, Step
 from .events import Chosen, Committed, Observer, Repaired
 from .interfaces import Policy, guarded
 from .lookahead import Lookahead, LookaheadControl
@@ -16,6 +16,12 @@ from .repetition import stuck
 from .shadow import ShadowDrafts
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
+"""Why a chain does not grow any further."""
+
+
+def is_finished(chain: Chain) -> bool:
+    """Whether the thinking of *chain* is over."""
+    return chain.finished
 
 
 async def reason(
@@ -26,87 +32,144 @@ async def reason(
     spent: Callable[[Chain], bool] = lambda chain: False,
     deadline: float | None = None,
     observe: Observer = lambda event: None,
-    over: Callable[[Chain], bool] = lambda chain: chain.finished,
 ) -> tuple[Chain, End]:
     """
-    Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the event
-    loop's clock) reached.
+    Grow *chain* until its thinking is over, its budget is *spent*, or the *deadline* is reached.
 
-    By default the chain is over when the thinking is. *ahead* says how far to work ahead of the
-    committed chain: as a number of drafts, or in full as a `LookaheadControl`. With models that are
-    greedy or sample by a seed, the chain is the same at every lookahead; otherwise only its
-    distribution is the same. *observe* is called with every event.
+    *ahead* is the number of drafts to work ahead of the committed chain, or a `LookaheadControl`.
+    The deadline is in seconds on the event loop's clock. Return the committed chain and why it
+    ended.
+    """
+    loop = Loop(policy, chain, LookaheadControl.of(ahead), observe, spent)
+    end = await loop.run(deadline)
+    return loop.chain, end
 
-    Return the committed chain and why it ended. Failures of the models are raised. When this
-    function returns or raises, it leaves no task and no request behind.
+
+@dataclass(eq=False)
+class Loop:
+    """
+    The loop of one run: it grows a chain by the steps of a policy.
+
+    With models that are greedy or sample by a seed, the chain is the same at every lookahead.
+    Otherwise only its distribution is the same.
     """
 
-    def commit(step: Step, score: float | None = None) -> End | None:
+    policy: Policy
+    """The method."""
+    chain: Chain
+    """The committed chain."""
+    control: LookaheadControl
+    """How far to work ahead of the committed chain."""
+    observe: Observer
+    """Is called with every event."""
+    spent: Callable[[Chain], bool]
+    """Whether a chain has used its budget."""
+    over: Callable[[Chain], bool] = is_finished
+    """Whether a chain is complete."""
+
+    def __post_init__(self) -> None:
+        auto = self.control.auto
+        given_up = auto.given_up if auto else ()
+        self._shadow = ShadowDrafts(self.policy, given_up, self.observe)
+
+    async def run(self, deadline: float | None) -> End:
         """
-        Extend the chain by *step*; return why nothing can follow. A budget may have no room for one
-        character.
+        Grow the chain, and return why it ended.
+
+        The *deadline* is in seconds on the event loop's clock; None: there is none. Failures of the
+        models are raised. When this method returns or raises, it leaves no task and no request
+        behind.
         """
-        nonlocal chain
-        observe(Committed(len(chain.steps), step, score))
-        chain = chain.extend(step)
-        full = step.stop == "length" and not step.text
-        return ended() or (
-            "repetition" if step.stop == "repetition" else "budget" if full else None
-        )
+        timeout = asyncio.timeout_at(deadline)
+        try:
+            async with timeout, aclosing(self._shadow):
+                return await self._grow()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+        if self.over(self.chain):
+            return "finished"
+        return "time"
 
-    def writer() -> Policy:
-        """The policy of the next steps, decided about now if it is not."""
-        if auto:
-            shadow.follow(auto.decide(len(chain.steps)), chain)
-        return auto.policy(policy) if auto else policy
-
-    def ended() -> End | None:
-        return "finished" if over(chain) else "budget" if spent(chain) else None
-
-    async def grow() -> End:
-        while (end := ended()) is None:
-            current = writer()
-            bets = Lookahead(
-                current, chain, control=control, spent=spent, observe=observe, over=over
-            )
-            async with aclosing(bets) as lookahead:
-                while True:
-                    draft, verdict = await lookahead.next()
-                    if isinstance(verdict, Rollback):
-                        break
-                    if end := commit(draft, verdict.score):
-                        return end
-                    if auto and auto.due(len(chain.steps)) and writer() is not current:
-                        break
-                if isinstance(verdict, Accept):  # another policy goes on; the bets are lost
-                    continue
-                # another draft of the same step was accepted in its place
-                if chosen := verdict.chosen:
-                    observe(Chosen(len(chain.steps), chosen.step))
-                    commit(chosen.step, chosen.score)
-                    continue
-                if (kept := draft.cut(verdict.keep)).text and (end := commit(kept, verdict.score)):
-                    return end
-                repaired = replace(
-                    await lookahead.repair(chain, draft, verdict), note=verdict.reason
-                )
-            # Leaving the block has cancelled the bets on the draft that was rolled back.
-            observe(Repaired(len(chain.steps), repaired, verdict))
-            if guarded(current) and stuck(chain, repaired):
-                return "repetition"
-            if end := commit(repaired):
-                return end
+    async def _grow(self) -> End:
+        end = self._ended()
+        while end is None:
+            end = await self._speculate(self._choose_policy())
         return end
 
-    control = LookaheadControl.of(ahead)
-    auto = control.auto
-    shadow = ShadowDrafts(policy, auto.given_up if auto else (), observe)
-    timeout = asyncio.timeout_at(deadline)
-    try:
-        async with timeout, aclosing(shadow):
-            end = await grow()
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        end = "finished" if over(chain) else "time"
-    return chain, end
+    async def _speculate(self, policy: Policy) -> End | None:
+        """
+        Commit the drafts of *policy* up to a rollback, and the repair.
+
+        Return why nothing can follow. Return None after a repair, and if another policy writes the
+        next step.
+        """
+        bets = Lookahead(
+            policy,
+            self.chain,
+            control=self.control,
+            spent=self.spent,
+            observe=self.observe,
+            over=self.over,
+        )
+        # Leaving the block cancels the bets that are still open.
+        async with aclosing(bets) as lookahead:
+            draft, verdict = await lookahead.next()
+            while not isinstance(verdict, Rollback):
+                end = self._commit(draft, verdict.score)
+                if end is not None:
+                    return end
+                next_policy = self._policy_after(policy)
+                if next_policy is not policy:
+                    return None
+                draft, verdict = await lookahead.next()
+            rival = verdict.chosen
+            if rival is not None:
+                self.observe(Chosen(len(self.chain.steps), rival.step))
+                return self._commit(rival.step, rival.score)
+            kept = draft.cut(verdict.keep)
+            if kept.text:
+                end = self._commit(kept, verdict.score)
+                if end is not None:
+                    return end
+            repair = await lookahead.repair(self.chain, draft, verdict)
+        repair = replace(repair, note=verdict.reason)
+        self.observe(Repaired(len(self.chain.steps), repair, verdict))
+        if guarded(policy) and stuck(self.chain, repair):
+            return "repetition"
+        return self._commit(repair)
+
+    def _choose_policy(self) -> Policy:
+        """Return the policy of the next steps. Decide now if nothing was decided for this step."""
+        auto = self.control.auto
+        if auto is None:
+            return self.policy
+        self._shadow.follow(auto.decide(len(self.chain.steps)), self.chain)
+        return auto.policy(self.policy)
+
+    def _policy_after(self, policy: Policy) -> Policy:
+        """Return the policy that writes after steps of *policy*. Decide now if it is time to."""
+        auto = self.control.auto
+        if auto is None or not auto.due(len(self.chain.steps)):
+            return policy
+        return self._choose_policy()
+
+    def _commit(self, step: Step, score: float | None = None) -> End | None:
+        """Extend the chain by *step*. Return why nothing can follow; None if something can."""
+        self.observe(Committed(len(self.chain.steps), step, score))
+        self.chain = self.chain.extend(step)
+        end = self._ended()
+        if end is not None:
+            return end
+        if step.stop == "repetition":
+            return "repetition"
+        if step.stop == "length" and not step.text:
+            return "budget"  # The budget has no room for one character.
+        return None
+
+    def _ended(self) -> End | None:
+        if self.over(self.chain):
+            return "finished"
+        if self.spent(self.chain):
+            return "budget"
+        return None

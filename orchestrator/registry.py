@@ -3,7 +3,7 @@ Registries: things that are chosen by name, such as policies, from stepspec itse
 
 A plugin is an entry point of an installed package, in a group such as ``stepspec.policies``.
 Plugins are loaded when a name is looked up that stepspec does not have itself, or when all names
-are listed. One that cannot be used is logged as a warning with its name and its package, and
+are listed. A plugin that cannot be used is logged as a warning with its name and its package, and
 disturbs nothing else.
 """
 
@@ -26,12 +26,11 @@ log = logging.getLogger("stepspec")
 
 class Registry(Mapping[str, T], Generic[T]):
     """
-    What a user can choose by name: the *built_in* entries, those of the plugins of *group*, and
-    those that are added.
+    What a user can choose by name: built-in entries, plugins, and what a program adds.
 
-    *kind* is what an entry is called in messages, and *kinds* its plural. *read* makes an entry of
-    a name and what an entry point refers to, and raises an exception for what cannot be one.
-    *reserved* names are for no plugin.
+    *kind* is what an entry is called in messages, and *kinds* its plural. *group* is the name of
+    the entry points of plugins. *read* makes an entry of a name and of what an entry point refers
+    to. It raises an exception for what cannot be an entry. No plugin may have a *reserved* name.
     """
 
     def __init__(
@@ -70,8 +69,9 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def find(self, name: str) -> T:
         """
-        Return the entry called *name*. Raise `ConfigurationError` if there is none, or if its
-        plugin is broken.
+        Return the entry called *name*.
+
+        Raise `ConfigurationError` if there is none, or if its plugin is broken.
         """
         entry = self.get(name)
         if entry is not None:
@@ -85,15 +85,13 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def add(self, value: object, name: str | None = None) -> str:
         """
-        Add what is made of *value* for the rest of the process, and return the name to choose it
-        by.
+        Add an entry made of *value* for the rest of the process. Return the name to choose it by.
 
-        That is *name*, by default that of the class or function, followed by a number if another
-        entry has it: no name ever changes its meaning. Raise `ConfigurationError` for what cannot
-        be an entry, or has no name, as a lambda.
+        The name is *name*, by default that of the class or function. A number follows if another
+        entry has the name, because no name ever changes its meaning. Raise `ConfigurationError` for
+        what cannot be an entry, or has no name, such as a lambda.
         """
         inner = behind(value)
-        count = 1
         name = name or str(getattr(inner, "__name__", type(inner).__name__))
         entry = self._read(name, value)
         if not NAME.fullmatch(name):
@@ -101,11 +99,12 @@ class Registry(Mapping[str, T], Generic[T]):
                 f"a {self.kind} has to have a name: write {value!r} as a class or a function"
             )
         free = name
+        count = 1
         while (known := self.get(free)) is not None:
             if known == entry:
                 return free
-            free = f"{name}-{count + 1}"
-            count = count + 1
+            count += 1
+            free = f"{name}-{count}"
         self._added[free] = entry
         return free
 
@@ -120,17 +119,16 @@ class Registry(Mapping[str, T], Generic[T]):
                 self._check_name(point.name, usable)
                 usable[point.name] = self._read(point.name, point.load())
             except (Exception, SystemExit) as exc:  # whatever the code of somebody else raises
-                cause = (
-                    str(exc)
-                    if isinstance(exc, ConfigurationError)
-                    else f"{type(exc).__name__}: {exc}"
-                )
-                message = (
-                    f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
-                )
+                message = self._explain(point, exc)
                 log.warning("%s", message)
                 broken.setdefault(point.name, message)
         return usable, broken
+
+    def _explain(self, point: EntryPoint, error: BaseException) -> str:
+        cause = f"{type(error).__name__}: {error}"
+        if isinstance(error, ConfigurationError):
+            cause = str(error)
+        return f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
 
     def _check_name(self, name: str, usable: Mapping[str, T]) -> None:
         if not NAME.fullmatch(name):
@@ -144,9 +142,13 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def behind(value: object) -> object:
-    """Return the class or function *value*, or the one that some arguments are bound to in it."""
-    return cast("partial[object]", value).func if isinstance(value, partial) else value
+    """Return the class or function *value*, without arguments that are bound to it."""
+    if isinstance(value, partial):
+        return cast("partial[object]", value).func
+    return value
 
 
 def _package(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+    if point.dist is None:
+        return "an unknown package"
+    return f"{point.dist.name} {point.dist.version}"

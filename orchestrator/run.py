@@ -1,7 +1,4 @@
-"""
-One run, from the problem to the answer: think within the budget, survive the loss of the small
-model, answer.
-"""
+"""One run, from the problem to the answer: think, survive the loss of the small model, answer."""
 
 from __future__ import annotations
 
@@ -29,36 +26,38 @@ from .events import Answered, Answering, Calling, Committed, Degraded, Event, Fi
 from .interfaces import AnswerParser, Model, Policy, RequestContext, requesting
 from .lookahead import LookaheadControl
 from .markers import may_open_block
-from .reason import End, reason
+from .reason import End, Loop
 from .verifiers import AnswerCheck, CheckedAnswer
 
 FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "context"]
+"""Why a run ended: "stop" if it is complete, else what cut it short."""
 
-_REASONS: dict[End, FinishReason] = {
+_FINISH_REASONS: dict[End, FinishReason] = {
     "finished": "stop",
     "budget": "length",
     "time": "time",
     "repetition": "repetition",
 }
-_CUT: dict[Stop, FinishReason] = {"length": "length", "repetition": "repetition"}
+_ANSWER_CUTS: dict[Stop, FinishReason] = {"length": "length", "repetition": "repetition"}
+"""Why an answer is incomplete that ended so. Any other answer is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """
-    The result of a run: the committed chain, the text and the *calls* after the thinking, and why
-    the run ended.
-
-    *verified* says whether a verifier accepted the answer, and *rejection* why it did not; None if
-    nobody judged it.
-    """
+    """The result of a run."""
 
     chain: Chain
+    """The committed chain."""
     text: str
+    """The text after the thinking, without calls of tools."""
     reason: FinishReason
+    """Why the run ended."""
     calls: tuple[ToolCall, ...] = ()
+    """The calls of tools that the answer makes."""
     verified: bool | None = None
+    """Whether a verifier accepted the answer; None if nobody judged it."""
     rejection: str = ""
+    """Why the verifier did not accept the answer; "" if it did."""
 
     @property
     def answer(self) -> str:
@@ -68,97 +67,101 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class RunParts:
     """
-    What a run is made of, within its *budget*. It thinks with *policy*, then *answerer* writes the
-    answer.
+    What a run is made of. It thinks with a policy, then a model writes the answer.
 
-    Without an *answerer* the policy's own writes it. With *by_method*, *policy* goes on through the
-    answer, whose steps are the last ones of the chain. Models that do not think (*thinks*, or
-    `thinks` of the chain, is false) answer as they reason. If such a chain shows a thinking block
-    all the same, an answer is written after it.
-
-    The answer may call the tools of the chain if *parser* makes what finds the calls. Then models
-    that do not think answer at once: the method has nothing to draft before an answer with calls.
-
-    The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is
-    up, the part that is written counts. If the small model fails for good, or rejects what the
-    large one may take, *fallback* continues the committed chain; if it is *lost* already,
-    *fallback* begins. Any other failure passes through; if the run *needs_small*, so does a failure
-    of the small model, unless only its context is full.
-
-    With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one
-    piece at the end. An answer that calls tools is no answer yet, and is not judged. *ahead* says
-    how far to work ahead, as in `reason`.
+    The answer is emitted in pieces. If the time is up, the part that is written counts.
     """
 
     policy: Policy
+    """The method."""
     budget: Budget
+    """The limits of the run."""
     ahead: int | LookaheadControl = 0
+    """How far to work ahead, as in `reason`."""
     fallback: Policy | None = None
+    """
+    Continues the committed chain if the small model fails for good, or rejects what the large one
+    may take. None: the failure is raised.
+    """
     thinks: bool = True
+    """
+    Whether the models think before they answer. If not, they answer as they reason.
+
+    If such a chain shows a thinking block all the same, an answer is written after the block.
+    """
     answerer: Model | None = None
+    """The model that writes the answer; None: the policy's own answerer."""
     stop: Sequence[str] = ()
+    """The answer ends before the first of these strings."""
     by_method: bool = False
+    """Whether the policy writes the answer, too. Its steps are then the last ones of the chain."""
     parser: Callable[[], AnswerParser] | None = None
+    """
+    Makes what finds the calls of tools in the answer; None if the answer may call none.
+
+    With a parser, models that do not think answer at once, because the method has nothing to draft.
+    """
     without_calls: Model | None = None
     """
     Writes the answer anew, in the format of the request, if it called no tool. None: the answer may
     have any form.
     """
-
     check: AnswerCheck | None = None
+    """
+    Judges the answer, and has it rewritten while it is rejected; None: nobody judges.
+
+    The answer is then emitted in one piece at the end. An answer that calls tools is not judged.
+    """
     lost: EndpointError | None = None
+    """Why the small model is lost already, so that the fallback begins; None: it is not."""
     needs_small: bool = False
+    """Whether a failure of the small model is raised, unless only its context is full."""
 
 
 async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
     """
-    Continue *chain* to the end of its thinking, and answer; *observe* is called with every event.
+    Continue *chain* to the end of its thinking, and answer. Call *observe* with every event.
 
     Raise `ContextTooLong` if the large model takes so little that nothing at all was written.
     """
+    clock = asyncio.get_running_loop().time
     chain = replace(chain, thinks=parts.thinks and chain.thinks)
-    current = _Run(parts, chain, observe, asyncio.get_running_loop().time())
-    why = await current.work_or_fall_back()
-    why = why if current.cut == "stop" else current.cut
-    calls: tuple[ToolCall, ...] = ()
-    if not current.by_method and (current.chain.thought or parts.parser is not None):
-        cut = await current.answer()
-        text = current.stream.text
-        calls = current.stream.calls
-        why = cut if why == "stop" else why
-    else:
-        if current.full is not None and not current.chain.steps:
-            raise current.full
-        text = (current.chain.parts()[1] if current.by_method else current.chain).text
-        current.stream.finish(text)
-    calls = calls if why == "stop" else complete_calls(calls)
-    outcome = Outcome(
-        current.chain, answer_text(text, parts.stop, thought=current.chain.thought), why, calls
-    )
+    current = _CurrentRun(parts, chain, observe, began=clock())
+    outcome = await current.outcome()
     if parts.check is not None:
         outcome = await current.checked(parts.check, outcome)
-    observe(
-        Finished(outcome.reason, outcome.answer, asyncio.get_running_loop().time() - current.began)
-    )
+    observe(Finished(outcome.reason, outcome.answer, clock() - current.began))
     return outcome
 
 
 @dataclass
-class _Run:
+class _CurrentRun:
     """
-    The state of one run: an observer that keeps the committed chain, so that it outlives a failure.
+    The state of one run.
+
+    It is the observer of the loop, and keeps the committed chain, which outlives a failure.
     """
 
     parts: RunParts
+    """What the run is made of."""
     chain: Chain
+    """The committed chain."""
     observe: Observer
+    """Is called with every event."""
     began: float
-    written: Step | None = None  # the complete answer after the thinking
-    partial: bool = False  # whether the time was up before the answer was complete
-    answered: bool = False  # whether a part of the answer was emitted
-    cut: FinishReason = "stop"  # what ended the thinking before an answer of the method
-    full: ContextTooLong | None = None  # why a policy could not go on
-    held: list[Event] = field(default_factory=list[Event])  # content that no call follows yet
+    """When the run began, in seconds on the event loop's clock."""
+    written: Step | None = None
+    """The complete answer after the thinking; None as long as there is none."""
+    partial: bool = False
+    """Whether the time was up before the answer was complete."""
+    answered: bool = False
+    """Whether a part of the answer was emitted."""
+    cut: FinishReason = "stop"
+    """What cut the thinking short before an answer of the method; "stop" if nothing did."""
+    full: ContextTooLong | None = None
+    """Why a policy could not go on; None as long as it can."""
+    held: list[Event] = field(default_factory=list[Event])
+    """Content of the answer that is not emitted, because no call follows it yet."""
 
     def __post_init__(self) -> None:
         parts = self.parts
@@ -167,13 +170,43 @@ class _Run:
         self.by_method = parts.by_method and self.chain.thinks and parts.parser is None
         self.control = LookaheadControl.of(parts.ahead)
         self.author = parts.answerer or parts.policy.answerer
-        # that the run can go on without
-        self.optional: Role | None = None if parts.fallback is None else "small"
-        # of the answer: at first of a chain that is the answer, or contains it
+        self.optional: Role | None = None
+        """The model that the run can go on without."""
+        if parts.fallback is not None:
+            self.optional = "small"
         self.stream = self.new_stream()
+        """Emits the answer: at first, the chain where it is the answer or contains the answer."""
+
+    async def outcome(self) -> Outcome:
+        """Think and answer."""
+        reason = await self.work_or_fall_back()
+        if self.cut != "stop":
+            reason = self.cut
+        calls: tuple[ToolCall, ...] = ()
+        if not self.by_method and (self.chain.thought or self.parts.parser is not None):
+            cut = await self.answer()
+            if reason == "stop":
+                reason = cut
+            text = self.stream.text
+            calls = self.stream.calls
+        else:
+            if self.full is not None and not self.chain.steps:
+                raise self.full
+            text = self._answering_chain().text
+            self.stream.finish(text)
+        if reason != "stop":
+            calls = complete_calls(calls)
+        text = answer_text(text, self.stop, thought=self.chain.thought)
+        return Outcome(self.chain, text, reason, calls)
+
+    def _answering_chain(self) -> Chain:
+        """Return the steps that are the answer, where no answer was written after the chain."""
+        if self.by_method:
+            return self.chain.parts()[1]
+        return self.chain
 
     def new_stream(self) -> AnswerStream:
-        """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
+        """Make a stream for one answer. It emits nothing if the answer is to be judged first."""
         if self.parts.parser is None:
             return self.text_stream()
         parser = self.parts.parser()
@@ -194,7 +227,7 @@ class _Run:
             self(event)
 
     def _emit_before_calls(self, event: Event) -> None:
-        """Hold content back until a call follows it; an answer without calls is written anew."""
+        """Hold content back until a call follows. An answer without calls is written anew."""
         self.held.append(event)
         if isinstance(event, Calling):
             for held in self.held:
@@ -202,26 +235,24 @@ class _Run:
             self.held.clear()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Committed):
-            self.chain = self.chain.extend(event.step)
-        self.answered = self.answered or isinstance(event, Answering | Calling)
+        if isinstance(event, Answering | Calling):
+            self.answered = True
+        if not isinstance(event, Committed):
+            self.observe(event)
+            return
+        self.chain = self.chain.extend(event.step)
         self.observe(event)
-        if (
-            isinstance(event, Committed)
-            and not self.chain.thinks
-            and not may_open_block(self.chain.text)
-        ):
+        if not self.chain.thinks and not may_open_block(self.chain.text):
             self.stream.update(self.chain.text)
-        if isinstance(event, Committed) and self.by_method and self.chain.closed:
+        if self.by_method and self.chain.closed:
             self.stream.update(self.chain.parts()[1].text)
 
     def lose_small(self, exc: EndpointError) -> Policy:
         """
-        Return the fallback, which goes on without the small model; raise *exc* if that is not what
-        failed.
+        Return the fallback, which goes on without the small model.
 
-        It is raised as well if the run needs both models, unless only the context of the small one
-        is full.
+        Raise *exc* if another model failed, or if the run needs both models. A small model whose
+        context is full is not needed.
         """
         fallback = self.parts.fallback
         needed = self.parts.needs_small and not isinstance(exc, ContextTooLong)
@@ -229,13 +260,13 @@ class _Run:
             raise exc
         self.observe(Degraded("small", str(exc)))
         self.optional = None
-        self.control = replace(self.control, auto=None)  # nothing is left to choose from
+        self.control = replace(self.control, auto=None)  # One model is left: nothing to decide.
         if self.author.role == "small":
             self.author = fallback.answerer
         return fallback
 
     async def work_or_fall_back(self) -> FinishReason:
-        """Let the policy think; the fallback takes over if the small model fails."""
+        """Let the policy think. The fallback takes over if the small model fails."""
         try:
             if self.parts.lost is not None:
                 raise self.parts.lost
@@ -244,63 +275,73 @@ class _Run:
             return await self.work(self.lose_small(exc))
 
     async def work(self, policy: Policy) -> FinishReason:
-        """Let *policy* think and, if *by_method*, answer; also where the thinking was cut short."""
-        why = await self.think(policy)
+        """
+        Let *policy* think and, if the method answers, answer.
+
+        The method answers also where its thinking was cut short.
+        """
+        reason = await self.think(policy)
+        if not self.by_method or has_answer(self.chain, self.stop):
+            return reason
         closed = self.chain.closed
-        if not self.by_method or has_answer(self.chain, self.stop) or (closed and why != "time"):
-            return why
+        if closed and reason != "time":
+            return reason
         if self.full is not None and not self.chain.steps:
-            return why
+            return reason
         if not closed:
-            self.cut = why
+            self.cut = reason
             self(Committed(len(self.chain.steps), closing_step(self.chain, policy.answerer)))
         return await self._reason(policy, self.budget.seconds)
 
     async def think(self, policy: Policy) -> FinishReason:
         if self.parts.parser is not None and not self.chain.thinks:
             return "stop"
-        return await self._reason(
-            policy, self.budget.thinking_seconds if self.chain.thinks else self.budget.seconds
-        )
+        seconds = self.budget.seconds
+        if self.chain.thinks:
+            seconds = self.budget.thinking_seconds
+        return await self._reason(policy, seconds)
 
     async def _reason(self, policy: Policy, seconds: float | None) -> FinishReason:
         """
-        Let *policy* grow the chain until it is `_over`, or *seconds* have passed since the run
-        began.
+        Let *policy* grow the chain until it is complete.
+
+        It ends early if *seconds* have passed since the run began; None: there is no limit.
         """
+        loop = Loop(
+            policy=policy,
+            chain=self.chain,
+            control=self.control,
+            observe=self,
+            spent=self.budget.spent,
+            over=self._over,
+        )
         try:
-            _, end = await reason(
-                policy,
-                self.chain,
-                ahead=self.control,
-                spent=self.budget.spent,
-                deadline=self._deadline(seconds),
-                observe=self,
-                over=self._over,
-            )
+            end = await loop.run(self._deadline(seconds))
         except ContextTooLong as exc:
             if exc.role == self.optional:
                 raise
             self.full = exc
             return "context"
-        return _REASONS[end]
+        return _FINISH_REASONS[end]
 
     def _over(self, chain: Chain) -> bool:
         if self.by_method and chain.closed:
             return has_answer(chain, self.stop)
-        return chain.finished or (
-            not chain.thought and first_stop(chain.text, self.stop) is not None
-        )
+        if chain.finished:
+            return True
+        return not chain.thought and first_stop(chain.text, self.stop) is not None
 
     def _deadline(self, seconds: float | None) -> float | None:
-        return None if seconds is None else self.began + seconds
+        if seconds is None:
+            return None
+        return self.began + seconds
 
     async def answer(self) -> FinishReason:
         """
-        Write the answer, which `stream` has, and say why it ended.
+        Write the answer through `stream`. Return why it ended.
 
-        If the small model fails before a part of it is emitted, the model of the fallback writes
-        it.
+        If the small model fails before a part of the answer is emitted, the fallback's model
+        writes it.
         """
         try:
             return await self._answer()
@@ -333,12 +374,14 @@ class _Run:
         self.written = step
         if self.parts.check is None or self.stream.calls:
             self(Answered(step))
-        return _CUT.get(step.stop, "stop")
+        return _ANSWER_CUTS.get(step.stop, "stop")
 
     async def _write(self) -> Step:
         """
-        Write the answer. One that may call tools and calls none is written anew if it needs a
-        format: no format of a server allows both.
+        Write the answer.
+
+        An answer that may call tools, calls none and needs a format is written anew, because no
+        format of a server allows both.
         """
         self.stream = self.new_stream()
         step = await self._write_as(self.author)
@@ -358,13 +401,13 @@ class _Run:
         )
 
     async def checked(self, check: AnswerCheck, outcome: Outcome) -> Outcome:
-        """Have the answer of *outcome* judged, and rewritten while it is rejected; then emit it."""
+        """Have the answer of *outcome* judged, and rewritten while it is rejected. Then emit it."""
         if outcome.text and not outcome.calls and not self.partial:
             if self.written is not None:
                 chain = close(self.chain, check.author).extend(self.written)
                 answer = CheckedAnswer(chain, self.written, outcome.text)
             else:
-                step = _joined(self.chain.parts()[1] if self.by_method else self.chain)
+                step = _joined(self._answering_chain())
                 answer = CheckedAnswer(self.chain, step, outcome.text, committed=True)
             outcome = await self._check(check, answer, outcome)
         if outcome.text:
@@ -378,7 +421,7 @@ class _Run:
             nonlocal answer
             answer = latest
 
-        why = outcome.reason
+        reason = outcome.reason
         timeout = asyncio.timeout_at(self._deadline(self.budget.seconds))
         try:
             async with timeout:
@@ -386,26 +429,29 @@ class _Run:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            why = "time"
-        except ContextTooLong:  # there is no room to rewrite the answer: it stays as it is
-            pass
+            reason = "time"
+        except ContextTooLong:
+            pass  # The answer stays as it is, because there is no room to rewrite it.
         if not answer.committed:
             self(Answered(answer.step))
-            why = _CUT.get(answer.step.stop, why) if why == "stop" else why
+            if reason == "stop":
+                reason = _ANSWER_CUTS.get(answer.step.stop, "stop")
         return replace(
             outcome,
             text=answer.text,
-            reason=why,
+            reason=reason,
             verified=answer.verified,
             rejection=answer.rejection,
         )
 
     def _left(self, chain: Chain) -> int:
-        """How many tokens a further answer to *chain*, which ends with one, may have."""
-        return self.budget.left(chain) if chain.closed else self.budget.tokens - chain.tokens
+        """Return how many tokens another answer may have after *chain*, which ends with one."""
+        if chain.closed:
+            return self.budget.left(chain)
+        return self.budget.tokens - chain.tokens
 
 
 def _joined(answer: Chain) -> Step:
-    """The steps of *answer* as one."""
+    """Return the steps of *answer* as one step."""
     tokens = tuple(token for step in answer.steps for token in step.tokens)
     return replace(answer.steps[-1], text=answer.text, tokens=tokens, pieces=())

@@ -1,10 +1,9 @@
 """
-The options of one run. Each is declared once, as a field of `RunOptions`, and appears everywhere by
-that alone.
+The options of one run. Each is declared once, as a field of `RunOptions`.
 
-From the fields follow the settings and their variables, the keyword arguments of `Solver` and
-`Solver.solve`, the flags of the command line, the object ``stepspec`` of a request to the service,
-the options of an evaluation's arms, the conditions of a calibration, and the table in
+The rest follows from the fields: the settings and their variables, the keyword arguments of
+`Solver` and `Solver.solve`, the flags of the command line, the object ``stepspec`` of a request to
+the service, the options of an evaluation's arms, the conditions of a calibration, and the table in
 ``docs/python.md``.
 """
 
@@ -65,21 +64,20 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True)
 class RunOption:
-    """
-    What the program knows about an option of a run, besides its name, its type and its default.
-
-    *help* is one sentence for ``--help`` and the table of options. The *commands* have a flag for
-    it, called ``--NAME`` unless *flags* says otherwise. With *service* a request to the service may
-    set it, with *arms* an arm of an evaluation. With *calibrated* a calibration holds only for runs
-    with the same value.
-    """
+    """What the program knows about an option of a run, besides its name, type and default."""
 
     help: str
+    """One sentence for ``--help`` and for the table of options."""
     commands: tuple[str, ...] = ("solve",)
+    """The commands that have a flag for it."""
     flags: tuple[str, ...] = ()
+    """The names of the flag; empty: ``--NAME``."""
     service: bool = True
+    """Whether a request to the service may set it."""
     arms: bool = True
+    """Whether an arm of an evaluation may set it."""
     calibrated: bool = True
+    """Whether a calibration holds only for runs with the same value."""
 
 
 class RunOptions(BaseModel):
@@ -88,12 +86,12 @@ class RunOptions(BaseModel):
 
     A request is resolved into one such value and validated once, where it comes in: by
     `Solver.resolve` for keyword arguments, by `Settings` for files, variables and flags, by the
-    service's `Resolver` for a request over HTTP, by `Arm` for an evaluation. `Solver.solve` runs
-    the value as it is.
+    service's `Resolver` for a request over HTTP, and by `Arm` for an evaluation. `Solver.solve`
+    runs the value as it is.
 
-    Whatever belongs to a single request is no field: its problem, *stop* strings, *format* and
-    *session*, its observer and the file of its trace. The seed is one of the *sampling*. An option
-    that only one method has, such as ``threshold`` of specreason, is one of the *options*, which
+    What belongs to a single request is no field: its problem, its stop strings, its format, its
+    session, its observer and the file of its trace. The seed belongs to the sampling. An option of
+    one method, such as ``threshold`` of specreason, stands in `options`, which
     `stepspec.policies.check` checks.
     """
 
@@ -208,10 +206,10 @@ class RunOptions(BaseModel):
 
     def with_overrides(self, overrides: RunOverrides) -> Self:
         """
-        Copy these options with *overrides*; those that are None change nothing.
+        Copy these options with *overrides*. An override that is None changes nothing.
 
-        Another policy without options of its own has its defaults. Raise `ConfigurationError` for a
-        wrong value.
+        Another policy has its default options, unless *overrides* has some. Raise
+        `ConfigurationError` for a wrong value.
         """
         changed = {name: value for name, value in overrides.items() if value is not None}
         try:
@@ -226,9 +224,7 @@ class RunOptions(BaseModel):
         return self.model_copy(update=update)
 
     def calibrated(self) -> dict[str, Any]:
-        """
-        The values that a calibration depends on, as values of TOML; the seed is not among them.
-        """
+        """Return the values that a calibration depends on, without the seed, for TOML."""
         names = {name for name, option in run_options().items() if option.calibrated}
         values = self.model_dump(mode="json", include=names, exclude_none=True)
         values["sampling"].pop("seed", None)
@@ -237,7 +233,7 @@ class RunOptions(BaseModel):
 
 class RunOverrides(TypedDict, total=False):
     """
-    The fields of `RunOptions` as keyword arguments, for type checkers; a test compares both.
+    The fields of `RunOptions` as keyword arguments, for type checkers. A test compares both.
 
     An option that is absent, or None, keeps its value.
     """
@@ -258,7 +254,7 @@ class RunOverrides(TypedDict, total=False):
 
 @cache
 def run_options() -> Mapping[str, RunOption]:
-    """What is declared about each option, by its name."""
+    """Return what is declared about each option, by its name."""
     return {
         name: next(entry for entry in field.metadata if isinstance(entry, RunOption))
         for name, field in RunOptions.model_fields.items()
@@ -266,24 +262,26 @@ def run_options() -> Mapping[str, RunOption]:
 
 
 def option_types() -> dict[str, Any]:
-    """The type of each option with its constraints, by the option's name."""
+    """Return the type of each option with its constraints, by the option's name."""
     hints = get_type_hints(RunOptions, include_extras=True)
     return {name: hints[name] for name in run_options()}
 
 
 def arm_options() -> tuple[str, ...]:
-    """The options that an arm of an evaluation, and so a policy file, may set."""
+    """Return the options that an arm of an evaluation, and so a policy file, may set."""
     return tuple(name for name, option in run_options().items() if option.arms)
 
 
 def service_options() -> tuple[str, ...]:
-    """The options that a request to the service may set."""
+    """Return the options that a request to the service may set."""
     return tuple(name for name, option in run_options().items() if option.service)
 
 
 def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collection[str] = ()) -> str:
     """
-    Say what is wrong with which field of *model*; parts of a place that are *hidden* are left out.
+    Return which field of *model* is wrong, and why.
+
+    *hidden* parts of the field's place are left out.
     """
     place = [part for part in error["loc"] if part not in hidden]
     name = ".".join(map(str, place))
@@ -294,7 +292,7 @@ def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collectio
 
 
 def _known(root: type[BaseModel], place: Sequence[int | str]) -> set[str]:
-    """The names of the fields that may stand where the last part of *place* does."""
+    """Return the names of the fields that may stand where the last part of *place* does."""
     found = [root]
     for name in place[:-1]:
         fields = [model.model_fields.get(str(name)) for model in found]
@@ -303,7 +301,7 @@ def _known(root: type[BaseModel], place: Sequence[int | str]) -> set[str]:
 
 
 def models(annotation: object) -> list[type[BaseModel]]:
-    """The models among the alternatives of *annotation*, whose fields are settings of their own."""
+    """Return the models among the alternatives of *annotation*. Their fields are settings, too."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) in (dict, list, tuple):

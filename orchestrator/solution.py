@@ -28,90 +28,103 @@ StepFate: TypeAlias = Literal["kept", "rejected", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class SolvedStep:
-    """
-    One step that was written, and its fate.
-
-    *fate* is "kept", "rejected" (by the verdict) or "lost" (a bet on a rejected step). *grade* is
-    the verdict's score; None if there is none. *reason* says why the step, or the step that it
-    repairs, was rejected, and *detail* what a verifier said about it. *at* is in seconds since the
-    run began. A rejected answer is a step too (reason "answer").
-    """
+    """One step that was written, and its fate. A rejected answer is a step, too."""
 
     index: int
+    """The place of the step in the chain, from 0."""
     author: Role
+    """The model that wrote it."""
     text: str
+    """Its text."""
     grade: float | None
+    """The score of the verdict; None if there is none."""
     fate: StepFate
+    """What became of it: "kept", "rejected" by the verdict, or "lost", a bet on a rejected step."""
     reason: str
+    """Why the step, or the step that it repairs, was rejected; "answer" for a rejected answer."""
     at: float
+    """When its fate was known, in seconds since the run began."""
     detail: str = ""
+    """What a verifier said about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """
-    Consecutive *steps* of a run with `auto`, and why they were written as they were.
-
-    With the *choice* "method" the method wrote them, *ahead* drafts ahead; with "large" the large
-    model alone.
-    """
+    """Consecutive steps of a run with `auto` that were written in the same way."""
 
     choice: Choice
+    """Who wrote them: the "method", or the "large" model alone."""
     ahead: int
+    """How many drafts the method worked ahead."""
     steps: int
+    """The number of steps."""
     reason: str
+    """Why they were written so, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    r"""
-    The solution of a problem.
-
-    *answer* is the content of the last ``\boxed{}`` of *text*, or its last line. *text* was written
-    after the thinking, and *thinking* is the text of the committed steps before it. *steps* are all
-    steps that were written, including those of the answer if the method wrote it. *finish_reason*
-    is "stop", or what cut the run short: "length" (tokens or steps), "time", "repetition",
-    "context". *degraded* names the models that failed, those in a nested pair by their path.
-    *seconds* is wall time. *seed* is that of the sampling, chosen at random if none was set: the
-    same seed repeats the run. None if the models wrote greedily, if `auto` decided, or if one model
-    was alone and no seed was set. *stretches* says what a run with `auto` chose; without it there
-    are none. *aside* says in a sentence why the large model wrote alone, and what to do about it;
-    "" if it did not. *calls* are the calls of tools that the answer makes; of an answer that was
-    cut short, those that are complete. *verified* says whether the verifier accepted the answer, or
-    the large model in its place; None if nobody judged it. *rejection* is the reason if it did not.
-    If the verifier failed at least once, *degraded* names the "critic".
-    """
+    """The solution of a problem."""
 
     answer: str
+    r"""The content of the last ``\boxed{}`` of the text, or its last line."""
     text: str
+    """What was written after the thinking."""
     thinking: str
+    """The text of the committed steps before the answer."""
     steps: tuple[SolvedStep, ...]
+    """All steps that were written, those of the answer too if the method wrote it."""
     ledger: Ledger
+    """Tokens and seconds, by model and by fate."""
     finish_reason: FinishReason
+    """
+    "stop", or what cut the run short: "length" (tokens or steps), "time", "repetition" or
+    "context".
+    """
     seconds: float
+    """Wall time of the run."""
     degraded: tuple[str, ...] = ()
+    """
+    The models that failed for good, those in a nested pair by their path.
+
+    It names the "critic" if the verifier failed at least once.
+    """
     seed: int | None = None
+    """
+    The seed of the sampling, which repeats the run; chosen at random if none was set.
+
+    None if the models wrote greedily, if `auto` decided, or if one model was alone and no seed was
+    set.
+    """
     stretches: tuple[Stretch, ...] = ()
+    """What a run with `auto` chose; empty without `auto`."""
     aside: str = ""
+    """Why the large model wrote alone, and what to do about it; "" if it did not."""
     calls: tuple[ToolCall, ...] = ()
+    """The calls of tools that the answer makes, as far as they are complete."""
     verified: bool | None = None
+    """
+    Whether the verifier, or the large model in its place, accepted the answer.
+
+    None if nobody judged it.
+    """
     rejection: str = ""
+    """Why the answer was not accepted; "" if it was."""
 
     @property
     def share_alone(self) -> float:
         """The share of the steps that `auto` let the large model write alone."""
         steps = sum(stretch.steps for stretch in self.stretches)
-        return (
-            sum(each.steps for each in self.stretches if each.choice == "large") / steps
-            if steps
-            else 0.0
-        )
+        alone = sum(stretch.steps for stretch in self.stretches if stretch.choice == "large")
+        return alone / steps if steps else 0.0
 
     @classmethod
     def of(cls, outcome: Outcome, moments: Sequence[Moment]) -> Solution:
         """Make the solution of a run from its *outcome* and its trace."""
         events = [moment.event for moment in moments]
         lost = [event.draft for event in events if isinstance(event, Lost)]
+        seeds = (event.seed for event in events if isinstance(event, Started))
+        advice = (event.advice for event in events if isinstance(event, Decided) and event.advice)
         return cls(
             answer=outcome.answer,
             text=outcome.text,
@@ -121,12 +134,9 @@ class Solution:
             finish_reason=outcome.reason,
             seconds=moments[-1].at,
             degraded=tuple(_degraded(events)),
-            seed=next((event.seed for event in events if isinstance(event, Started)), None),
+            seed=next(seeds, None),
             stretches=tuple(stretches(events)),
-            aside=next(
-                (event.advice for event in events if isinstance(event, Decided) and event.advice),
-                "",
-            ),
+            aside=next(advice, ""),
             calls=outcome.calls,
             verified=outcome.verified,
             rejection=outcome.rejection,
@@ -134,9 +144,7 @@ class Solution:
 
 
 def _degraded(events: Sequence[Event]) -> Iterator[str]:
-    """
-    The models that failed for good, and the critic if something else had to judge in its place.
-    """
+    """Yield the models that failed for good, and the critic if something else judged for it."""
     yield from (event.path or event.role for event in events if isinstance(event, Degraded))
     if any(isinstance(event, FellBack) for event in events):
         yield "critic"
@@ -144,30 +152,26 @@ def _degraded(events: Sequence[Event]) -> Iterator[str]:
 
 def stretches(events: Iterable[Event]) -> Iterator[Stretch]:
     """
-    The stretches that were decided in a run; decisions that change nothing but their reason are one
-    stretch.
+    Yield the stretches that were decided in a run.
+
+    Decisions that change nothing but their reason belong to one stretch.
     """
-    current: Stretch | None = None
+    found: list[Stretch] = []
     for event in events:
         if isinstance(event, Decided):
-            if current is not None and (current.choice, current.ahead) == (
-                event.choice,
-                event.ahead,
-            ):
-                continue
-            if current is not None and current.steps:
-                yield current
-            current = Stretch(event.choice, event.ahead, 0, event.reason)
-        elif isinstance(event, Committed) and current is not None:
-            current = replace(current, steps=current.steps + 1)
-    if current is not None and current.steps:
-        yield current
+            decided = Stretch(event.choice, event.ahead, 0, event.reason)
+            if not found or (found[-1].choice, found[-1].ahead) != (event.choice, event.ahead):
+                found.append(decided)
+        elif isinstance(event, Committed) and found:
+            found[-1] = replace(found[-1], steps=found[-1].steps + 1)
+    yield from (stretch for stretch in found if stretch.steps)
 
 
 def solved_steps(moment: Moment, lost: Sequence[Step] = ()) -> tuple[SolvedStep, ...]:
     """
-    The steps whose fate is decided at *moment*, and rejected rivals of a draft; drafts in *lost*
-    have another.
+    Return the steps whose fate is decided at *moment*, and the rejected rivals of a draft.
+
+    A rejected draft that is in *lost* has its fate at another moment.
     """
     match moment.event:
         case Committed(index=index, step=step, score=score):

@@ -3,15 +3,15 @@ Where steps end: at a delimiter outside of code, LaTeX environments and tables. 
 
 A delimiter is a text, by default a blank line. Within a block it does not count:
 
-    code     a fence of backticks or tildes, up to a fence of the same kind that is at least as
-    long; LaTeX    ``\begin{x}`` to ``\end{x}``, ``\[`` to ``\]``, ``$$`` to ``$$``; tables
-    ``<table`` to ``</table``.
+- code: from a fence of backticks or tildes to a fence of the same kind that is at least as long;
+- LaTeX: from ``\begin{x}`` to ``\end{x}``, from ``\[`` to ``\]``, from ``$$`` to ``$$``;
+- tables: from ``<table`` to ``</table``.
 
-Whether a position is in a block depends only on the text before it, so that it does not matter in
-which pieces the text arrives. A block that is not closed ends after `MOST` characters, and at the
-end of the thinking.
+Whether a position is in a block depends only on the text before it. So the pieces in which a text
+arrives do not matter. A block that is not closed ends after `MAX_BLOCK_CHARACTERS`, and at the end
+of the thinking.
 
-White space alone is no step: further blank lines after a step belong to the next one.
+White space alone is no step. Further blank lines after a step belong to the next step.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+from .markers import THINK_END
 
 BLANK_LINE = "\n\n"
-OF_WINDOWS = "\r\n\r\n"  # a blank line where lines end as in a problem that was pasted from Windows
-MOST = 4096  # characters
+WINDOWS_BLANK_LINE = "\r\n\r\n"
+"""A blank line in a text that was pasted from Windows."""
+MAX_BLOCK_CHARACTERS = 4096
 
 Span: TypeAlias = tuple[int, int]
+"""The places of the first character of a span, and of the first one after it."""
 
 _MARK = r"""
     \\(?P<begin>begin|end)\{(?P<name>[^{}\n]*)\}
@@ -35,42 +39,48 @@ _MARK = r"""
     | <(?P<table>/?table)\b
     | </think>"""  # Every part begins with a character, for a fast search.
 _MARKS = re.compile(rf"(?:```|~~~)(?:(?!</think>)[^\n])*\n? | {_MARK}", re.VERBOSE)
-# without one of them a text has no block
 _OPENINGS = ("```", "~~~", "\\begin{", "$$", "\\[", "<table")
+"""A text without any of them has no block."""
 _FENCE = re.compile(r"`+|~+")
+
+
+class Block(NamedTuple):
+    """A block that is open."""
+
+    mark: str
+    """What opened it."""
+    start: int
+    """The place where it begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """
-    The blocks that are *opened* before character *at* of a text, where a line begins, and not
-    closed yet.
-
-    Each has its mark and its place; the outermost comes first. A longer text is searched from there
-    on only.
-    """
+    """The blocks that are open at a place of a text. A longer text is searched from there on."""
 
     at: int = 0
-    opened: tuple[tuple[str, int], ...] = ()
+    """The place, where a line begins."""
+    opened: tuple[Block, ...] = ()
+    """The blocks, the outermost first."""
 
     def advance(self, text: str) -> Blocks:
-        """
-        Return those that are open where the last line of *text* begins, which continues the text so
-        far.
-        """
+        """Return the blocks that are open where the last line of the longer *text* begins."""
         line = text.rfind("\n", self.at) + 1
-        return Blocks(line, _search(text[self.at : line], self)[1]) if line > self.at else self
+        if line <= self.at:
+            return self
+        _, opened = _search(text[self.at : line], self)
+        return Blocks(line, opened)
 
     def spans(self, text: str) -> list[Span]:
         """
-        The spans of the blocks of *text* that do not end before `at`; one that is open at its end
-        ends after it.
+        Return the spans of the blocks of *text* that do not end before `at`.
+
+        A block that is open at the end of the text ends after it.
         """
         spans, opened = _search(text[self.at :], self)
-        for _, start in opened:
-            if len(text) - start <= MOST:
-                return [*spans, (start, len(text) + 1)]
-            spans.append((start, start + MOST + 1))
+        for block in opened:
+            if len(text) - block.start <= MAX_BLOCK_CHARACTERS:
+                return [*spans, (block.start, len(text) + 1)]
+            spans.append((block.start, block.start + MAX_BLOCK_CHARACTERS + 1))
         return spans
 
 
@@ -79,25 +89,28 @@ NO_BLOCKS = Blocks()
 
 @dataclass(frozen=True, slots=True)
 class StepEnds:
-    """
-    What ends a step: one of the *texts*; if *blocks* is false, also within code, LaTeX and tables.
-    """
+    """What ends a step."""
 
-    texts: tuple[str, ...] = (BLANK_LINE, OF_WINDOWS)
+    texts: tuple[str, ...] = (BLANK_LINE, WINDOWS_BLANK_LINE)
+    """A step ends after any of these texts."""
     blocks: bool = True
+    """Whether no step ends within code, LaTeX and tables."""
 
     @classmethod
     def of(cls, delimiter: str | Sequence[str]) -> StepEnds:
         """
-        Parse the setting: one text, or several. Raise `ValueError` if one is empty, or if there is
-        none.
+        Parse the setting: one text, or several.
+
+        Raise `ValueError` if a text is empty, or if there is none.
         """
         texts = (delimiter,) if isinstance(delimiter, str) else tuple(delimiter)
         if not texts or not all(texts):
             raise ValueError(
                 r'a delimiter is a text that is not empty, such as "\n\n", or a list of such texts'
             )
-        return cls((*texts, OF_WINDOWS) if BLANK_LINE in texts else texts)
+        if BLANK_LINE in texts:
+            texts = (*texts, WINDOWS_BLANK_LINE)
+        return cls(texts)
 
     @property
     def text(self) -> str:
@@ -108,51 +121,52 @@ class StepEnds:
         self, before: str, text: str, start: int = 0, blocks: Blocks = NO_BLOCKS
     ) -> tuple[int, int]:
         """
-        Find the end of the first step of *text*, which follows *before*; search from *start* on.
+        Find the end of the first step of *text*, which follows *before*. Search from *start* on.
 
         *blocks* are those of *before*, as far as they are known. Return the position after the
         delimiter, or -1, and the position to search from when there is more text.
         """
         spans: list[Span] | None = None
-        at = start
-        while (hit := self._next(text, at)) is not None:
+        place = start
+        while (hit := self._next(text, place)) is not None:
             begin, end = hit
-            if not text[:end].strip() and (not self.blocks or self._begins(before)):
-                at = begin + 1
-                continue
+            place = begin + 1
+            blank = not text[:end].strip()
             if not self.blocks:
+                if not blank:
+                    return end, begin
+                continue
+            if blank and self._begins(before):
+                continue
+            if spans is None:
+                spans = blocks.spans(before + text)
+            if not _inside(spans, len(before) + end):
                 return end, begin
-            spans = blocks.spans(before + text) if spans is None else spans
-            if _inside(spans, len(before) + end):
-                at = begin + 1
-            else:
-                return end, begin
-        return -1, max(at, len(text) - _longest(self.texts) + 1)
+        return -1, max(place, len(text) - _longest(self.texts) + 1)
 
     def at_end(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
-        """Whether *text*, whose *blocks* are known so far, ends in a delimiter."""
+        """Whether *text* ends a step. *blocks* are those of a beginning of *text*."""
         return text.endswith(self.texts) and not (self.blocks and self.in_block(text, blocks))
 
     def in_block(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
-        """Whether the end of *text*, whose *blocks* are known so far, is in a block."""
+        """Whether the end of *text* is in a block. *blocks* are those of a beginning of *text*."""
         return _inside(blocks.spans(text), len(text))
 
     def _begins(self, before: str) -> bool:
-        """
-        Whether a step begins after *before*, perhaps with the white space that *before* ends in.
-        """
-        said = before.rstrip()
-        return not said or any(
-            before.find(text, max(0, len(said) - len(text))) >= 0 for text in self.texts
-        )
+        """Whether a step begins after *before*, or with the white space at its end."""
+        written = len(before.rstrip())
+        if not written:
+            return True
+        return any(before.find(text, max(0, written - len(text))) >= 0 for text in self.texts)
 
     def _next(self, text: str, start: int) -> Span | None:
-        """
-        The span of the first delimiter in *text* that begins at *start* or later, in a block or
-        not.
-        """
-        hits = [(at, at + len(each)) for each in self.texts if (at := text.find(each, start)) >= 0]
-        return min(hits, key=lambda hit: hit[1]) if hits else None
+        """Return the first delimiter in *text* from *start* on, also in a block; None if none."""
+        hits: list[Span] = []
+        for delimiter in self.texts:
+            place = text.find(delimiter, start)
+            if place >= 0:
+                hits.append((place, place + len(delimiter)))
+        return min(hits, key=lambda hit: hit[1], default=None)
 
 
 BLANK_LINES = StepEnds()
@@ -167,69 +181,101 @@ def _inside(spans: Sequence[Span], place: int) -> bool:
     return any(start < place < end for start, end in spans)
 
 
-def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[tuple[str, int], ...]]:
+def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[Block, ...]]:
     """
-    Search *text*, which begins at a line after the open *blocks*: return the spans that end in it,
-    and what is open.
+    Search *text*, which begins at a line after the open *blocks*.
 
-    Text after a position never changes whether it is in a block: hence a fence counts from the end
-    of its line.
+    Return the spans of the blocks that end in it, and the blocks that are open at its end. Text
+    after a position never changes whether the position is in a block.
     """
-    # One character is found much faster.
+    # One character is found much faster than several.
     places = [text.find(opening) for opening in _OPENINGS if opening[0] in text]
     first = min((place for place in places if place >= 0), default=-1)
     if first < 0 and not blocks.opened:
         return [], ()
-    spans: list[Span] = []
-    opened = list(blocks.opened)
+    line = 0
+    if not blocks.opened:
+        line = text.rfind("\n", 0, first) + 1
+    search = _BlockSearch(text, blocks)
+    for match in _MARKS.finditer(text, line):
+        search.read(match)
+    return search.spans, tuple(search.opened)
 
-    def end_long_blocks(at: int) -> None:
-        while opened and at - opened[0][1] > MOST:
-            start = opened.pop(0)[1]
-            spans.append((start, start + MOST + 1))
 
-    def close(mark: str, at: int) -> None:
-        for place in range(len(opened) - 1, -1, -1):
-            if opened[place][0] == mark:
-                if place == 0:
-                    spans.append((opened[0][1], at))
-                del opened[place:]
+class _BlockSearch:
+    """Reads the marks in a text one after the other, and finds the blocks."""
+
+    def __init__(self, text: str, blocks: Blocks) -> None:
+        self._text = text
+        self._offset = blocks.at
+        self.spans: list[Span] = []
+        """The spans of the blocks that ended."""
+        self.opened = list(blocks.opened)
+        """The blocks that are open, the outermost first."""
+
+    def read(self, match: re.Match[str]) -> None:
+        """Open or close a block at the next mark."""
+        mark = match[0]
+        start = self._offset + match.start()
+        end = self._offset + match.end()
+        self._end_long_blocks(start)
+        if mark == THINK_END:
+            self.spans += [(block.start, start + 1) for block in self.opened[:1]]
+            self.opened.clear()
+        elif mark[0] in "`~":
+            self._read_fence(match, end)
+        elif not self._in_code() and not _is_line_break(match):
+            name = _name(match)
+            if _closes(match) or (name == "$$" and any(b.mark == "$$" for b in self.opened)):
+                self._close(name, end)
+            else:
+                self.opened.append(Block(name, start))
+
+    def _read_fence(self, match: re.Match[str], end: int) -> None:
+        mark = match[0]
+        if mark[-1] != "\n":
+            return  # What follows on the line is part of the fence.
+        fence = _fence(self._text, match)
+        if self._in_code():
+            code = self.opened[-1].mark
+            if fence.startswith(code) and fence == mark.strip():
+                self._close(code, end)
+        elif fence and "`" not in mark[len(fence) :]:
+            self.opened.append(Block(fence, end - 1))
+
+    def _in_code(self) -> bool:
+        return bool(self.opened) and self.opened[-1].mark[0] in "`~"
+
+    def _end_long_blocks(self, place: int) -> None:
+        while self.opened and place - self.opened[0].start > MAX_BLOCK_CHARACTERS:
+            start = self.opened.pop(0).start
+            self.spans.append((start, start + MAX_BLOCK_CHARACTERS + 1))
+
+    def _close(self, mark: str, place: int) -> None:
+        """Close the innermost block that *mark* opened, and those within it."""
+        for index in range(len(self.opened) - 1, -1, -1):
+            block = self.opened[index]
+            if block.mark == mark:
+                if index == 0:
+                    self.spans.append((block.start, place))
+                del self.opened[index:]
                 return
 
-    for match in _MARKS.finditer(text, 0 if opened else text.rfind("\n", 0, first) + 1):
-        start = blocks.at + match.start()
-        end = blocks.at + match.end()
-        end_long_blocks(start)
-        mark = match[0]
-        fence = _fence(text, match)
-        if mark == "</think>":
-            spans += [(outer, start + 1) for _, outer in opened[:1]]
-            opened.clear()
-        elif mark[0] in "`~" and mark[-1] != "\n":
-            # The line of a fence is not complete, and what follows on it is part of the fence.
-            continue
-        elif opened and opened[-1][0][0] in "`~":
-            if fence.startswith(opened[-1][0]) and fence == mark.strip():
-                close(opened[-1][0], end)
-        elif mark[0] in "`~":
-            if fence and "`" not in mark[len(fence) :]:
-                opened.append((fence, end - 1))
-        elif match["bracket"] and end - start == 3:
-            continue  # a line break of LaTeX, with its height
-        else:
-            name = _name(match)
-            if _closes(match) or (name == "$$" and any(each == "$$" for each, _ in opened)):
-                close(name, end)
-            else:
-                opened.append((name, start))
-    return spans, tuple(opened)
+
+def _is_line_break(match: re.Match[str]) -> bool:
+    r"""Whether *match* is a line break of LaTeX with its height, such as ``\\[2pt]``."""
+    return bool(match["bracket"]) and len(match[0]) == 3
 
 
 def _name(match: re.Match[str]) -> str:
-    """The name that the beginning and the end of a block, other than code, have in common."""
+    """Return what the beginning and the end of a block other than code have in common."""
     if match["begin"]:
         return f"\\{match['name']}"
-    return "[" if match["bracket"] else "<table" if match["table"] else match[0]
+    if match["bracket"]:
+        return "["
+    if match["table"]:
+        return "<table"
+    return match[0]
 
 
 def _closes(match: re.Match[str]) -> bool:
@@ -237,7 +283,10 @@ def _closes(match: re.Match[str]) -> bool:
 
 
 def _fence(text: str, match: re.Match[str]) -> str:
-    """The backticks or tildes that *match* begins with; "" if the line has text before them."""
-    begins = text.rfind("\n", 0, match.start()) + 1
+    """Return the backticks or tildes of *match*; "" if the line has text before them."""
+    line = text.rfind("\n", 0, match.start()) + 1
+    before = text[line : match.start()]
     fence = _FENCE.match(match[0])
-    return fence[0] if fence and not text[begins : match.start()].strip() else ""
+    if fence and not before.strip():
+        return fence[0]
+    return ""

@@ -17,19 +17,18 @@ LARGEST_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """
-    A piece of text and what one model knows about it.
-
-    *logprob* is in nats. *rank* counts from 1, the model's first choice (0: unknown). *id* is the
-    token's number in the vocabulary that its step names (-1: unknown; the text has to be encoded
-    again). *top* are the likeliest tokens of its position, best first, if they were requested.
-    """
+    """A piece of text and what one model knows about it."""
 
     text: str
+    """The text."""
     logprob: float = 0.0
+    """The log-probability in nats."""
     rank: int = 0
+    """The place among the model's choices, from 1; 0 if it is unknown."""
     id: int = -1
+    """The number in the vocabulary of its step; -1 if unknown: the text is encoded again."""
     top: tuple[Token, ...] = ()
+    """The likeliest tokens of its position, best first; empty if they were not requested."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +36,8 @@ class Tokens(Sequence[Token]):
     """
     The tokens of a text as columns. A `Token` is made whenever one is read.
 
-    Columns are bytes, because garbage collections do not visit bytes: a full collection takes as
-    long as there are objects to visit, and stops the event loop meanwhile.
+    Columns are bytes, which garbage collections do not visit. The time of a full collection grows
+    with the objects to visit, and the event loop stands still meanwhile.
     """
 
     text: str
@@ -59,9 +58,9 @@ class Tokens(Sequence[Token]):
     @classmethod
     def of(cls, tokens: Iterable[Token], text: str | None = None) -> Tokens:
         """
-        Turn *tokens* into columns, unless they are.
+        Turn *tokens* into columns, unless they are columns.
 
-        *text* is what their texts join to, if that is known: then a step keeps it only once.
+        *text* is what their texts join to, if it is known. Then a step keeps the text only once.
         """
         if isinstance(tokens, cls):
             return tokens

@@ -12,10 +12,10 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 def document(values: Mapping[str, Any]) -> str:
     """
-    Return *values* as a TOML document, mappings as tables; a dot in a table's name puts it into
-    another table.
+    Return *values* as a TOML document, mappings as tables.
 
-    Values that are None are left out, because TOML has no null.
+    A dot in a table's name puts the table into another one. Values that are None are left out,
+    because TOML has no null.
     """
     plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
     tables: dict[str, Mapping[str, Any]] = {
@@ -27,22 +27,22 @@ def document(values: Mapping[str, Any]) -> str:
 def one_line(value: Any) -> str:
     """Return *value* as TOML in one line."""
     if isinstance(value, Mapping):
-        items = cast("Mapping[str, Any]", value).items()
-        pairs = ", ".join(
-            f"{_key(key)} = {one_line(item)}" for key, item in items if item is not None
-        )
-        return f"{{ {pairs} }}" if pairs else "{}"
+        pairs = _pairs(cast("Mapping[str, Any]", value))
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
     if isinstance(value, float):
         return repr(float(value))
     if isinstance(value, list | tuple):
-        return f"[{', '.join(one_line(item) for item in cast('list[Any]', value) if item is not None)}]"
+        items = [one_line(item) for item in cast("list[Any]", value) if item is not None]
+        return f"[{', '.join(items)}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _lines(table: Mapping[str, Any]) -> str:
-    return "".join(
-        f"{_key(key)} = {one_line(value)}\n" for key, value in table.items() if value is not None
-    )
+    return "".join(f"{pair}\n" for pair in _pairs(table))
+
+
+def _pairs(table: Mapping[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {one_line(value)}" for key, value in table.items() if value is not None]
 
 
 def _key(key: str) -> str:

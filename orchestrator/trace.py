@@ -1,4 +1,8 @@
-"""Traces: the events of a run as lines of JSON, each with its time; enough to replay the chain."""
+"""
+Traces: the events of a run as lines of JSON, each with its time.
+
+A trace is enough to replay the chain.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,8 @@ from pydantic import ConfigDict, TypeAdapter
 from .errors import ConfigurationError
 from .events import Event
 
-# Infinities are written as strings, because JSON has no such numbers. Each event is wrapped in a
-# tuple, because pydantic accepts no config for a dataclass.
+# Infinities are written as strings, because JSON has none. Each event is wrapped in a tuple,
+# because pydantic accepts no config for a dataclass.
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(cast("Any", GenericAlias(tuple, (kind,))), config=_CONFIG)
@@ -29,16 +33,19 @@ _NAMES = {kind: tuple([field.name for field in fields(kind)]) for kind in get_ar
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One event and the seconds since its run began."""
+    """One event with its time."""
 
     at: float
+    """Seconds since the run began."""
     event: Event
+    """The event."""
 
 
 class Stopwatch:
     """
-    Returns the seconds since its first reading, which is a run's first event, on the running event
-    loop's clock.
+    Returns the seconds since its first reading, on the running event loop's clock.
+
+    The first reading is that of a run's first event.
     """
 
     def __init__(self) -> None:
@@ -68,12 +75,8 @@ def parse(line: bytes) -> Moment:
         name = values.pop("event")
         (event,) = _ADAPTERS[name].validate_python((values,), extra="forbid")
         return Moment(at, event)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as exc:  # both parsers' errors are ValueErrors
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        # The errors of both parsers are ValueErrors.
         raise ConfigurationError(
             f"not a line of a trace: {line[:80]!r} ({type(exc).__name__}: {exc})"
         ) from exc
@@ -89,15 +92,16 @@ def read(path: Path) -> list[Moment]:
 
 class EventLog(Sequence[Event]):
     """
-    The events of one run, in order, as one list of their fields: an event is made whenever it is
-    read.
+    The events of one run, in order. An event is made whenever it is read.
 
-    A log of a long run is then few objects for a garbage collection, which stops the event loop.
+    The log is one list of fields, so that a garbage collection, which stops the event loop, has few
+    objects to visit.
     """
 
     def __init__(self) -> None:
         self._kinds: list[type[Any]] = []
-        self._starts = array("q")  # the place of each event's first field
+        self._starts = array("q")
+        """The place of each event's first field."""
         self._fields: list[Any] = []
 
     def append(self, event: Event) -> None:
@@ -117,24 +121,25 @@ class EventLog(Sequence[Event]):
         places = range(len(self))[place]
         if isinstance(places, int):
             return self._event(places)
-        return [self._event(each) for each in places]
+        return [self._event(index) for index in places]
 
     def _event(self, place: int) -> Event:
         kind = self._kinds[place]
         start = self._starts[place]
-        made: Event = kind(*self._fields[start : start + len(_NAMES[kind])])
-        return made
+        end = start + len(_NAMES[kind])
+        event: Event = kind(*self._fields[start:end])
+        return event
 
 
 class Recorder:
-    """
-    An observer that keeps every event of one run; *clock* returns the seconds since the run began.
-    """
+    """An observer that keeps every event of one run, with its time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
+        """Returns the seconds since the run began."""
         self._log = EventLog()
-        self._at = array("d")  # seconds
+        self._at = array("d")
+        """The time of each event, in seconds since the run began."""
 
     def __call__(self, event: Event) -> None:
         self._at.append(self.clock())

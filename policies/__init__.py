@@ -179,39 +179,44 @@ BUILT_IN: Mapping[str, Method] = {
     ),
 }
 
-AUTO = "auto"  # the model name of the service for its default method
+AUTO = "auto"
+"""The name of the service's model that stands for its default method."""
 METHODS = Registry(
     "policy", "policies", "stepspec.policies", BUILT_IN, read_method, frozenset({AUTO})
 )
-"""
-The policies by name: those above, those of plugins, and those that a program passed as a class.
-"""
+"""The policies by name: built in, from plugins, and passed as a class by a program."""
 
 BASELINES = ("large", "small")
 
 
 def named(policy: str | PolicyFactory) -> str:
     """
-    Return the name to choose *policy* by; a class or a function is added to `METHODS` under its own
-    name.
+    Return the name to choose *policy* by.
 
-    Raise `ConfigurationError` if it cannot build a policy.
+    A class or a function is added to `METHODS` under its own name. Raise `ConfigurationError` if it
+    cannot build a policy.
     """
-    return policy if isinstance(policy, str) else METHODS.add(policy)
+    if isinstance(policy, str):
+        return policy
+    return METHODS.add(policy)
 
 
 def defaults(name: str) -> Mapping[str, Any]:
-    """The default values of the options of the policy called *name*."""
+    """Return the default values of the options of the policy called *name*."""
     return {key: option.default for key, option in METHODS.find(name).options.items()}
 
 
 def threshold(name: str, chosen: Mapping[str, Any]) -> tuple[str, float] | None:
     """
-    The option that the scores of the policy called *name* are compared with, and its value; None
-    without one.
+    Return the option that the scores of policy *name* are compared with, and its value.
+
+    Return None if there is no such option.
     """
     option = METHODS.find(name).compared
-    return (option, float({**defaults(name), **chosen}[option])) if option else None
+    if not option:
+        return None
+    values = {**defaults(name), **chosen}
+    return option, float(values[option])
 
 
 def make(
@@ -224,28 +229,28 @@ def make(
     **chosen: Any,
 ) -> Policy:
     """
-    Build the policy called *name*; *sampled* says whether the models sample, at a temperature above
-    0.
+    Build the policy called *name*.
 
-    Raise `ConfigurationError` for unknown names or options and for wrong values.
+    *sampled* says whether the models sample, at a temperature above 0. Raise `ConfigurationError`
+    for unknown names or options and for wrong values.
     """
     method = METHODS.find(name)
-    checked = _options(name, chosen, has_critic=critic is not None)
-    parts = {"critic": critic, "sampled": sampled}
-    return method.build(
-        small, large, **{part: parts[part] for part in parts if method.takes(part)}, **checked
-    )
+    options = dict(_options(name, chosen, has_critic=critic is not None))
+    if method.takes("critic"):
+        options["critic"] = critic
+    if method.takes("sampled"):
+        options["sampled"] = sampled
+    return method.build(small, large, **options)
 
 
 def check(
     name: str, chosen: Mapping[str, Any], *, has_critic: bool | None = True
 ) -> Mapping[str, Any]:
     """
-    Return the *chosen* options, converted to their types. Raise `ConfigurationError` as `make`
-    would.
+    Return the *chosen* options, converted to their types.
 
-    Unless *has_critic*, a policy that needs steps to be rated is rejected too; it is None where
-    nothing can rate them.
+    Raise `ConfigurationError` as `make` would, also for a policy that needs a critic where there is
+    none. *has_critic* is None where there can be none.
     """
     checked = _options(name, chosen, has_critic=has_critic)
     method = METHODS.find(name)
@@ -258,16 +263,18 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -
     """Check the *chosen* options one by one, without building the policy."""
     method = METHODS.find(name)
     known = method.options
-    kinds = method.kinds
     for option in chosen:
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"
-            message = (
+            raise ConfigurationError(
                 f"policy {name!r} has no option {option!r}{near(option, known)}; its options:"
-                f" {listed}"
+                f" {listed}",
+                option=option,
             )
-            raise ConfigurationError(message, option=option)
-    checked = {key: _checked(name, key, kinds[key], value) for key, value in chosen.items()}
+    checked = {
+        option: _checked(name, option, method.kinds[option], value)
+        for option, value in chosen.items()
+    }
     if method.takes("critic") and not has_critic:
         if has_critic is None:
             raise ConfigurationError(

@@ -14,14 +14,12 @@ from .method import Drafting, Share
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """
-    *author* writes everything, as its server alone would; nothing is judged, and no loop is
-    stopped.
-    """
+    """One model writes everything, as its server alone would. Nothing is judged or guarded."""
 
     guarded: ClassVar[bool] = False
 
     author: Model
+    """The model that writes."""
 
     @property
     def answerer(self) -> Model:
@@ -31,7 +29,7 @@ class Solo:
         return await self.author.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        return Accept()
+        return Accept(judged=False)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.author.write(chain)
@@ -53,8 +51,8 @@ class RandomControl(Drafting):
     Accept a draft with the probability *p*, drawn from *seed*, the problem, the chain and the
     draft.
 
-    The same run makes the same decisions. With *p* the accept rate of a method, it measures that
-    method's judgement.
+    The same run makes the same decisions. With the accept rate of a method as *p*, the difference
+    to that method is the worth of its judgement.
     """
 
     ending: ClassVar[EndedBy] = "large"
@@ -64,16 +62,12 @@ class RandomControl(Drafting):
     seed: int = 0
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        return Accept() if self.drawn(chain.extend(draft)) < self.p else Rollback(reason="random")
+        if self.drawn(chain.extend(draft)) < self.p:
+            return Accept()
+        return Rollback(reason="random")
 
     def drawn(self, chain: Chain) -> float:
-        """
-        Return a uniform random number, 0 or above and below 1, that is determined by the seed and
-        *chain*.
-        """
-        key = (
-            self.seed,
-            *[(message.role, message.content) for message in chain.messages],
-            chain.text,
-        )
+        """Return a random number from 0 to below 1, which seed and *chain* determine."""
+        messages = [(message.role, message.content) for message in chain.messages]
+        key = (self.seed, *messages, chain.text)
         return int.from_bytes(blake2b(repr(key).encode(), digest_size=6).digest()) / 2**48

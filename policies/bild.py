@@ -29,15 +29,14 @@ class BiLD(Drafting):
     token. With the *scale* "step", drafts and repairs go on to the end of the step instead. The
     defaults are the paper's (Algorithm 1, appendix 7.1.2).
 
-    The paper drops the unsure token. Here it ends the draft, and is accepted if it is the large
-    model's first choice: that saves the request for that token. A run without an unsure token is
-    accepted as it is, as in Algorithm 1; in the authors' code the large model adds a token there
-    too. A draft that ends the turn is read like any other.
+    The paper drops the unsure token. Here the token ends the draft, and is accepted if it is the
+    large model's first choice, which saves the request for that token. A run without an unsure
+    token is accepted as it is, as in Algorithm 1. In the authors' code the large model adds a token
+    there, too. A draft that ends the turn is read like any other.
 
     Both exemptions for the large model's first choice are exact for a greedy model, which would
-    write that token itself. A *sampled* one might not: then the unsure token is dropped, every
-    token above *rollback* is cut, and the large model samples, as in the paper (appendix 7.4
-    samples with the same policies).
+    write that token itself. A model that is *sampled* might not. Then the unsure token is dropped,
+    every token above *rollback* is cut, and the large model samples (appendix 7.4 of the paper).
     """
 
     foreseeable: ClassVar[bool] = True
@@ -50,6 +49,7 @@ class BiLD(Drafting):
     sampled: bool = False
 
     def unsure(self, partial: Step) -> bool:
+        """Whether the small model is unsure of the last token."""
         return surest(partial.tokens[-1]) < self.fallback
 
     @property
@@ -61,18 +61,22 @@ class BiLD(Drafting):
         return await self.write_run(chain, tokens, until=self.unsure, top=1)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        last = draft.tokens[-1].text if draft.tokens and self.unsure(draft) else ""
-        before = draft.text.removesuffix(last)
-        if self.sampled and last and not before:
+        unsure = ""  # the text of the token that the small model was unsure of
+        if draft.tokens and self.unsure(draft):
+            unsure = draft.tokens[-1].text
+        sure = draft.text.removesuffix(unsure)
+        if self.sampled and unsure and not sure:
             return Rollback(reason="fallback")
-        sure, doubted = await self.large.score(chain, before, "" if self.sampled else last)
-        limits = [Limit(self.rollback, "rollback")] * len(sure)
-        limits += [Limit(0, "fallback", scored=False)] * len(doubted)
-        tokens = (*sure, *doubted)
+        sure_tokens, unsure_tokens = await self.large.score(
+            chain, sure, "" if self.sampled else unsure
+        )
+        limits = [Limit(self.rollback, "rollback")] * len(sure_tokens)
+        limits += [Limit(0, "fallback", scored=False)] * len(unsure_tokens)
+        tokens = (*sure_tokens, *unsure_tokens)
         verdict = judge_tokens(tokens, limits, "logprob", sampled=self.sampled)
-        dropped = not doubted and (last or draft.stop == "until")
+        dropped = not unsure_tokens and (unsure or draft.stop == "until")
         if dropped and isinstance(verdict, Accept):
-            return Rollback(len(before), reason="fallback", score=verdict.score)
+            return Rollback(len(sure), reason="fallback", score=verdict.score)
         return verdict
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
@@ -80,5 +84,5 @@ class BiLD(Drafting):
 
 
 def surest(token: Token) -> float:
-    """The highest probability, 0 to 1, of any token known at the position of *token*."""
+    """Return the highest probability, 0 to 1, of the tokens known at the place of *token*."""
     return exp(max(other.logprob for other in (token, *token.top)))

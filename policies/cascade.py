@@ -26,9 +26,9 @@ class Cascade(Drafting):
     Use the small model's yes or no if its probability is at least *sure*; otherwise ask the large
     model the same.
 
-    Probabilities are over the whole vocabulary, so that a judge that would write something else
-    counts as in doubt. The large model accepts if its yes has a probability of *threshold* or more.
-    Only the paper's abstract could be read: the question and both thresholds are ours.
+    Probabilities are over the whole vocabulary: a judge that would write something else is in
+    doubt. The large model accepts if its yes has a probability of *threshold* or more. Only the
+    paper's abstract could be read. The question and both thresholds are ours.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -43,11 +43,11 @@ class Cascade(Drafting):
         if no >= self.sure:
             return Rollback(reason="small check", score=yes)
         yes, _ = await self.check(self.large, chain.extend(draft))
-        return Accept(yes) if yes >= self.threshold else Rollback(reason="large check", score=yes)
+        if yes >= self.threshold:
+            return Accept(yes)
+        return Rollback(reason="large check", score=yes)
 
     async def check(self, judge: Model, chain: Chain) -> tuple[float, float]:
-        """
-        Return the probabilities, 0 to 1, with which *judge* calls the last step right and wrong.
-        """
+        """Return the probabilities with which *judge* calls the last step right and wrong."""
         answer = await judge.ask(chain, CHECK.text, (YES, NO), opening=CHECK.opening)
         return answer[YES], answer[NO]

@@ -23,12 +23,14 @@ from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 from stepspec.orchestrator.repetition import obstacle
 
-from .method import MOST, Above0, Amount, Drafting, Grade, Share, Top
+from .method import MAX_TOP_TOKENS, Above0, Amount, Drafting, Grade, Share, Top
 from .specreason import SpecReason
 
 BEATEN = "beaten"
-HALF = "\ufffd"  # stands for a part of a character
-MARKUP = re.compile(r"\s*<[^\s<>]+>\s*")  # tokens that end a turn or call a tool: <|im_end|>, </s>
+"""The reason to reject a rival that passes, where another one is better."""
+PART_OF_CHARACTER = "\ufffd"
+MARKUP = re.compile(r"\s*<[^\s<>]+>\s*")
+"""Tokens that end a turn or call a tool, such as ``<|im_end|>`` and ``</s>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +41,17 @@ class Choose(Drafting):
 
     A rival copies the draft up to a token of which the small model was unsure, and has another
     token there, whose probability is *least* or more. So no two candidates begin alike, and a draft
-    without such a token has no rivals. The likeliest of those tokens are taken. With a
-    *temperature* above 0 they are sampled without replacement instead (Gumbel's top k), by *seed*
-    and chain.
+    without such a token has no rivals. The likeliest other tokens are taken. With a *temperature*
+    above 0 they are sampled without replacement instead (Gumbel's top k), by *seed* and chain.
 
-    Steps are graded as by SpecReason: one passes if its grade, *read* "expected" or "greedy", is at
-    least *threshold*, and if the judge puts at least *sure* of its probability on digits. The
-    rivals are written, in one request, and graded, in another, only if the draft is rejected. A
-    rival with the text of another candidate, or one that repeats the chain, is rejected without a
-    grade. One candidate is SpecReason.
+    Steps are graded as by SpecReason. A step passes if its grade, *read* "expected" or "greedy", is
+    at least *threshold*, and if the judge puts at least *sure* of its probability on digits. Only
+    if the draft is rejected are the rivals written, in one request, and graded, in another. A rival
+    with the text of another candidate, or one that repeats the chain, is rejected without a grade.
+    One candidate is SpecReason.
 
-    The papers test tokens so that their distribution stays the large model's; a threshold on grades
-    does not preserve it. They fork at every token of a tree; here at one.
+    The papers test tokens so that their distribution stays the large model's. A threshold on grades
+    does not preserve the distribution. They fork at every token of a tree, and here at one.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -70,13 +71,24 @@ class Choose(Drafting):
         """The policy of a draft without rivals."""
         return SpecReason(self.small, self.large, self.threshold, self.read, self.sure)
 
+    @property
+    def top(self) -> int:
+        """How many of the likeliest tokens of each place the rivals are made of."""
+        if self.candidates == 1:
+            return 0
+        if self.temperature:
+            return MAX_TOP_TOKENS
+        return self.candidates
+
     async def draft(self, chain: Chain) -> Step:
-        top = 0 if self.candidates == 1 else MOST if self.temperature else self.candidates
-        return await self.small.write(chain, top=top)
+        return await self.small.write(chain, top=self.top)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         verdict = await self.alone.verify(chain, draft)
-        if isinstance(verdict, Accept) or not (begun := self.beginnings(chain, draft)):
+        if isinstance(verdict, Accept):
+            return verdict
+        begun = self.beginnings(chain, draft)
+        if not begun:
             return verdict
         rivals = await self.rivals(chain, draft, begun)
         standing = [rival.step for rival in rivals if not rival.reason]
@@ -84,7 +96,7 @@ class Choose(Drafting):
         return replace(verdict, rivals=graded(rivals, verdicts))
 
     def beginnings(self, chain: Chain, draft: Step) -> list[Step]:
-        """How the rivals of *draft* begin, the likeliest first."""
+        """Return how the rivals of *draft* begin, the likeliest first."""
         beginnings = forks(chain, draft, log(self.least))
         if self.temperature:
             beginnings = shuffle(beginnings, self.temperature, self.seed, chain)
@@ -92,7 +104,9 @@ class Choose(Drafting):
 
     async def rivals(self, chain: Chain, draft: Step, begun: Sequence[Step]) -> list[Rival]:
         """
-        Write the rivals of *draft*; those that need no judge have the reason of their rejection.
+        Write the rivals of *draft*.
+
+        A rival that is rejected without a judge has the reason of its rejection.
         """
         texts = {draft.text.strip()}
         rivals = list[Rival]()
@@ -105,25 +119,29 @@ class Choose(Drafting):
 
 def forks(chain: Chain, step: Step, least: float) -> list[Step]:
     """
-    Return the beginnings that differ from *step*, after *chain*, in their last token, likeliest
-    first.
+    Return beginnings that differ from *step*, which follows *chain*, in their last token.
 
-    A beginning ends with the token that differs, whose log-probability is *least* or more. No
-    beginning is a prefix of another one or of *step*, token by token, so that the steps that
-    continue them all differ.
+    The log-probability of that token is *least* or more, and the likeliest comes first. No
+    beginning is a prefix of another one or of *step*, so that the steps that continue them differ.
     """
     beginnings: list[Step] = []
     search = partial(chain.ends.search, chain.text, blocks=chain.totals.blocks)
     text = ""
     start = 0
     for place, token in enumerate(step.tokens):
-        complete = place == 0 or bool(step.tokens[place - 1].text)  # not within a character
-        for other in _alternatives(token, text) if complete else ():
-            if other.logprob >= least and search(text + other.text, start)[0] < 0:
-                tokens = *(replace(earlier, top=()) for earlier in step.tokens[:place]), other
-                beginnings.append(
-                    Step(text + other.text, step.author, "until", tokens, step.vocabulary)
+        within_character = place > 0 and not step.tokens[place - 1].text
+        for other in () if within_character else _alternatives(token, text):
+            end, _ = search(text + other.text, start)
+            if other.logprob >= least and end < 0:
+                before = [replace(earlier, top=()) for earlier in step.tokens[:place]]
+                beginning = Step(
+                    text=text + other.text,
+                    author=step.author,
+                    stop="until",
+                    tokens=(*before, other),
+                    vocabulary=step.vocabulary,
                 )
+                beginnings.append(beginning)
         text += token.text
         start = search(text, start)[1]
     return sorted(beginnings, key=lambda begun: begun.tokens[-1].logprob, reverse=True)
@@ -131,8 +149,9 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
 
 def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) -> list[Step]:
     """
-    Order *begun* by sampling without replacement by the probabilities of their last tokens:
-    Gumbel's top k.
+    Order *begun* by sampling without replacement (Gumbel's top k).
+
+    The weights are the probabilities of the last tokens at the *temperature*.
     """
     rng = random.Random(repr((seed, [message.content for message in chain.messages], chain.text)))
 
@@ -147,8 +166,9 @@ def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) 
 
 def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival, ...]:
     """
-    Grade the *rivals* that are not rejected yet by the *verdicts* on them; the best that passes has
-    no reason.
+    Grade the *rivals* that are not rejected yet by the *verdicts* on them.
+
+    Only the best rival that passes has no reason to be rejected.
     """
     remaining = iter(verdicts)
     judged = [rival if rival.reason else _judged(rival.step, next(remaining)) for rival in rivals]
@@ -164,19 +184,21 @@ def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival,
 
 
 def _judged(step: Step, verdict: Verdict) -> Rival:
-    return Rival(step, verdict.score, verdict.reason if isinstance(verdict, Rollback) else "")
+    reason = verdict.reason if isinstance(verdict, Rollback) else ""
+    return Rival(step, verdict.score, reason)
 
 
 def _alternatives(token: Token, before: str) -> Iterator[Token]:
     """
-    The tokens that may replace *token* after *before*: plain text, not blank, that does not end the
-    thinking.
+    Yield the tokens that may replace *token* after *before*.
+
+    They are plain text, and with them the step is not blank and does not end the thinking.
     """
     if token.id < 0:  # The token was cut at the end of the step, or is unknown.
         return
     for other in token.top:
-        ends = THINK_END in before + other.text
-        plain = other.text and HALF not in other.text and not MARKUP.fullmatch(other.text)
-        blank = not (before + other.text).strip()
-        if plain and not blank and not ends and other.text != token.text:
+        text = other.text
+        if not text or text == token.text or PART_OF_CHARACTER in text or MARKUP.fullmatch(text):
+            continue
+        if (before + text).strip() and THINK_END not in before + text:
             yield other

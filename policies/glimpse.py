@@ -20,15 +20,16 @@ class Glimpse(Drafting):
     """
     Let the large model write a step if the entropy of its first token is *threshold* nats or more.
 
-    The entropy is over the *top* likeliest tokens. The defaults are those of the authors' code (its
-    script for AIME uses 0.9). Here the first token is part of the draft; the authors' code requests
-    it separately.
+    The entropy is over the *top* likeliest tokens. The defaults are those of the authors' code,
+    whose script for AIME uses 0.9. Here the first token is part of the draft. The authors' code
+    requests the token separately.
     """
 
     threshold: Amount = 1.0
     top: Several = 20
 
     def hands_over(self, partial: Step) -> bool:
+        """Whether the large model writes the step that begins like *partial*."""
         return len(partial.tokens) == 1 and doubt(partial.tokens[0].top) >= self.threshold
 
     async def draft(self, chain: Chain) -> Step:
@@ -42,11 +43,12 @@ class Glimpse(Drafting):
 
 
 def entropy(chances: Iterable[float]) -> float:
-    """The entropy, in nats, of a choice whose *chances* are scaled to sum to 1; 0 for none."""
+    """Return the entropy, in nats, of *chances* that are scaled to sum to 1; 0 for none."""
     likely = [chance for chance in chances if chance]
-    return sum(-p / sum(likely) * log(p / sum(likely)) for p in likely)
+    total = sum(likely)
+    return sum(-chance / total * log(chance / total) for chance in likely)
 
 
 def doubt(tokens: Sequence[Token]) -> float:
-    """The entropy of the choice between *tokens*."""
+    """Return the entropy of the choice between *tokens*."""
     return entropy(exp(token.logprob) for token in tokens)

@@ -26,18 +26,18 @@ class LookaheadReasoning(Drafting):
     Accept a small step that means the same as the large model's own next step; otherwise that step
     replaces it.
 
-    Steps that differ only in case and white space are accepted without a judge. Otherwise a judge
-    compares their meanings; a judge in doubt says no (appendix A), and so does one that puts less
-    than *sure* of its probability on Yes and No. A draft that starts in the middle of a paragraph
-    is never accepted (the authors' code).
+    Steps that differ only in case and white space are accepted without a question. Otherwise the
+    large model compares their meanings. In doubt it says no (appendix A). An answer with less than
+    *sure* of its probability on Yes and No is a no, too. A draft that starts in the middle of a
+    paragraph is never accepted (the authors' code).
 
-    As in the paper (section 3.1), the large model's step starts as soon as its prefix exists:
-    together with the draft, not after it. The loop decides how far to look ahead; all pending
-    drafts are compared at the same time.
+    As in the paper (section 3.1), the large model's step starts as soon as its prefix exists,
+    together with the draft. The loop decides how far to look ahead. All pending drafts are compared
+    at the same time.
 
-    Two deviations: the large model is the judge, where the paper serves a third model of 7 billion
-    parameters; and a step may have 512 tokens, where the authors' code stops at 100. The tree width
-    is left out: one draft per step, the paper's own setting. More drafts raise the accept rate and
+    Deviations: the large model is the judge, where the paper serves a third model of 7 billion
+    parameters. A step may have 512 tokens, where the authors' code stops at 100. There is one draft
+    per step, the paper's own setting, and no tree of drafts. More drafts raise the accept rate and
     save no time. With two, four and eight drafts, table 3 gives 1.49, 1.47 and 1.25 times the speed
     of the large model alone on GSM8K, and 1.48 with one; on AIME 1.32, 1.26 and 1.00, and 1.27 with
     one. With the judge of 7 billion parameters the accuracy falls as well (AIME: from 69.2 with one
@@ -58,8 +58,10 @@ class LookaheadReasoning(Drafting):
         if chain.text and not chain.whole:
             return Rollback(reason="half a paragraph", instead=own)
         if own.plain == draft.plain:
-            alike = (own.stop == "end") == (draft.stop == "end")  # the end of a turn has no text
-            return Accept() if alike else Rollback(reason="another end", instead=own)
+            # The end of a turn has no text.
+            if (own.stop == "end") == (draft.stop == "end"):
+                return Accept()
+            return Rollback(reason="another end", instead=own)
         question = SAME.fill(step=own.text.strip())
         answer = await self.large.ask(
             chain.extend(draft), question, ("Yes", "No"), opening=SAME.opening

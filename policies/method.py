@@ -1,6 +1,5 @@
 """
-What a policy that users choose by name consists of, and how one is made of a class of somebody
-else's.
+What a policy that users choose by name consists of, and how a plugin's class becomes one.
 
 The types of options check their values, and are described to users in words.
 """
@@ -24,17 +23,18 @@ from stepspec.orchestrator.registry import behind
 from stepspec.orchestrator.run_options import Share as Share
 from stepspec.prompts import known
 
-# likeliest tokens of one position; vLLM returns more only if it was started with --max-logprobs
-MOST = 20
+MAX_TOP_TOKENS = 20
+"""Likeliest tokens of one position. vLLM returns more only with the flag ``--max-logprobs``."""
 
 Above0: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AtLeast1: TypeAlias = Annotated[int, Field(ge=1)]
 Grade: TypeAlias = Annotated[float, Field(ge=0, le=9)]
-Several: TypeAlias = Annotated[int, Field(ge=2, le=MOST)]
-Top: TypeAlias = Annotated[int, Field(ge=1, le=MOST)]
+Several: TypeAlias = Annotated[int, Field(ge=2, le=MAX_TOP_TOKENS)]
+Top: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOP_TOKENS)]
 
-NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a policy is built over
+NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})
+"""The parameters of a policy that are no options."""
 PARTS = ("draft", "verify", "repair", "answerer")
 NOUNS = {
     "integer": "a whole number",
@@ -47,13 +47,12 @@ SENTENCE_ENDS = re.compile(r"(?<=\.)\s+(?=[A-Z*])|\n\n")
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """
-    The small model drafts every step, and the large one repairs what the method rejects, and
-    answers.
-    """
+    """The small model drafts every step, and the large one repairs and answers."""
 
     small: Model
+    """Drafts."""
     large: Model
+    """Repairs and answers. Most methods judge with it, too."""
 
     @property
     def answerer(self) -> Model:
@@ -69,7 +68,9 @@ class Drafting:
         self, chain: Chain, tokens: int | None, *, until: Until = None, top: int = 0
     ) -> Step:
         """
-        Let the small model write at most so many *tokens*, across the ends of steps; None: a step.
+        Let the small model write at most *tokens* tokens, across the ends of steps.
+
+        None: let it write a step.
         """
         if tokens is None:
             return await self.small.write(chain, until=until, top=top)
@@ -77,9 +78,9 @@ class Drafting:
 
     async def take_over(self, chain: Chain, tokens: int | None) -> Step:
         """
-        Let the large model write so many *tokens*, and more if they are only a part of a character.
+        Let the large model write *tokens* tokens, and more if they are only a part of a character.
 
-        None: the rest of the step.
+        None: let it write the rest of the step.
         """
         if tokens is None:
             return await self.large.write(chain)
@@ -91,54 +92,60 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """
-    The *option* that makes a policy stricter or looser, and its *values*, the strictest first.
-    """
+    """What makes a policy stricter or looser."""
 
     option: str
+    """The name of the option."""
     values: tuple[float, ...]
+    """The values to try, the strictest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """
-    The description of an option: its *default*, its valid *values* in words, and what it *means*.
-    """
+    """The description of an option."""
 
     default: Any
+    """Its default."""
     values: str
+    """Its valid values, in words."""
     means: str
+    """What it means."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """
-    A policy that users can choose by name: how to *build* it, and its *paper*.
-
-    *needs* says what the endpoints must support beyond writing, *cost* what the method adds to
-    every step. The *threshold*, if there is one, is the option that `stepspec calibrate` moves.
-    *prompts* are the names of those that decide what the method does: a calibration holds only for
-    the same texts. *compared* names the option that the scores of its verdicts are compared with,
-    which the page of a run draws them against; "" if there is none.
-
-    Lists show the first line of the documentation of *build*. Its sentences with ``*option*``
-    explain an option.
-    """
+    """A policy that users can choose by name."""
 
     build: PolicyFactory
+    """
+    Builds the policy. Lists show the first line of its documentation.
+
+    Sentences of that documentation that name an ``*option*`` so explain it.
+    """
     paper: str = ""
+    """The name of the paper and its number."""
     needs: str = ""
+    """What the endpoints have to support beyond writing."""
     cost: str = ""
+    """What the method adds to every step."""
     threshold: Threshold | None = None
+    """What `stepspec calibrate` moves; None: it cannot."""
     prompts: tuple[str, ...] = ()
+    """
+    The names of the prompts that decide what the method does.
+
+    A calibration holds only for the same texts.
+    """
     compared: str = ""
+    """
+    The option that the scores of verdicts are compared with; "" if there is none.
+
+    The page of a run draws the scores against its value.
+    """
 
     @property
     def source(self) -> object:
-        """
-        The class or function that builds the policy, also where *build* binds some of its
-        arguments.
-        """
+        """The class or function that builds the policy, without arguments that are bound to it."""
         return behind(self.build)
 
     @property
@@ -178,25 +185,40 @@ class Method:
 
 def read_method(name: str, value: object) -> Method:
     """
-    Return the method called *name*: *value*, or what builds its policy.
+    Return the method called *name*. *value* is a `Method`, or builds a policy.
 
-    Raise `ConfigurationError` for what cannot build a policy, or has an option that no user could
-    set.
+    Raise `ConfigurationError` for a value that cannot build a policy, or that has an option that no
+    user could set.
     """
     if not (callable(value) or isinstance(value, Method)):
         raise ConfigurationError(
             f"{value!r} is neither a policy's class, nor a function that builds one, nor a Method"
         )
     method = value if isinstance(value, Method) else Method(cast("PolicyFactory", value))
+    _check_parts(name, method)
+    _check_options(name, method)
+    for option in (method.threshold.option if method.threshold else "", method.compared):
+        if option and option not in method.options:
+            raise ConfigurationError(f"{name}: the threshold {option!r} is none of its options")
+    if unknown := sorted(set(method.prompts) - set(known())):
+        raise ConfigurationError(
+            f"{name}: there is no prompt {unknown[0]!r}: load it in the policy's module"
+        )
+    return method
+
+
+def _check_parts(name: str, method: Method) -> None:
     build = method.build
-    if isinstance(build, type) and (
-        missing := [part for part in PARTS if not hasattr(build, part)]
-    ):
+    missing = [part for part in PARTS if isinstance(build, type) and not hasattr(build, part)]
+    if missing:
         raise ConfigurationError(f"{name} is no policy: it has no {', '.join(missing)}")
     if not (method.takes("small") and method.takes("large")):
         raise ConfigurationError(
             f"{name} has to take the parameters small and large, the two models"
         )
+
+
+def _check_options(name: str, method: Method) -> None:
     for key, option in method.options.items():
         if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD, option.POSITIONAL_ONLY):
             raise ConfigurationError(f"{name}: {option} cannot be set by name: name every option")
@@ -210,14 +232,6 @@ def read_method(name: str, value: object) -> Method:
         method.describe_options()
     except (NameError, PydanticSchemaGenerationError) as exc:
         raise ConfigurationError(f"{name}: the type of an option cannot be used: {exc}") from exc
-    for key in (method.threshold.option if method.threshold else "", method.compared):
-        if key and key not in method.options:
-            raise ConfigurationError(f"{name}: the threshold {key!r} is none of its options")
-    if unknown := sorted(set(method.prompts) - set(known())):
-        raise ConfigurationError(
-            f"{name}: there is no prompt {unknown[0]!r}: load it in the policy's module"
-        )
-    return method
 
 
 def describe(kind: TypeAdapter[Any]) -> str:
@@ -244,8 +258,6 @@ def _describe(schema: Mapping[str, Any]) -> str:
 
 
 def meaning(documentation: str, option: str) -> str:
-    """
-    Return the sentences of *documentation* about *option*: those with its name between asterisks.
-    """
+    """Return the sentences of *documentation* that have the name of *option* between asterisks."""
     sentences = (" ".join(sentence.split()) for sentence in SENTENCE_ENDS.split(documentation))
     return " ".join(sentence for sentence in sentences if f"*{option}*" in sentence)

@@ -1,6 +1,5 @@
 """
-Reading: the large model reads what the small one wrote, and goes on from the first token that it
-would hardly have written.
+Reading: the large model reads a draft, and goes on from the first token that is improbable for it.
 
 It is BiLD's rollback (Kim et al. 2023, arXiv:2302.07863) with a gap in place of a log-probability,
 without BiLD's fallback, and with a threshold of its own for words.
@@ -21,7 +20,9 @@ from .method import Amount, AtLeast1, Drafting
 from .surprise import Limit, Measure, judge_tokens
 
 Tokens: TypeAlias = Literal["digits", "formulas", "all"]
-OPERATORS = frozenset("-*/%^\N{MIDDLE DOT}")  # beside the mathematical symbols of Unicode
+"""Which tokens are read strictly."""
+OPERATORS = frozenset("-*/%^\N{MIDDLE DOT}")
+"""Operators that Unicode does not count among the mathematical symbols."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class StepReading(Drafting):
         return await self.write_run(chain, self.draft_tokens)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        (tokens,) = await self.large.score(chain, draft.text, top=1 if self.measure == "gap" else 0)
+        top = 1 if self.measure == "gap" else 0
+        (tokens,) = await self.large.score(chain, draft.text, top=top)
         strict = Limit(self.threshold, self.tokens)
         other = Limit(self.words, "words", scored=False)
         limits = [strict if chosen else other for chosen in strictly(tokens, self.tokens)]
@@ -78,14 +80,15 @@ class StepReading(Drafting):
 
 
 def strictly(tokens: Sequence[Token], which: Tokens) -> Iterator[bool]:
-    """Whether each of *tokens* is one of *which*, or ends the thinking."""
+    """Yield for each of *tokens* whether it is one of *which*, or ends the thinking."""
     after_digit = False
     for token in tokens:
         digit = any(char.isdigit() for char in token.text)
-        formula = after_digit or any(
-            category(char) == "Sm" or char in OPERATORS for char in token.text
-        )
-        yield (
-            which == "all" or digit or (which == "formulas" and formula) or THINK_END in token.text
-        )
+        formula = after_digit or any(map(is_operator, token.text))
+        in_formula = which == "formulas" and formula
+        yield which == "all" or digit or in_formula or THINK_END in token.text
         after_digit = digit
+
+
+def is_operator(character: str) -> bool:
+    return category(character) == "Sm" or character in OPERATORS

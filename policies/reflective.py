@@ -62,23 +62,24 @@ class Reflective(Drafting):
 
     @property
     def rule(self) -> Literal["match", "typical"]:
-        """The rule that accepts tokens: *accept*, or the default."""
-        return self.accept or ("typical" if self.sampled else "match")
+        """The rule that accepts tokens: the option `accept`, or the default."""
+        if self.accept is not None:
+            return self.accept
+        return "typical" if self.sampled else "match"
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         keep = 0
-        least = 1.0
+        lowest = 1.0
         for token, chances in await self.read(chain, draft):
-            least = min(least, chances[token.id])
-            if not self._accepts(chances, token.id):
-                return Rollback(keep, reason="reflection", score=chances[token.id])
+            chance = chances[token.id]
+            lowest = min(lowest, chance)
+            if not self._accepts(chances, chance):
+                return Rollback(keep, reason="reflection", score=chance)
             keep += len(token.text)
-        return Accept(least)
+        return Accept(lowest)
 
     async def read(self, chain: Chain, draft: Step) -> list[tuple[Token, Mapping[int, float]]]:
-        """
-        Read *draft* twice; return its tokens, each with the fused probabilities of its position.
-        """
+        """Read *draft* twice. Return each token with the fused probabilities of its position."""
         bridge = f"{_break(chain, draft)}{REFLECT.text}{chain.ends.text}{anchor(chain)}"
         top = self.top or (2 if self.rule == "match" else 20)
         first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
@@ -87,45 +88,45 @@ class Reflective(Drafting):
             for token, again in zip(first, second, strict=True)
         ]
 
-    def _accepts(self, chances: Mapping[int, float], id: int) -> bool:
-        return chances[id] > self.bar(chances) or (
-            self.rule == "match" and chances[id] == self.bar(chances)
-        )
+    def _accepts(self, chances: Mapping[int, float], chance: float) -> bool:
+        if self.rule == "match":
+            return chance == self.bar(chances)
+        return chance > self.bar(chances)
 
     def bar(self, chances: Mapping[int, float]) -> float:
-        """The probability that a token needs, given the fused *chances* of its position."""
-        return (
-            max(chances.values())
-            if self.rule == "match"
-            else min(self.epsilon, self.delta * exp(-entropy(chances.values())))
-        )
+        """Return the probability that a token needs, given the fused *chances* of its position."""
+        if self.rule == "match":
+            return max(chances.values())
+        return min(self.epsilon, self.delta * exp(-entropy(chances.values())))
 
 
 def anchor(chain: Chain) -> str:
-    """
-    The last paragraph of *chain*, or as much of it as there is; several steps may have written it.
-    """
-    began = len(chain.steps) - 1
-    while began > 0 and chain.steps[began - 1].stop != "delimiter":
-        began -= 1
-    return "".join(step.text for step in chain.steps[max(0, began) :])
+    """Return the last paragraph of *chain*. It may consist of several steps."""
+    first = max(0, len(chain.steps) - 1)
+    while first > 0 and chain.steps[first - 1].stop != "delimiter":
+        first -= 1
+    return "".join(step.text for step in chain.steps[first:])
 
 
 def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
     """
-    Blend two readings of one position; return the probability, by id, of every token in either
-    list.
+    Blend two readings of one position. The *second* has the weight *alpha*.
+
+    Return the probability, by id, of every token in either list.
     """
-    read = _logits(first)
-    reread = _logits(second)
-    least, again = (min(other.logprob for other in token.top) for token in (first, second))
+    first_logits = _logits(first)
+    second_logits = _logits(second)
+    first_lowest = min(other.logprob for other in first.top)
+    second_lowest = min(other.logprob for other in second.top)
     fused = {
-        id: (1 - alpha) * read.get(id, least) + alpha * reread.get(id, again)
-        for id in read | reread
+        id: (1 - alpha) * first_logits.get(id, first_lowest)
+        + alpha * second_logits.get(id, second_lowest)
+        for id in first_logits | second_logits
     }
-    most = max(fused.values())
-    weights = {id: exp(logit - most) for id, logit in fused.items()}
-    return {id: weight / sum(weights.values()) for id, weight in weights.items()}
+    highest = max(fused.values())
+    weights = {id: exp(logit - highest) for id, logit in fused.items()}
+    total = sum(weights.values())
+    return {id: weight / total for id, weight in weights.items()}
 
 
 def _logits(token: Token) -> dict[int, float]:
@@ -137,5 +138,7 @@ def _logits(token: Token) -> dict[int, float]:
 
 
 def _break(chain: Chain, draft: Step) -> str:
-    """The text needed after *draft* so that a new paragraph follows."""
-    return "" if draft.text.endswith(THINK_END) or chain.extend(draft).whole else chain.ends.text
+    """Return the text that has to follow *draft* before a new paragraph."""
+    if draft.text.endswith(THINK_END) or chain.extend(draft).whole:
+        return ""
+    return chain.ends.text

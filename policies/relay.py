@@ -17,18 +17,34 @@ from stepspec.orchestrator.interfaces import AnsweredBy, unkept
 
 from .method import Drafting
 
-# What the authors' two lists (Qwen3-32B with 1.7B, R1-Distill 32B with 1.5B) share, less those that
-# begin with another. The likeliest first: vLLM looks for four by itself.
 CUES = (
-    "So,", "So ", "Therefore", "Thus", "Now", "Alternatively", " now", "Again,", "Similarly,", "Oh,", "Specifically,",
-    " hence", " similarly",
-)  # fmt: skip
-# the full stop, exclamation and question marks of Chinese and Japanese
+    "So,",
+    "So ",
+    "Therefore",
+    "Thus",
+    "Now",
+    "Alternatively",
+    " now",
+    "Again,",
+    "Similarly,",
+    "Oh,",
+    "Specifically,",
+    " hence",
+    " similarly",
+)
+"""
+The cues that the authors' two lists share (Qwen3-32B with 1.7B, R1-Distill 32B with 1.5B).
+
+A cue that begins with another one is left out. The likeliest come first, because vLLM itself looks
+for four.
+"""
 WIDE_MARKS = "\u3002\uff01\uff1f"
-# what may follow a mark within the same token
+"""The full stop, exclamation and question marks of Chinese and Japanese."""
 CLOSERS = ")]}\"'*_`$\u201d\u2019\u300d\u300f\uff09\u3011"
+"""What may follow a mark within the same token."""
 SENTENCE_END = re.compile(rf"[.!?{WIDE_MARKS}][{re.escape(CLOSERS)}]*[^\S\n]*\n?[^\S\n]*\Z")
-TAIL = 32  # characters at the end of a step that are looked at after every token
+TAIL_CHARACTERS = 32
+"""How much of the end of a step is searched after every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +53,16 @@ class Relay(Drafting):
     The large model writes up to one of the *cues*, the small one to the end of that sentence;
     nothing is judged.
 
-    Cues depend on the pair of models. The paper finds them by profiling; the defaults are those
-    that the paper's two pairs share. They match exactly as they are spelt, also within words. As in
+    Cues depend on the pair of models. The paper finds them by profiling, and the defaults are those
+    that the paper's two pairs share. Cues match exactly as they are spelt, also within words. As in
     the paper, the small model writes the answer. In the authors' code the large model writes five
-    tokens before a cue counts; here a sentence may begin with one. Raise `ConfigurationError` if a
-    cue is empty, or if there is none.
+    tokens before a cue counts. Here a sentence may begin with a cue. Raise `ConfigurationError` if
+    a cue is empty, or if there is none.
 
     A sentence ends with a full stop, an exclamation mark or a question mark, ASCII or full-width,
-    and with the whole token that contains it: that may also hold a bracket, a quotation mark or a
-    line break. The authors' stop strings cut such a token. As with theirs, the point in 3.14 and of
-    an abbreviation ends a sentence; the large model goes on.
+    and with the whole token that contains the mark. The token may also hold a bracket, a quotation
+    mark or a line break. The authors' stop strings cut such a token. As in their code, the point in
+    3.14 and of an abbreviation ends a sentence, and the large model goes on.
     """
 
     answer: ClassVar[AnsweredBy] = "small"
@@ -69,7 +85,7 @@ class Relay(Drafting):
             return await self.large.write(chain, stop=self.cues)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        return Accept()
+        return Accept(judged=False)
 
     def _cued(self, chain: Chain) -> bool:
         last = chain.steps[-1] if chain.steps else None
@@ -77,8 +93,5 @@ class Relay(Drafting):
 
 
 def ends_a_sentence(step: Step) -> bool:
-    """
-    Whether the last token ends a sentence; the end of a paragraph is a delimiter, which ends the
-    step anyway.
-    """
-    return SENTENCE_END.search(step.text[-TAIL:]) is not None
+    """Whether the last token ends a sentence. The end of a paragraph ends the step anyway."""
+    return SENTENCE_END.search(step.text[-TAIL_CHARACTERS:]) is not None

@@ -22,15 +22,16 @@ class Reward(Drafting):
     Accept a small step whose reward, 0 to 1, reaches *threshold*; a step of the large model is not
     rated.
 
-    This is the paper's step function, with its threshold for all tasks, 0.7 (table 2). Its other
-    weighting functions, which accept at random, are left out, and so is its limit of five rounds:
-    the budget ends the run.
+    This is the paper's step function, with the paper's threshold for all tasks, 0.7 (table 2). Its
+    other weighting functions, which accept at random, are left out. Its limit of five rounds is
+    left out, too: the budget ends the run.
     """
 
     foreseeable: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
     critic: Critic
+    """Rates the steps."""
     threshold: Share = 0.7
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:

@@ -17,7 +17,7 @@ from stepspec.prompts import load
 from .method import Drafting, Grade, Share
 
 GRADE = load("specreason.grade")
-DIGITS = "0123456789"
+GRADES = "0123456789"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,11 @@ class SpecReason(Drafting):
 
     The grade is *read* as the mean of the digits, weighted by their probabilities ("expected", an
     option of the authors' code), or as the likeliest digit ("greedy", their default). The mean
-    costs the same and also reflects a judge's doubt. A judge that puts less than *sure* of its
-    probability on digits has not understood the question: the step is rejected. As in the authors'
-    code, a small step does not end the thinking (`Ending` in `wrappers`). `Led` there reserves
-    first steps for the large model (section 5.3).
+    costs the same, and also shows the judge's doubt. A judge that puts less than *sure* of its
+    probability on digits has not understood the question, and the step is rejected.
+
+    As in the authors' code, a small step does not end the thinking (`Ending` in `wrappers`). First
+    steps by the large model (section 5.3) are the wrapper `Led`, for any policy.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -43,21 +44,30 @@ class SpecReason(Drafting):
     sure: Share = 0.05
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        grades = await self.large.ask(
-            chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening
+        probabilities = await self.large.ask(
+            chain.extend(draft), GRADE.text, GRADES, opening=GRADE.opening
         )
-        total = sum(grades.values())
+        total = sum(probabilities.values())
         if total == 0 or total < self.sure:
             return Rollback(reason="no grade")
-        grade = likeliest(grades) if self.read == "greedy" else expected(grades)
-        return Accept(grade) if grade >= self.threshold else Rollback(reason="grade", score=grade)
+        grade = self.grade(probabilities)
+        if grade >= self.threshold:
+            return Accept(grade)
+        return Rollback(reason="grade", score=grade)
+
+    def grade(self, probabilities: Mapping[str, float]) -> float:
+        """Return the grade, 0 to 9, that the judge gave by the *probabilities* of the digits."""
+        if self.read == "greedy":
+            return likeliest(probabilities)
+        return expected(probabilities)
 
 
-def likeliest(grades: Mapping[str, float]) -> float:
-    """The digit with the highest probability: the one that a greedy judge writes."""
-    return float(max(grades, key=lambda digit: grades[digit]))
+def likeliest(probabilities: Mapping[str, float]) -> float:
+    """Return the digit with the highest probability, which a greedy judge writes."""
+    return float(max(probabilities, key=lambda digit: probabilities[digit]))
 
 
-def expected(grades: Mapping[str, float]) -> float:
-    """The mean digit under the judge's probabilities, 0 to 9."""
-    return sum(int(digit) * p for digit, p in grades.items()) / sum(grades.values())
+def expected(probabilities: Mapping[str, float]) -> float:
+    """Return the mean digit, weighted by the *probabilities*."""
+    weighted = sum(int(digit) * share for digit, share in probabilities.items())
+    return weighted / sum(probabilities.values())

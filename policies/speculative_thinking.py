@@ -32,15 +32,14 @@ UNFINISHED = re.compile(r"\b\w+\Z")
 
 
 def cue(sentence: str) -> str:
-    """
-    Return "reflection" or "affirmation", whichever has more words in *sentence*; "" if it contains
-    neither.
-    """
+    """Return "reflection" or "affirmation", which has more words in *sentence*; "" if neither."""
     reflections = len(REFLECTION.findall(sentence))
     affirmations = len(AFFIRMATION.findall(sentence))
     if not reflections + affirmations:
         return ""
-    return "reflection" if reflections >= affirmations else "affirmation"
+    if reflections >= affirmations:
+        return "reflection"
+    return "affirmation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,8 @@ class SpeculativeThinking(Drafting):
     false), the large one starts every paragraph, the first with *begin* tokens. Words and numbers
     are the paper's (sections 3 and 4.2, appendix A.2) or, where it has none, the authors' code's.
 
-    Deviations: cues match whole words, not parts of others. A cue ends the draft at once, because
-    both kinds lead to a takeover. A paragraph without a cue is kept; the authors' code has it
+    Deviations: cues match whole words, not parts of words. A cue ends the draft at once, because
+    both kinds lead to a takeover. A paragraph without a cue is kept, where the authors' code has it
     written again.
     """
 
@@ -83,9 +82,11 @@ class SpeculativeThinking(Drafting):
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         if draft.author == "large" or not chain.whole:
-            return Accept()
+            return Accept(judged=False)
         reason = self.opening_cue(draft) if self.reasoning else "delimiter"
-        return Rollback(reason=reason) if reason else Accept()
+        if reason:
+            return Rollback(reason=reason)
+        return Accept()
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         if rollback.reason in TAKEOVERS:
@@ -97,30 +98,31 @@ class SpeculativeThinking(Drafting):
         return cue(UNFINISHED.sub("", "".join(token.text for token in step.tokens[: self.n1])))
 
     def owed(self, chain: Chain) -> int:
-        """
-        The number of tokens that the large model has to write before the small one drafts again.
-        """
+        """Return how many tokens the large model writes before the small one drafts again."""
         if not chain.steps:
             return 0 if self.reasoning else self.begin
         last = chain.steps[-1]
         if last.text == RECAP.text:
-            return increased(self.n3, by=25 * (count_takeovers(chain)[1] - 1), most=200)
-        return self.n2 if last.note in TAKEOVERS and VERIFICATION.search(last.text) else 0
+            _, recaps = count_takeovers(chain)
+            return increased(self.n3, by=25 * (recaps - 1), most=200)
+        if last.note in TAKEOVERS and VERIFICATION.search(last.text):
+            return self.n2
+        return 0
 
 
 def count_takeovers(chain: Chain) -> tuple[int, int]:
-    """
-    Return the number of takeovers that reflect since the last recap, and the number of recaps.
-    """
-    reflections = recaps = 0
+    """Return the number of reflecting takeovers since the last recap, and that of recaps."""
+    reflections = 0
+    recaps = 0
     for step in chain.steps:
         if step.text == RECAP.text:
             reflections = 0
-            recaps = recaps + 1
+            recaps += 1
         elif step.note in TAKEOVERS and cue(step.text) == "reflection":
             reflections += 1
     return reflections, recaps
 
 
 def increased(start: int, *, by: int, most: int) -> int:
+    """Return *start*, increased up to *most*. A *start* above *most* stays."""
     return max(start, min(start + by, most))

@@ -1,7 +1,7 @@
 """
-How surprising the tokens of a draft are to the large model, and the verdict that follows from it.
+How surprising the tokens of a draft are to the large model, and the verdict that follows.
 
-`bild` and `reading` share it.
+`bild` and `reading` use it.
 """
 
 from __future__ import annotations

@@ -8,14 +8,15 @@ from typing import Any
 
 from stepspec.orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.interfaces import foreseeable, prepare, unkept, verify
+from stepspec.orchestrator.interfaces import foreseeable, guarded, prepare, unkept, verify
 
 
 @dataclass(frozen=True, slots=True)
 class _Wrapper:
-    """A policy that does what *policy* does, until a subclass overrides a part of it."""
+    """A policy that does what another one does. Subclasses override a part of it."""
 
     policy: Policy
+    """The policy inside."""
 
     @property
     def answerer(self) -> Model:
@@ -24,6 +25,10 @@ class _Wrapper:
     @property
     def foreseeable(self) -> bool:
         return foreseeable(self.policy)
+
+    @property
+    def guarded(self) -> bool:
+        return guarded(self.policy)
 
     async def draft(self, chain: Chain) -> Step:
         return await self.policy.draft(chain)
@@ -42,36 +47,46 @@ class _Wrapper:
 
 @dataclass(frozen=True, slots=True)
 class Guarded(_Wrapper):
-    """
-    A *policy* whose drafts are rejected, or not, for being in a loop: see `guarded` in
-    `interfaces`.
-    """
+    """A policy with loops stopped, or not, whatever it declares itself."""
 
-    guarded: bool = True
+    stop_loops: bool = True
+    """Whether loops are stopped, as `guarded` in `interfaces` says."""
+
+    @property
+    def guarded(self) -> bool:
+        return self.stop_loops
 
 
 @dataclass(frozen=True, slots=True)
 class Led(_Wrapper):
     """
-    *author* writes the *first* steps, which nobody judges; *policy* does the rest.
+    A policy whose first steps one model writes, without a verdict.
 
-    SpecReason (arXiv:2504.07891, section 5.3) reserves first steps for the large model; here any
+    SpecReason (arXiv:2504.07891, section 5.3) reserves first steps for the large model. Here any
     policy can.
     """
 
     author: Model
+    """The model that writes the first steps."""
     first: int = 0
+    """The number of first steps."""
 
     async def draft(self, chain: Chain) -> Step:
-        return await (self.author.write(chain) if self._leads(chain) else self.policy.draft(chain))
+        if self._leads(chain):
+            return await self.author.write(chain)
+        return await self.policy.draft(chain)
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
-        return None if self._leads(chain) else prepare(self.policy, chain)
+        if self._leads(chain):
+            return None
+        return prepare(self.policy, chain)
 
     async def verify(
         self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
     ) -> Verdict:
-        return Accept() if self._leads(chain) else await verify(self.policy, chain, draft, prepared)
+        if self._leads(chain):
+            return Accept(judged=False)
+        return await verify(self.policy, chain, draft, prepared)
 
     def _leads(self, chain: Chain) -> bool:
         return len(chain.steps) < self.first
@@ -80,16 +95,15 @@ class Led(_Wrapper):
 @dataclass(frozen=True, slots=True)
 class Ending(_Wrapper):
     """
-    A draft of the small model does not end the thinking by itself; *policy* does the rest.
+    A policy in which a draft of the small model does not end the thinking.
 
-    A step that is right may still come too early to be the last. The end is cut off a draft, the
-    rest is judged, and the large model writes the next step, which nobody judges and which may
-    consist of the end alone.
+    A step that is right may still come too early to be the last. The end is cut off a draft, and
+    the rest is judged. The large model writes the next step, which nobody judges, and which may
+    consist of the end alone. Models without a thinking block end their turn in the same way.
 
-    The authors' code of SpecReason cuts off the end as well, also that of the large model's steps,
-    lets both models continue, and stops at a step that holds a box. Here the large model writes the
-    next step, so that two models that disagree come to an end. Models without a thinking block end
-    their turn in the same way.
+    The authors' code of SpecReason cuts off the end as well, also that of the large model's steps.
+    It lets both models continue, and stops at a step that holds a box. Here the large model writes
+    the next step, so that two models that disagree come to an end.
     """
 
     async def draft(self, chain: Chain) -> Step:
@@ -99,16 +113,20 @@ class Ending(_Wrapper):
         if not _ends(chain, draft):
             return draft
         opened = _open(chain, draft)
-        return opened if opened.text.strip() else await self._continue(chain, draft)
+        if opened.text.strip():
+            return opened
+        return await self._continue(chain, draft)
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
-        return None if _is_open(chain) else prepare(self.policy, chain)
+        if _is_open(chain):
+            return None
+        return prepare(self.policy, chain)
 
     async def verify(
         self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
     ) -> Verdict:
         if draft.author == "large":
-            return Accept()
+            return Accept(judged=False)
         verdict = await verify(self.policy, chain, draft, prepared)
         rivals = [replace(rival, step=_open(chain, rival.step)) for rival in verdict.rivals]
         return replace(verdict, rivals=tuple(rivals))
@@ -119,26 +137,21 @@ class Ending(_Wrapper):
 
 
 def _ends(chain: Chain, draft: Step) -> bool:
-    """
-    Whether *draft* is the small model's and ends the thinking. Once that is over, drafts belong to
-    the answer.
-    """
+    """Whether *draft* is the small model's and ends the thinking. No draft of the answer does."""
     return draft.stop == "end" and draft.author == "small" and not chain.closed
 
 
 def _open(chain: Chain, draft: Step) -> Step:
     r"""
-    Cut the end of the thinking off *draft*, and nothing else, so that the large model continues
-    where it stood.
+    Cut the end of the thinking off *draft*, and nothing else.
 
-    The line break before the end stays: a token may hold both it and text (``.\n``), and after half
-    of such a token no model continues as it would after the whole.
+    The line break before the end stays. A token may hold both text and the line break (``.\n``),
+    and after half of a token no model continues as it would after the whole token.
     """
-    return (
-        replace(draft.cut(len(draft.text.removesuffix(THINK_END))), stop="open")
-        if _ends(chain, draft)
-        else draft
-    )
+    if not _ends(chain, draft):
+        return draft
+    text = draft.text.removesuffix(THINK_END)
+    return replace(draft.cut(len(text)), stop="open")
 
 
 def _is_open(chain: Chain) -> bool:

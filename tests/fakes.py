@@ -101,6 +101,12 @@ class ScriptedModel:
     def __post_init__(self) -> None:
         self._kept: WeakKeyDictionary[AsyncExitStack, _Request] = WeakKeyDictionary()
 
+    def budgeted(self, left: Callable[[Chain], int]) -> ScriptedModel:
+        return self
+
+    def leave(self) -> None:
+        self.log.append(f"{self.role} leaves")
+
     async def write(
         self,
         chain: Chain,

@@ -85,6 +85,7 @@ CORE = {
         ),
     ),
     "auto": core("auto", "orchestrator/test_auto"),
+    "nested_settings": core("nested_settings", "test_nested_pair"),
     "nested": core(
         "nesting", "orchestrator/nesting/test_nested", slow=("orchestrator/nesting/test_promises",)
     ),

@@ -33,6 +33,7 @@ class Counting:
     seconds: float = 1.0
     fails: bool = False
     cancelled: bool = False
+    known: bool = True
 
     @property
     def settings(self) -> Endpoint:

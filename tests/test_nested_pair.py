@@ -20,7 +20,8 @@ from stepspec.orchestrator import Ledger, trace
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected
 from stepspec.orchestrator.events import Event, Started
-from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named, neighbours
+from stepspec.orchestrator.nested_settings import neighbours
+from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named
 
 from .stand_in import Break, FakeVllm
 

@@ -42,7 +42,7 @@ from stepspec.orchestrator.endpoints.request_context import RUN, priority
 from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
 from stepspec.orchestrator.events import Called, Fate, Observer, Verb
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, RequestContext
-from stepspec.policies.specreason import DIGITS
+from stepspec.policies.specreason import GRADES
 
 from ..script import Script, Turn
 from .server import Request, SimulatedServer
@@ -135,6 +135,12 @@ class SimulatedModel:
     def role(self) -> Role:
         return self._endpoint.role
 
+    def budgeted(self, left: Callable[[Chain], int]) -> SimulatedModel:
+        return self
+
+    def leave(self) -> None:
+        pass
+
     # The verbs
 
     async def write(
@@ -221,7 +227,7 @@ class SimulatedModel:
             return {
                 choice: float((choice == "Yes") == (turn.kept == turn.draft)) for choice in choices
             }
-        if len(choices) < len(DIGITS):
+        if len(choices) < len(GRADES):
             judged = script.turns[end - len(choices) + 1 : end]
             bad = next((place for place, each in enumerate(judged, 1) if each.kept < each.draft), 0)
             return {choice: float(choice == str(bad)) for choice in choices}
@@ -334,7 +340,8 @@ class SimulatedEndpoint:
     The model of *role* on a simulated *server*, with the *scripts* of the problems by their texts.
     """
 
-    name, vocabulary, room, usable = "simulated", "simulated", ROOM, True
+    name, vocabulary, room = "simulated", "simulated", ROOM
+    known, usable = True, True
     template = Template(turn="", answer="", thinks=True)
 
     def __init__(self, role: Role, server: SimulatedServer, scripts: Mapping[str, Script]) -> None:

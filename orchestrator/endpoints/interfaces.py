@@ -8,13 +8,29 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from ..chain import Message, Role, Token, Tool, ToolCall, Toolset
+from ..chain import Chain, Message, Role, Token, Tool, ToolCall, Toolset
 from ..events import Calling, Observer
 from ..interfaces import Model
 from .capabilities import Capabilities
 from .chat_template import Template
 from .metrics import Acceptance, QueueGauges
 from .settings import GREEDY, Endpoint, Sampling
+
+
+class RunModel(Model, Protocol):
+    """The model of one run, which `ModelEndpoint.model` makes."""
+
+    def budgeted(self, left: Callable[[Chain], int]) -> RunModel:
+        """
+        Return the model for a run that has *left* tokens after a chain.
+
+        A nested pair stops its own policy there. A single model returns itself.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Release what the run holds, such as its place at a replica, as the run is over."""
+        ...
 
 
 class ModelEndpoint(Protocol):
@@ -34,6 +50,15 @@ class ModelEndpoint(Protocol):
 
     @property
     def vocabulary(self) -> str: ...
+
+    @property
+    def known(self) -> bool:
+        """
+        Whether a server was up at least once, so that template, vocabulary and room are known.
+
+        A nested pair is known if its large model is.
+        """
+        ...
 
     @property
     def usable(self) -> bool:
@@ -68,7 +93,7 @@ class ModelEndpoint(Protocol):
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
         format: Format | None = None,
-    ) -> Model: ...
+    ) -> RunModel: ...
 
     async def __aenter__(self) -> Self: ...
 

@@ -201,8 +201,10 @@ class ReplicatedModel:
     def role(self) -> Role:
         return self._placement.role
 
+    def budgeted(self, left: Callable[[Chain], int]) -> ReplicatedModel:
+        return self
+
     def leave(self) -> None:
-        """Release the replica, as the run is over."""
         self._placement.leave()
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
@@ -289,9 +291,6 @@ class ReplicatedEndpoint:
 
     @property
     def known(self) -> bool:
-        """
-        Whether a server was up at least once, so that template, vocabulary and room are known.
-        """
         return any(self.health.entered)
 
     @property
@@ -418,10 +417,7 @@ class ReplicatedEndpoint:
         clock: Callable[[], float] | None = None,
         format: Format | None = None,
     ) -> ReplicatedModel:
-        """
-        Make the model of one run, as `ModelEndpoint.model` does; a run that is over calls
-        `ReplicatedModel.leave`.
-        """
+        """Make the model of one run, as `ModelEndpoint.model` does."""
         clock = or_now(clock)
         placement = Placement(self.health, observe, self.patience)
         return ReplicatedModel(

@@ -30,7 +30,7 @@ from pydantic_core import ErrorDetails
 
 from stepspec.orchestrator.endpoints.settings import Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.nesting import PAIR, Nesting, for_role, kind
+from stepspec.orchestrator.nested_settings import PAIR, Nesting, for_role, kind
 from stepspec.orchestrator.run_options import explain_error
 
 Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", "mtp", "dflash"]

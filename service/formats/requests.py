@@ -19,7 +19,6 @@ from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.events import Observer
-from stepspec.orchestrator.nesting import known
 from stepspec.orchestrator.run_options import Limits, RunOptions
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Stopwatch
@@ -152,7 +151,7 @@ class ModelCatalog:
         up is left out, as its name is not known.
         """
         names: dict[Role, str] = {
-            role: self.endpoint(role).name for role in ROLES if known(self.endpoint(role))
+            role: self.endpoint(role).name for role in ROLES if self.endpoint(role).known
         }
         uses = Counter([*self.methods, *names.values()])
         return {
@@ -185,7 +184,7 @@ class ModelCatalog:
         model = self.find(name)
         roles: tuple[Role, ...] = (model.role,) if isinstance(model, ServedModel) else ROLES
         owner = "vllm" if isinstance(model, ServedModel) else "stepspec"
-        room = min(self.endpoint(role).room for role in roles if known(self.endpoint(role)))
+        room = min(self.endpoint(role).room for role in roles if self.endpoint(role).known)
         return {
             "id": name,
             "object": "model",

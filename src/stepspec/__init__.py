@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
     from stepspec.orchestrator.events import Event, Observer
     from stepspec.orchestrator.interfaces import Model, Policy
-    from stepspec.orchestrator.nesting import NestedPair
+    from stepspec.orchestrator.nested_settings import NestedPair
     from stepspec.orchestrator.run_options import RunOptions
     from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
     from stepspec.orchestrator.verifiers import Candidate
@@ -104,7 +104,7 @@ MODULES = {
     "stepspec.orchestrator.events": ("Event", "Observer"),
     "stepspec.orchestrator.interfaces": ("Model", "Policy"),
     "stepspec.orchestrator.ledger": ("Ledger",),
-    "stepspec.orchestrator.nesting": ("NestedPair",),
+    "stepspec.orchestrator.nested_settings": ("NestedPair",),
     "stepspec.orchestrator.run_options": ("RunOptions",),
     "stepspec.orchestrator.solution": ("Solution", "SolvedStep", "solved_steps"),
     "stepspec.orchestrator.verifiers": ("Candidate",),

@@ -26,7 +26,8 @@ from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
 from stepspec.orchestrator.interfaces import Policy, PolicyFactory
-from stepspec.orchestrator.nesting import NestedPair, described, leaves, named, require_agreement
+from stepspec.orchestrator.nested_settings import NestedPair
+from stepspec.orchestrator.nesting import described, leaves, named, require_agreement
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides

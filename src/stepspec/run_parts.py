@@ -39,7 +39,8 @@ from stepspec.orchestrator.interfaces import (
     ended_by,
 )
 from stepspec.orchestrator.lookahead import LookaheadControl
-from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, Nesting
+from stepspec.orchestrator.nested_settings import NestedPair, Nesting
+from stepspec.orchestrator.nesting import Nested, NestedEndpoint
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.verifiers import (

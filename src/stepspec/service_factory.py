@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.nesting import NestedPair
+from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.service.formats.requests import Offer, ServedMethod
 from stepspec.service.settings import ServiceSettings
 

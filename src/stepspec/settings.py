@@ -32,7 +32,7 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import answered_by, ended_by
-from stepspec.orchestrator.nesting import TAGS, NestedPair, SmallModel, for_role
+from stepspec.orchestrator.nested_settings import TAGS, NestedPair, SmallModel, for_role
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, explain_error
 from stepspec.orchestrator.verifiers import (
     DecisionsVerifier,

@@ -74,7 +74,8 @@ async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair) -> None
         assert {step.author for step in repairs} <= {"large"}
         ended = [step.text for step in kept if step.author == "large" and not step.reason]
         assert ended in ([], [THINK_END])  # by the large model, as no small step ends the thinking
-        drafts = len(kept) - len(ended)
+        blank = [step for step in kept if not step.text.strip()]  # nobody judges it
+        drafts = len(kept) - len(ended) - len(blank)
         assert (ledger.drafts, ledger.accepted) == (drafts, drafts - len(repairs))
     assert sum(one.ledger.large.kept for one in chosen) < sum(
         one.ledger.large.kept for one in repaired

@@ -16,6 +16,7 @@ from stepspec.orchestrator.events import (
     Fate,
     Finished,
     Judged,
+    JudgedWithin,
     Lost,
     Repaired,
     Started,
@@ -150,6 +151,22 @@ def test_a_draft_that_was_repaired_was_not_accepted(events: list[Event]) -> None
     )
     assert (ledger.drafts, ledger.accepted) == (1, 0)
     assert ledger.small.written == 5
+
+
+def test_a_draft_that_nobody_judged_is_in_no_accept_rate() -> None:
+    unjudged: list[Event] = [Judged(0, FIRST, Accept(judged=False)), Committed(0, FIRST)]
+    ledger = Ledger.of(unjudged)
+    assert (ledger.drafts, ledger.accepted, ledger.accept_rate) == (0, 0, None)
+    judged: list[Event] = [Judged(1, SECOND, REFUSED), Repaired(1, BETTER, REFUSED)]
+    mixed = Ledger.of([*unjudged, *judged, Judged(2, THIRD, Accept(9.0)), Committed(2, THIRD)])
+    assert (mixed.drafts, mixed.accepted, mixed.accept_rate) == (2, 1, 0.5)
+
+
+def test_a_draft_that_a_nested_pair_did_not_judge_is_in_no_count_of_that_pair() -> None:
+    verdicts = (Accept(judged=False), Accept(9.0), REFUSED)
+    events = [JudgedWithin("small", 0, FIRST, verdict) for verdict in verdicts]
+    assert Ledger.of(events).sifted == (("small", 2, 1),)
+    assert Ledger.of(events[:1]).sifted == ()
 
 
 def test_a_step_that_closes_the_thinking_is_not_a_draft() -> None:

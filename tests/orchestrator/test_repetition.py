@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Budget, Chain, Step, reason
 from stepspec.orchestrator.chain import THINK_END, Stop
 from stepspec.orchestrator.repetition import (
-    PER_UNIT,
-    ROUNDS,
-    SPAN,
-    STUCK,
-    TAIL,
+    CHARACTERS_PER_UNIT,
+    ROUNDS_TO_END,
+    ROUNDS_TO_REJECT,
+    SPAN_UNITS,
+    TAIL_CHARACTERS,
     loops,
     obstacle,
     stuck,
@@ -92,12 +92,12 @@ SPANS = [  # with the units of each
 
 
 @pytest.mark.parametrize(("span", "units"), SPANS)
-@pytest.mark.parametrize("rounds", [ROUNDS, STUCK])
+@pytest.mark.parametrize("rounds", [ROUNDS_TO_REJECT, ROUNDS_TO_END])
 def test_a_span_of_enough_units_has_to_repeat_several_times(
     span: str, units: int, rounds: int
 ) -> None:
     """A draft is rejected in the third round, and the run ends in the fourth."""
-    times = max(rounds, math.ceil(rounds * SPAN / units))
+    times = max(rounds, math.ceil(rounds * SPAN_UNITS / units))
     assert loops(Chain(()), Step(span * times, "small"), rounds)
     assert not loops(Chain(()), Step(span * (times - 1), "small"), rounds)
 
@@ -205,9 +205,11 @@ def test_a_program_may_be_written_three_times_and_not_without_end() -> None:
 
 @pytest.mark.parametrize("text", ["\n\n", "\n \n", "\u00a0\n\n", "\n"])
 def test_only_very_much_white_space_is_a_loop(text: str) -> None:
-    most = ROUNDS * SPAN * PER_UNIT
-    assert not loops(Chain(()), Step("A" + text * (most // len(text) - 1), "small"), ROUNDS)
-    assert loops(Chain(()), Step("A" + text * (most // len(text) + 1), "small"), ROUNDS)
+    most = ROUNDS_TO_REJECT * SPAN_UNITS * CHARACTERS_PER_UNIT
+    assert not loops(
+        Chain(()), Step("A" + text * (most // len(text) - 1), "small"), ROUNDS_TO_REJECT
+    )
+    assert loops(Chain(()), Step("A" + text * (most // len(text) + 1), "small"), ROUNDS_TO_REJECT)
 
 
 @given(st.lists(st.text(alphabet="ab .1\n", min_size=1, max_size=12), max_size=60))
@@ -221,7 +223,7 @@ def test_new_text_is_never_refused(texts: list[str]) -> None:
 def test_the_end_of_the_text_alone_decides(length: int, draft: str) -> None:
     """That is what makes a long chain cheap."""
     full = chain(*[f"Paragraph {number % 7} of a long chain." for number in range(length)])
-    recent = Chain((), (Step(full.text[-TAIL:], "small"),))
+    recent = Chain((), (Step(full.text[-TAIL_CHARACTERS:], "small"),))
     assert obstacle(full, step(draft)) == obstacle(recent, step(draft))
     assert stuck(full, step(draft)) == stuck(recent, step(draft))
 
@@ -233,7 +235,7 @@ def test_the_end_of_the_text_alone_decides(length: int, draft: str) -> None:
 )
 @BOUNDED
 def test_every_endless_repetition_is_a_loop(loop: str, size: int, before: str) -> None:
-    text = loop * ((ROUNDS + 1) * SPAN * PER_UNIT // len(loop) + 2)
+    text = loop * ((ROUNDS_TO_REJECT + 1) * SPAN_UNITS * CHARACTERS_PER_UNIT // len(loop) + 2)
     assert rejected([*pieces(before, 50), *pieces(text, size)])
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator.step_ends import BLANK_LINES, MOST, NO_BLOCKS, StepEnds
+from stepspec.orchestrator.step_ends import BLANK_LINES, MAX_BLOCK_CHARACTERS, NO_BLOCKS, StepEnds
 
 from .arms import BOUNDED
 
@@ -72,8 +72,8 @@ def test_blank_lines_end_steps_outside_blocks_alone(text: str, divided: list[str
 
 
 def test_an_unclosed_block_ends_at_the_maximum() -> None:
-    text = "```\n" + "a\n\n" * MOST
-    assert MOST < len(steps(text)[0]) < MOST + 9
+    text = "```\n" + "a\n\n" * MAX_BLOCK_CHARACTERS
+    assert MAX_BLOCK_CHARACTERS < len(steps(text)[0]) < MAX_BLOCK_CHARACTERS + 9
     assert len(steps(text)[1]) == 3
 
 
@@ -120,7 +120,7 @@ def test_blocks_that_are_known_need_not_be_searched_for_again(
     before = ""
     blocks = NO_BLOCKS
     for part in parts:
-        before += part + "x" * (MOST if long else 0)
+        before += part + "x" * (MAX_BLOCK_CHARACTERS if long else 0)
         blocks = blocks.advance(before)
     assert ends.search(before, text, 0, blocks) == ends.search(before, text)
     assert ends.at_end(before, blocks) == ends.at_end(before)

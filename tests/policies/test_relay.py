@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from stepspec.orchestrator import Chain, Step, Token, reason
+from stepspec.orchestrator import Chain, Ledger, Step, Token, reason
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
+from stepspec.orchestrator.events import Event
 from stepspec.policies import Relay, make
 from stepspec.policies.relay import CUES, WIDE_MARKS, ends_a_sentence
 
@@ -50,6 +51,14 @@ def test_the_small_model_finishes_the_sentence_after_a_cue_and_control_returns(a
         ("large", "\n</think>"),
     ]
     assert end == "finished"
+
+
+def test_no_draft_is_judged_so_that_there_is_no_accept_rate() -> None:
+    policy, _, _ = relay(cues=("So,", "Thus"))
+    events: list[Event] = []
+    run(reason(policy, PROBLEM, observe=events.append))
+    ledger = Ledger.of(events)
+    assert (ledger.drafts, ledger.accept_rate) == (0, None)
 
 
 def test_the_end_of_a_paragraph_ends_the_sentence() -> None:

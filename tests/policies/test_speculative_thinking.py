@@ -155,14 +155,14 @@ def test_after_too_many_reflections_the_large_model_gets_the_recap_prompt(
     assert run(policy.draft(few))[0].author == "small"
     many = few.extend(REFLECTED)
     assert run(policy.draft(many))[0] == recap
-    assert run(policy.verify(many, recap))[0] == Accept()
+    assert run(policy.verify(many, recap))[0] == Accept(judged=False)
     assert (
         run(policy.draft(many.extend(Step(f"So.\n{THINK_END}", "small", "end"))))[0].author
         == "small"
     )
     thought = run(policy.draft(many.extend(recap)))[0]
     assert (thought.author, len(thought.tokens), thought.stop) == ("large", length, "length")
-    assert run(policy.verify(many.extend(recap), thought))[0] == Accept()
+    assert run(policy.verify(many.extend(recap), thought))[0] == Accept(judged=False)
     assert run(policy.draft(many.extend(recap).extend(thought)))[0].author == "small"
 
 

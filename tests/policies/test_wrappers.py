@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, reason
-from stepspec.orchestrator.interfaces import foreseeable
-from stepspec.policies import Led, RandomControl, SpecReason, make
+from stepspec.orchestrator.interfaces import foreseeable, guarded
+from stepspec.orchestrator.lookahead import judge
+from stepspec.policies import Ending, Guarded, Led, RandomControl, Solo, SpecReason, make
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import ARMS, BOUNDED, PROBLEM, arm
@@ -55,6 +56,37 @@ def test_everything_else_is_the_policys() -> None:
         run(led.repair(PROBLEM, draft, rollback))[0]
         == run(policy.repair(PROBLEM, draft, rollback))[0]
     )
+
+
+def test_a_policy_that_declares_itself_unguarded_stays_so_within_other_policies() -> None:
+    large = ScriptedModel("large", counting("large", 4))
+    unguarded = Solo(large)
+    judging = SpecReason(large, large)
+    for wrapped in (Led(unguarded, large, 1), Ending(unguarded), Led(Ending(unguarded), large, 1)):
+        assert not guarded(wrapped)
+        assert guarded(Guarded(wrapped))
+    for wrapped in (Led(judging, large, 1), Ending(judging)):
+        assert guarded(wrapped)
+        assert not guarded(Guarded(wrapped, stop_loops=False))
+
+
+def test_white_space_alone_is_accepted_without_having_been_judged() -> None:
+    model = ScriptedModel("large", counting("large", 4))
+    verdict, _ = run(judge(SpecReason(model, model), PROBLEM, Step("\n\n", "small"), None))
+    assert verdict == Accept(judged=False)
+
+
+def test_first_steps_and_ends_by_the_large_model_are_not_judged() -> None:
+    models = (
+        ScriptedModel("small", counting("small", 4)),
+        ScriptedModel("large", counting("large", 4)),
+    )
+    policy = SpecReason(*models)
+    unjudged = Accept(judged=False)
+    assert run(Led(policy, models[1], 1).verify(PROBLEM, Step("So.\n\n", "small")))[0] == unjudged
+    assert run(Ending(policy).verify(PROBLEM, Step("So.\n\n", "large")))[0] == unjudged
+    (judged, _) = run(Ending(policy).verify(PROBLEM, Step("So.\n\n", "small")))
+    assert judged == Accept(9.0)
 
 
 # The random control: *p* is the accept rate, and a decision does not depend on whether a step is

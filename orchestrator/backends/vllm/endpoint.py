@@ -112,6 +112,10 @@ class VllmEndpoint(VllmServer):
         return self.encoder.vocabulary
 
     @property
+    def known(self) -> bool:
+        return True
+
+    @property
     def usable(self) -> bool:
         return True
 

@@ -55,6 +55,12 @@ class VllmModel:
     def role(self) -> Role:
         return self._endpoint.role
 
+    def budgeted(self, left: Callable[[Chain], int]) -> VllmModel:
+        return self
+
+    def leave(self) -> None:
+        """Do nothing: the model holds no place."""
+
     async def write(
         self,
         chain: Chain,

@@ -16,7 +16,8 @@ export function ledgerOf(view) {
   const accounts = Object.fromEntries(
     ["small", "large", "critic"].map((role) => [role, account(view, role, (call) => call.role === role)]),
   );
-  const byVerdict = (one) => one.author === "small" && one.fate === "kept" && one.verdict?.kind === "accept";
+  const isAccepted = (verdict) => verdict?.kind === "accept" && verdict.judged;
+  const byVerdict = (one) => one.author === "small" && one.fate === "kept" && isAccepted(one.verdict);
   const accepted = view.drafts.filter((one) => byVerdict(one) || one.repair?.chosen).length;
   const drafts = accepted + view.drafts.filter((one) => one.repair && !one.repair.chosen).length;
   const { small, large } = accounts;
@@ -41,7 +42,8 @@ const modelsWithin = (calls) => cheapestFirst(calls.map((call) => call.path).fil
 export const cheapestFirst = (paths) => [...new Set(paths)].sort().reverse();
 
 // By its path, how many drafts each pair judged of its own smaller model's, and how many of them were accepted.
-function sifted(verdicts) {
+function sifted(all) {
+  const verdicts = all.filter((one) => one.judged);
   const paths = [...new Set(verdicts.map((one) => one.path))].sort();
   return paths.map((path) => {
     const judged = verdicts.filter((one) => one.path === path);

@@ -71,7 +71,8 @@ const REDUCERS = {
     const chosen = verdict.rivals?.find((rival) => !rival.reason);
     const acceptedText = "keep" in verdict ? (chosen?.step.text ?? null) : draft.text; // null: a repair stands there
     const decision = { acceptedText, keep: verdict.keep ?? 0, score, reason: verdict.reason ?? "" };
-    const known = { path, draft, at, calls: view.calls.length, ...decision, owner: null, part: null };
+    const judged = verdict.judged !== false;
+    const known = { path, draft, at, calls: view.calls.length, ...decision, judged, owner: null, part: null };
     return { ...view, verdicts: [...view.verdicts, known] };
   },
 
@@ -80,7 +81,8 @@ const REDUCERS = {
     if (place < 0) return view;
     const kind = "keep" in verdict ? "rollback" : "accept";
     const words = { reason: verdict.reason ?? "", detail: verdict.detail ?? "" };
-    const known = { kind, score: number(verdict.score), ...words, at };
+    const judged = verdict.judged !== false; // traces before this field have none
+    const known = { kind, score: number(verdict.score), ...words, judged, at };
     const fate = kind === "accept" ? "accepted" : "rejected";
     return { ...view, drafts: changed(view.drafts, place, { verdict: known, fate }) };
   },

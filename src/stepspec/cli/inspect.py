@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.nesting import neighbours
+from stepspec.orchestrator.nested_settings import neighbours
 from stepspec.prompts import load, replacing
 from stepspec.servers.doctor import examine, render, report_json
 from stepspec.service.watch.page import html

@@ -82,6 +82,7 @@ class Mortal:
 class MortalEndpoint:
     """The public face of an endpoint, over one mortal server."""
 
+    known = True
     usable = True
 
     def __init__(self, settings: Endpoint, server: Mortal) -> None:
@@ -183,6 +184,12 @@ class MortalModel:
     @property
     def role(self) -> Role:
         return self.server.scripted.role
+
+    def budgeted(self, left: Callable[[Chain], int]) -> MortalModel:
+        return self
+
+    def leave(self) -> None:
+        pass
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
         try:

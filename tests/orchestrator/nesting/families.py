@@ -9,6 +9,7 @@ from functools import cache, partial
 from stepspec.orchestrator import Budget, Chain, Model, Policy, Token, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
+from stepspec.orchestrator.endpoints.interfaces import RunModel
 from stepspec.orchestrator.events import Event, Observer
 from stepspec.orchestrator.nesting import Nested, observe_within
 from stepspec.orchestrator.reason import End
@@ -128,7 +129,7 @@ def family(
     for _ in inner:
         observers.append(observe_within("small", observers[-1]))
     models = [member(seed, "0", "small", observers[-1], sticky=sticky)]
-    cheap: Model = models[0]
+    cheap: RunModel = models[0]
     for place, name in enumerate(inner, 1):
         models.append(
             member(seed, str(place), "large", observers[len(inner) - place + 1], sticky=sticky)

@@ -34,7 +34,8 @@ from stepspec.orchestrator.errors import (
     EndpointUnavailable,
 )
 from stepspec.orchestrator.events import Called, Degraded, Event, JudgedWithin, Moved
-from stepspec.orchestrator.nesting import Nested, NestedPair, Writing, observe_within
+from stepspec.orchestrator.nested_settings import NestedPair
+from stepspec.orchestrator.nesting import Nested, StepOfPieces, observe_within
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.orchestrator.step_ends import StepEnds
@@ -193,7 +194,7 @@ def test_a_step_may_be_made_of_several_pieces_and_end_within_one() -> None:
     assert [len(piece.tokens) for piece in full.pieces] == [10, 3]
     assert full.stop == "delimiter"
     bounds = StepBounds(StepEnds(), limit=9)
-    writing = Writing(lambda opening: StepBuilder("small", "", PROBLEM, bounds), "", None)
+    writing = StepOfPieces(lambda opening: StepBuilder("small", "", PROBLEM, bounds), "", None)
     writing.add(Step("One", "large", "length"))  # a prompt of the method, which no model wrote
     assert writing.finish().text == "One"
 
@@ -270,6 +271,16 @@ def test_paths_grow_from_pair_to_pair() -> None:
         "small.small.small",
     ]
     assert [getattr(event, "role", "small") for event in observed] == ["small"] * 3
+
+
+def test_a_run_that_leaves_a_pair_leaves_all_models_in_it() -> None:
+    log: list[str] = []
+    tiny, small, middle = (
+        ScriptedModel(role, counting(role, 1), log=log) for role in ("small", "large", "large")
+    )
+    policy = partial(policies.make, "specreason")
+    Nested("small", Nested("small", tiny, small, policy), middle, policy).leave()
+    assert log == ["small leaves", "large leaves", "large leaves"]
 
 
 def test_a_wrong_policy_is_found_before_anything_is_written() -> None:

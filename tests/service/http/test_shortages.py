@@ -19,7 +19,7 @@ from stepspec.orchestrator.backends.vllm.failures import shortage
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, LocalShortage
-from stepspec.orchestrator.nesting import NestedPair
+from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.service.errors import api_error
 from stepspec.service.http.descriptors import OncePerSecond, connections_left
 from stepspec.service.settings import ServiceSettings

@@ -135,7 +135,7 @@ def test_a_run_as_it_is_shown() -> None:
         (STEPS[3], "kept"),
     ]
     rejected = shown["drafts"][1]
-    verdict = {"kind": "rollback", "score": 2.25, "reason": "grade", "detail": ""}
+    verdict = {"kind": "rollback", "score": 2.25, "reason": "grade", "detail": "", "judged": True}
     assert rejected["verdict"] | {"at": 0} == {**verdict, "at": 0}
     assert (rejected["repair"]["text"], rejected["repair"]["author"]) == (STEPS[1], "large")
     assert (shown["answer"]["text"], shown["finished"]["answer"]) == (ANSWER.strip(), "16")
