@@ -55,10 +55,11 @@ async def reason(
         )
 
     def writer() -> Policy:
-        """The policy of the next steps, decided about now if it is not."""
-        if auto:
-            shadow.follow(auto.decide(len(chain.steps)), chain)
-        return auto.policy(policy) if auto else policy
+        """Return the policy of the next steps. Decide now if nothing was decided for this step."""
+        if auto is None:
+            return policy
+        shadow.follow(auto.decide(len(chain.steps)), chain)
+        return auto.policy(policy)
 
     def ended() -> End | None:
         return "finished" if over(chain) else "budget" if spent(chain) else None
@@ -76,7 +77,7 @@ async def reason(
                         break
                     if end := commit(draft, verdict.score):
                         return end
-                    if auto and auto.due(len(chain.steps)) and writer() is not current:
+                    if writer() is not current:
                         break
                 if isinstance(verdict, Accept):  # another policy goes on; the bets are lost
                     continue
@@ -100,7 +101,7 @@ async def reason(
 
     control = LookaheadControl.of(ahead)
     auto = control.auto
-    shadow = ShadowDrafts(policy, auto.given_up if auto else (), observe)
+    shadow = ShadowDrafts(policy, observe)
     timeout = asyncio.timeout_at(deadline)
     try:
         async with timeout, aclosing(shadow):

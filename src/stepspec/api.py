@@ -192,7 +192,7 @@ class Solver:
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
             if self.settings.calibration:
                 self.settings.calibration.warn_of_differences(self.conditions(self.settings.run))
-            await stack.enter_async_context(poll_queue(self.large.queue, self.auto.queue))
+            await stack.enter_async_context(poll_queue(self.large.queue, self.auto.admission.poll))
             self._exit = stack.pop_all()
         return self
 
@@ -343,7 +343,7 @@ class Solver:
         budget = run.budget.budget().fit(room)
         try:
             # others begin at once
-            async with self.auto.place() if _decides(run) else nullcontext():
+            async with self.auto.admission.place() if _decides(run) else nullcontext():
                 budget = budget.after(asyncio.get_running_loop().time() - began)
                 with (
                     carrying(self._session(session), run.priority, session or ""),
@@ -393,7 +393,7 @@ class Solver:
         auto = self.auto.run(
             run.policy, run.options, run.ahead, large if decides else None, run.lead
         )
-        parts = replace(models, watch=auto.watch if auto.aside else None).parts(
+        parts = models.parts(
             run,
             auto if auto.aside else None,
             fallback=None if run.policy == "small" else large,

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from stepspec.orchestrator.auto import AutoRun
-from stepspec.orchestrator.budget import Budget, Budgeted, Watch
+from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.chain import Chain, Role, Toolset
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import (
@@ -155,13 +155,10 @@ class Models:
     sampled: bool = False
     parser: Callable[[], AnswerParser] | None = None
     check: AnswerCheck | None = None
-    watch: Watch | None = None
 
     def policy(self, name: str, options: Mapping[str, Any]) -> Policy:
-        small, large = (
-            _budgeted(self.small, self.budget, self.watch),
-            _budgeted(self.large, self.budget),
-        )
+        small = _budgeted(self.small, self.budget)
+        large = _budgeted(self.large, self.budget)
         return policies.make(
             name, small, large, critic=self.critic, sampled=self.sampled, **options
         )
@@ -355,7 +352,7 @@ def _within(model: Model | None, budget: Budget) -> Model | None:
     return None if model is None else Budgeted(model, budget.left)
 
 
-def _budgeted(model: Model, budget: Budget, watch: Watch | None = None) -> Budgeted:
-    return Budgeted(
-        model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left, watch
-    )
+def _budgeted(model: Model, budget: Budget) -> Budgeted:
+    if isinstance(model, Nested):
+        model = model.budgeted(budget.left)
+    return Budgeted(model, budget.left)
