@@ -22,6 +22,8 @@ MIN_STEPS = 3
 FRESH_STEPS = 128
 """Steps of each run for which a measurement counts: an easy logged run has 100 steps."""
 
+ANY_SIZE = 0  # the place of the steps of all crowds
+
 
 def accepted_seconds(draft: float, verdict: float, ahead: int) -> float:
     """
@@ -101,12 +103,21 @@ class Timings:
 
     def add(self, kind: Kind, runs: int, seconds: float, tokens: float, now: float) -> None:
         """Add a step of one of so many *runs*."""
-        self.means[kind, runs.bit_length()].add(seconds, tokens, now)
+        for size in (ANY_SIZE, runs.bit_length()):
+            self.means[kind, size].add(seconds, tokens, now)
 
     def mean(self, kind: Kind, size: int) -> Steps | None:
-        """Return the steps of the largest crowd up to this *size*; None if there are none."""
-        found = (self.means[kind, each] for each in range(size, 0, -1))
-        return next((steps for steps in found if steps.count), None)
+        """
+        Return the mean step at the pace of the largest crowd up to this *size*; None if unknown.
+
+        Its tokens are those of all crowds: a few steps of one may be long by chance.
+        """
+        crowds = (self.means[kind, each] for each in range(size, 0, -1))
+        crowd = next((steps for steps in crowds if steps.count), None)
+        if crowd is None:
+            return None
+        tokens = self.means[kind, ANY_SIZE].tokens
+        return Steps(crowd.pace * tokens, tokens)
 
     def largest(self, runs: int, now: float) -> int:
         """

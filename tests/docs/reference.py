@@ -23,9 +23,9 @@ from pydantic import BaseModel
 
 from stepspec import Solver
 from stepspec.cli import app
-from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.nesting import NestedPair
+from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import Limits, run_options
 from stepspec.orchestrator.service.http.app import Service
 from stepspec.orchestrator.service.settings import Scaling, ServiceSettings

@@ -79,10 +79,14 @@ def test_a_crowd_is_known_once_it_measured_a_step_for_each_of_its_runs() -> None
     assert timings.largest(15, FRESH_STEPS + 1) == 0
 
 
-def test_a_mean_that_is_not_known_is_that_of_the_next_smaller_crowd() -> None:
+def test_a_pace_that_is_not_known_is_that_of_the_next_smaller_crowd() -> None:
+    """The tokens of a step are those of all crowds."""
     timings = Timings()
     timings.add("accepted", 2, 1.0, 10, 0)
-    timings.add("accepted", 9, 3.0, 10, 0)
+    timings.add("accepted", 9, 6.0, 20, 0)
     found = [timings.mean("accepted", size) for size in range(1, 5)]
-    assert [steps and steps.seconds for steps in found] == [None, 1.0, 1.0, 3.0]
+    assert found[0] is None
+    assert [(steps.seconds, steps.tokens) for steps in found[1:] if steps is not None] == [
+        (1.5, 15), (1.5, 15), (4.5, 15)
+    ]
     assert timings.mean("rejected", 4) is None
