@@ -38,8 +38,8 @@ from .interfaces import Policy
 from .prior import Prior
 from .trace import Moment
 
-ASSUMED_DRAFTS = 2
-"""Drafts that an assumed accept rate counts for: with 3 the worst logged run takes 1.07."""
+ASSUMED_DRAFTS = 2.5
+"""Drafts that an assumed accept rate counts for: with 4 the worst logged run takes 1.08."""
 KEPT_SHARE_PER_STEP = 0.9
 """The weight that verdicts keep at each step: bursts of rejections last 2 to 7 logged steps."""
 MARGIN_TIME_SHARE = 0.03
@@ -288,7 +288,7 @@ class AutoRun:
             case Started(policy=policy):
                 if policy != "small":  # which does not use the large model
                     self.auto.admission.grow(self, 0)
-                self._use(self.aside is None and policy != "large")
+                self._use(self.aside is None and policy not in ("small", "large"))
                 self._begin(at)
             case Decided():
                 self._decided(at, event)
@@ -340,10 +340,17 @@ class AutoRun:
             self._shadow = at
 
     def _end_shadow(self, seconds: float) -> None:
-        """Charge the *seconds* of the shadow draft that is under way, if it is this run's."""
-        if self.auto.shadow is self:
-            self.auto.shadow = None
-            self.auto.debt = seconds
+        """
+        Charge the *seconds* of the shadow draft that is under way, if it is this run's.
+
+        Of a method that is not known yet, the time of a step is free.
+        """
+        if self.auto.shadow is not self:
+            return
+        alone = self.auto.large("alone")
+        free = alone.seconds if alone and self.estimate() is None else 0.0
+        self.auto.shadow = None
+        self.auto.debt = max(0.0, seconds - free)
 
     def _shadowed(self, event: Shadowed) -> None:
         self._end_shadow(event.drafting + event.judging)
