@@ -17,6 +17,7 @@ from .costs import (
     MIN_STEPS,
     WINDOW_STEPS,
     Evidence,
+    Kind,
     Steps,
     Timings,
     accepted_seconds,
@@ -388,7 +389,7 @@ class AutoRun:
         if verdict is not None:
             accepted = _accepts(verdict)
             self._judge(accepted)
-            kind = "accepted" if accepted else "rejected"
+            kind: Kind = "accepted" if accepted else "rejected"
             self.record.timings.add(kind, max(1, self._users), seconds, self._tokens, auto.steps)
         elif event.step.author == "large" and not self.using:
             self._wrote_alone(seconds)
@@ -400,7 +401,7 @@ class AutoRun:
     def _wrote_alone(self, seconds: float) -> None:
         auto, prior = self.auto, self.auto.prior
         if self._settled:
-            kind = "beside" if self._users or auto.using else "alone"
+            kind: Kind = "beside" if self._users or auto.using else "alone"
             runs = auto.admission.runs
             auto.timings.add(kind, runs, seconds, self._tokens, auto.steps)
             auto.debt = max(0.0, auto.debt - SHADOW_TIME_SHARE * seconds / runs)
