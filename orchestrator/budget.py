@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, Unpack
+from typing import Unpack
 
 from .chain import Chain, Role, Step, Token
 from .errors import ConfigurationError
-from .interfaces import DEFAULT_LIMIT, Model, Until, WriteOptions
+from .interfaces import DEFAULT_LIMIT, Model, WriteOptions
 
-Watch: TypeAlias = Callable[[Until], Until]
 ANSWER_TOKENS = 512
 ANSWER_SHARE = 0.25
 
@@ -96,14 +95,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """
-    A *model* that writes at most as many tokens as are *left* for the chain; *watch* may end a step
-    early.
-    """
+    """A *model* that writes at most as many tokens as are *left* for the chain."""
 
     model: Model
     left: Callable[[Chain], int]
-    watch: Watch | None = None
 
     @property
     def role(self) -> Role:
@@ -113,8 +108,6 @@ class Budgeted:
         options["limit"] = self._most(chain, options.get("limit", DEFAULT_LIMIT))
         if options["limit"] < 1 and not options.get("opening"):
             return Step("", self.role, "length")
-        if self.watch is not None:
-            options["until"] = self.watch(options.get("until"))
         return await self.model.write(chain, **options)
 
     async def branch(

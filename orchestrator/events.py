@@ -139,15 +139,14 @@ class Shadowed:
     The method drafted and judged step *index* in the shadow of the large model, which wrote it;
     nothing of it is used.
 
-    The *draft* took *drafting* seconds, and its *verdict* *judging*. A draft that is given up,
-    because it is no faster than the large model, has no verdict.
+    The *draft* took *drafting* seconds, and its *verdict* *judging*.
     """
 
     index: int
     draft: Step
-    verdict: Verdict | None
+    verdict: Verdict
     drafting: float
-    judging: float = 0.0
+    judging: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,19 +266,16 @@ class Decided:
     The run chose who writes from step *index* on: its method, *ahead* drafts ahead, or the large
     model alone.
 
-    *seconds* are the expected seconds of a committed step for every candidate that was compared,
-    and *reason* says in words why. *advice* says in a sentence why the large model writes alone and
-    what the user can do about it, "" if it does not. A *probe* is written only to measure the large
-    model. With *shadow* the method drafts this step too. At the large model's server, as last
-    polled, *running* requests were served and *waiting* ones were queued.
+    *reason* says in words why. *advice* says in a sentence why the large model writes alone and
+    what the user can do about it, "" if it does not. With *shadow* the method drafts this step too.
+    At the large model's server, as last polled, *running* requests were served and *waiting* ones
+    were queued.
     """
 
     index: int
     choice: Choice
     ahead: int
-    seconds: tuple[tuple[str, float], ...] = ()
     reason: str = ""
-    probe: bool = False
     running: int = 0
     waiting: int = 0
     advice: str = ""

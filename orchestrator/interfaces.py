@@ -293,15 +293,13 @@ class RequestContext:
 
     A *bet* is work that is wasted if an earlier draft is rolled back; nothing waits for it yet.
     *again* marks a request that may be the same as one whose text was rejected for itself: a model
-    that samples by a seed takes another seed. A *shadow* draft is one of a step that the large
-    model writes itself: see `Shadowed`.
+    that samples by a seed takes another seed.
     """
 
     purpose: Purpose = ""
     step: int = -1
     bet: bool = False
     again: bool = False
-    shadow: bool = False
 
 
 REQUEST: ContextVar[RequestContext] = ContextVar(

@@ -68,9 +68,7 @@ class Loop:
     """Whether a chain is complete."""
 
     def __post_init__(self) -> None:
-        auto = self.control.auto
-        given_up = auto.given_up if auto else ()
-        self._shadow = ShadowDrafts(self.policy, given_up, self.observe)
+        self._shadow = ShadowDrafts(self.policy, self.observe)
 
     async def run(self, deadline: float | None) -> End:
         """
@@ -119,7 +117,7 @@ class Loop:
                 end = self._commit(draft, verdict.score)
                 if end is not None:
                     return end
-                next_policy = self._policy_after(policy)
+                next_policy = self._choose_policy()
                 if next_policy is not policy:
                     return None
                 draft, verdict = await lookahead.next()
@@ -146,13 +144,6 @@ class Loop:
             return self.policy
         self._shadow.follow(auto.decide(len(self.chain.steps)), self.chain)
         return auto.policy(self.policy)
-
-    def _policy_after(self, policy: Policy) -> Policy:
-        """Return the policy that writes after steps of *policy*. Decide now if it is time to."""
-        auto = self.control.auto
-        if auto is None or not auto.due(len(self.chain.steps)):
-            return policy
-        return self._choose_policy()
 
     def _commit(self, step: Step, score: float | None = None) -> End | None:
         """Extend the chain by *step*. Return why nothing can follow; None if something can."""

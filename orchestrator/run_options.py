@@ -137,9 +137,8 @@ class RunOptions(BaseModel):
     auto: Annotated[
         bool | None,
         RunOption(
-            "Choose the depth up to ahead, or the large model alone where the method does not pay;"
-            " by default on, but for runs with a seed and methods that a request to the service"
-            " names.",
+            "Let the large model write alone where the method does not pay; by default on, but for"
+            " runs with a seed and methods that a request to the service names.",
             commands=("solve", "serve"),
             calibrated=False,  # the large model alone is at least as strict
         ),

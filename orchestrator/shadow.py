@@ -6,7 +6,6 @@ used.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
 from dataclasses import replace
 
 from .chain import Chain
@@ -17,23 +16,22 @@ from .lookahead import judge
 
 
 class ShadowDrafts:
-    """
-    The shadow drafts of *policy* in one run; *given_up* has the steps of those that end early: see
-    `AutoRun`.
-    """
+    """The shadow drafts of *policy* in one run."""
 
-    def __init__(self, policy: Policy, given_up: Container[int], observe: Observer) -> None:
-        self._policy, self._given_up, self._observe = policy, given_up, observe
-        self._tasks: list[asyncio.Task[None]] = []
+    def __init__(self, policy: Policy, observe: Observer) -> None:
+        self._policy = policy
+        self._observe = observe
+        self._tasks = list[asyncio.Task[None]]()
         self._failure: Exception | None = None
 
     def follow(self, decided: Decided | None, chain: Chain) -> None:
         """
-        Emit what was decided after *chain*, and draft there if so. Raise what ended an earlier
-        shadow draft.
+        Report what was decided after *chain*. Start a shadow draft if the decision asks for one.
+
+        Raise what failed an earlier shadow draft: the method would fail in the same way.
         """
         if self._failure is not None:
-            raise self._failure  # the method would fail so
+            raise self._failure
         if decided is not None:
             self._observe(decided)
         if decided is not None and decided.shadow:
@@ -53,17 +51,17 @@ class ShadowDrafts:
             self._failure = exc
 
     async def _draft(self, chain: Chain) -> None:
-        index, clock = len(chain.steps), asyncio.get_running_loop().time
-        draft_request = RequestContext("draft", index, bet=True, shadow=True)
+        index = len(chain.steps)
+        clock = asyncio.get_running_loop().time
+        draft_request = RequestContext("draft", index, bet=True)
         verdict_request = replace(draft_request, purpose="verify")
         REQUEST.set(verdict_request)
-        preparing, began = prepare(self._policy, chain), clock()
+        preparing = prepare(self._policy, chain)
+        began = clock()
         async with background(*([preparing] if preparing else [])) as prepared:
             REQUEST.set(draft_request)
             draft = await self._policy.draft(chain)
             drafted = clock()
-            if index in self._given_up:
-                return self._observe(Shadowed(index, draft, None, drafted - began))
             REQUEST.set(verdict_request)
             verdict = await judge(self._policy, chain, draft, prepared[0] if prepared else None)
         self._observe(Shadowed(index, draft, verdict, drafted - began, clock() - drafted))

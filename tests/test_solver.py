@@ -20,12 +20,13 @@ import pytest
 
 from stepspec import Endpoint, Sampling, Solver
 from stepspec.api import StreamArguments
-from stepspec.orchestrator import auto, trace
-from stepspec.orchestrator.auto import Prior
+from stepspec.orchestrator import trace
+from stepspec.orchestrator.admission import Admission
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Committed, Decided, Event, Moved, Started
+from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Stretch
 from stepspec.policies import SpecReason
@@ -206,26 +207,21 @@ async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
             assert [step.author for step in solution.steps if step.fate == "kept"] == authors
 
 
-async def test_a_run_with_auto_says_who_wrote_its_steps_and_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def aside(
-        estimate: auto.Estimate, now: auto.Mode | None, most: int
-    ) -> tuple[auto.Mode, dict[str, float], str]:
-        return auto.ASIDE, {}, "it is quicker"
-
-    async with serving() as servers, servers.solver(auto=True) as solver:
+async def test_a_run_with_auto_says_who_wrote_its_steps_and_why() -> None:
+    never = Prior(runs=1)
+    async with serving() as servers, servers.solver(auto=True, prior=never) as solver:
         begun = await solver.solve(PROBLEM)
-        monkeypatch.setattr(auto, "decide", aside)
+        solver.auto.admission.grow("another run", 1)
         alone = await solver.solve(PROBLEM)
         others = [
             await solver.solve(PROBLEM, auto=False),
             await solver.solve(PROBLEM, policy="large"),
         ]
-    assert begun.stretches == (Stretch("large", 1, 3, "the method's pace is not known yet"),)
+    assert begun.stretches == (Stretch("large", 1, 3, "the method is not known yet"),)
     assert begun.aside == alone.aside == ""  # there is nothing yet to tell the user
     assert alone.share_alone == 1.0
-    assert alone.stretches == (Stretch("large", 1, 3, "it is quicker"),)
+    reason = "the prior knows no gain with more than 1 runs at once"
+    assert alone.stretches == (Stretch("large", 1, 3, reason),)
     assert (alone.thinking, alone.answer, alone.ledger.accept_rate) == (
         begun.thinking,
         begun.answer,
@@ -237,12 +233,16 @@ async def test_a_run_with_auto_says_who_wrote_its_steps_and_why(
 async def test_nothing_is_decided_once_the_small_model_is_gone() -> None:
     events: list[Event] = []
     async with serving() as servers, servers.solver(auto=True) as solver:
-        solver.auto.prior = Prior(accept_rate=1.0, verdict_seconds=1e-4)
-        solver.auto.wrote_alone(5.0)
+        run = solver.settings.run
+        timings = solver.auto.run(run.policy, run.options, 1).record.timings
+        solver.auto.timings.add("alone", 1, 50.0, 10, 0)
+        for kind in ("accepted", "rejected"):
+            for _ in range(3):
+                timings.add(kind, 1, 1.0, 10, 0)
         servers.small.faults.extend([Refuse(500, "dead")] * 99)
         solution = await solver.solve(PROBLEM, observe=events.append)
     assert (solution.degraded, solution.answer) == (("small",), "2")
-    assert [event.choice for event in events if isinstance(event, Decided)] == ["large", "method"]
+    assert [event.choice for event in events if isinstance(event, Decided)] == ["method"]
 
 
 async def test_runs_decide_by_default_but_with_a_seed() -> None:
@@ -255,9 +255,9 @@ async def test_runs_decide_by_default_but_with_a_seed() -> None:
 async def test_the_wait_for_a_place_is_a_part_of_a_runs_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto.Auto, "fits", 1)
+    monkeypatch.setattr(Admission, "fits", 1)
     async with serving() as servers, servers.solver(auto=True) as solver:
-        async with solver.auto.place():
+        async with solver.auto.admission.place():
             solving = asyncio.create_task(solver.solve(PROBLEM, budget=Budget(seconds=0.1)))
             await asyncio.sleep(0.2)
         assert (await solving).finish_reason == "time"
@@ -287,12 +287,13 @@ async def test_what_was_judged_before_is_known_to_the_first_run(
         async with Solver(load(small=small, large=large, **{**USUAL, "auto": True})) as solver:
             solutions = [await solver.solve(PROBLEM) for _ in range(2)]
     assert [solution.share_alone for solution in solutions] == [1.0, 1.0]
-    advice = "drafts are rarely accepted, as measured before: run `stepspec tune`"
-    assert {solution.aside for solution in solutions} == {advice}
+    for solution in solutions:
+        assert solution.aside.startswith("the method is slower: method ")
+        assert solution.aside.endswith(" 0% of drafts accepted: run `stepspec tune`")
     logged = [
         record.getMessage() for record in caplog.records if "goes on alone" in record.getMessage()
     ]
-    assert logged == [f"the large model goes on alone: {advice}"]
+    assert logged == [f"the large model goes on alone: {solutions[0].aside}"]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
 

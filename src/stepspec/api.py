@@ -204,7 +204,7 @@ class Solver:
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
             if self.settings.calibration:
                 self.settings.calibration.warn_of_differences(self.conditions(self.settings.run))
-            await stack.enter_async_context(poll_queue(self.large.queue, self.auto.queue))
+            await stack.enter_async_context(poll_queue(self.large.queue, self.auto.admission.poll))
             self._exit = stack.pop_all()
         return self
 
@@ -365,7 +365,7 @@ class Solver:
         budget = run.budget.budget().fit(room)
         try:
             # Only a run that decides may have to wait for its turn.
-            async with self.auto.place() if _decides(run) else nullcontext():
+            async with self.auto.admission.place() if _decides(run) else nullcontext():
                 prepared = PreparedRun(
                     chain=chain,
                     answering=answering,
@@ -417,7 +417,7 @@ class Solver:
         auto = self.auto.run(
             run.policy, run.options, run.ahead, large if decides else None, run.lead
         )
-        parts = replace(models, watch=auto.watch if auto.aside else None).parts(
+        parts = models.parts(
             run,
             auto if auto.aside else None,
             fallback=None if run.policy == "small" else large,

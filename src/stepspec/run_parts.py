@@ -15,18 +15,17 @@ from typing import Any
 from stepspec.orchestrator.auto import AutoRun
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, connect
 from stepspec.orchestrator.backends.vllm.http_errors import no_room
-from stepspec.orchestrator.budget import Budget, Budgeted, Watch
+from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.chain import Chain, Role, Toolset
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import (
     CriticEndpoint,
     Endpoint,
     ModelEndpoint,
-    ReplicatedModel,
     Sampling,
 )
 from stepspec.orchestrator.endpoints.answer_parser import ServerParser
-from stepspec.orchestrator.endpoints.interfaces import Format
+from stepspec.orchestrator.endpoints.interfaces import Format, RunModel
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
 from stepspec.orchestrator.events import Observer, Stage
 from stepspec.orchestrator.interfaces import (
@@ -40,7 +39,7 @@ from stepspec.orchestrator.interfaces import (
 )
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.nested_settings import NestedPair, Nesting
-from stepspec.orchestrator.nesting import Nested, NestedEndpoint
+from stepspec.orchestrator.nesting import NestedEndpoint
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.verifiers import (
@@ -132,17 +131,17 @@ class AnswerPlan:
 class Models:
     """The models of one run. Models that have replicas hold a slot until `leave`."""
 
-    small: Model
+    small: RunModel
     """The small model."""
-    large: Model
+    large: RunModel
     """The large model."""
     critic: Critic | None
     """Rates steps; None: nothing does."""
     budget: Budget
     """The budget of the run."""
-    formatting: Model | None = None
+    formatting: RunModel | None = None
     """The large model when it answers in a format; None: there is no format."""
-    without_calls: Model | None = None
+    without_calls: RunModel | None = None
     """The large model when it answers in the format of an answer that calls no tool; None: any."""
     sampled: bool = False
     """Whether the models sample."""
@@ -150,12 +149,10 @@ class Models:
     """Makes the parser for calls of tools, which only the large model's answer may have."""
     check: AnswerCheck | None = None
     """Judges the answer; None: nothing does."""
-    watch: Watch | None = None
-    """May end what the small model writes."""
 
     def policy(self, name: str, options: Mapping[str, Any]) -> Policy:
         """Build the policy *name* over both models within the budget."""
-        small = _budgeted(self.small, self.budget, self.watch)
+        small = _budgeted(self.small, self.budget)
         large = _budgeted(self.large, self.budget)
         return policies.make(
             name, small, large, critic=self.critic, sampled=self.sampled, **options
@@ -213,7 +210,7 @@ class Models:
     def leave(self) -> None:
         """Give back the slots at the replicas."""
         for model in (self.small, self.large, self.formatting, self.without_calls):
-            if isinstance(model, ReplicatedModel | Nested):
+            if model is not None:
                 model.leave()
 
 
@@ -356,7 +353,5 @@ def _within(model: Model | None, budget: Budget) -> Model | None:
     return Budgeted(model, budget.left)
 
 
-def _budgeted(model: Model, budget: Budget, watch: Watch | None = None) -> Budgeted:
-    if isinstance(model, Nested):
-        model = model.budgeted(budget.left)
-    return Budgeted(model, budget.left, watch)
+def _budgeted(model: RunModel, budget: Budget) -> Budgeted:
+    return Budgeted(model.budgeted(budget.left), budget.left)

@@ -23,9 +23,9 @@ from pydantic import BaseModel
 
 from stepspec import Solver
 from stepspec.cli import app
-from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.nested_settings import NestedPair
+from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import Limits, run_options
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
 from stepspec.service.http.app import Service

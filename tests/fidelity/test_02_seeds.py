@@ -15,12 +15,12 @@ import pytest
 
 from stepspec import Endpoint, Sampling, Solution, Solver
 from stepspec.orchestrator import Chain
-from stepspec.orchestrator.auto import Prior
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Message, Role, Step
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
+from stepspec.orchestrator.prior import Prior
 from stepspec.settings import load
 
 from ..stand_in import Break

@@ -156,18 +156,16 @@ def test_a_confident_draft_is_not_hedged(hedge: float) -> None:
     ]
 
 
-def test_auto_has_drafts_hedged_where_many_are_rejected_and_the_run_is_alone() -> None:
-    run_ = AutoRun(auto := Auto(), record := Record(), 0)
+def test_auto_has_drafts_hedged_where_no_other_run_uses_the_large_model() -> None:
+    run_ = Auto().run("specreason", {}, 0)
     control = LookaheadControl(hedge=1.0, auto=run_)
     assert control.hedging == 1
-    record.accepted.entries.extend([(0, True)] * 4 + [(0, False)])  # few are rejected
+    server = run_.auto.admission
+    server.poll(0, 2)  # requests wait
     assert control.hedging == 0
-    record.accepted.entries.append((0, False))
-    assert control.hedging == 1
-    auto.queue(0, 2)  # requests wait
-    assert control.hedging == 0
-    auto.queue(0, 0)
-    auto.resident |= {run_: 9, AutoRun(auto, record, 0): 9}  # another run
+    server.poll(0, 0)
+    for each in (run_, "another run"):
+        server.grow(each, 9)
     assert control.hedging == 0
 
 

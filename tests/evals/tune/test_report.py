@@ -16,6 +16,7 @@ from stepspec.evals.tune.measuring import Measured
 from stepspec.evals.tune.paces import ServerPace
 from stepspec.evals.tune.prediction import MethodTrials, PairPaces, conclude
 from stepspec.evals.tune.report import Report, points, times, within
+from stepspec.orchestrator.prior import Prior
 
 from .test_prediction import figures
 from .world import READING, SPECREASON
@@ -136,7 +137,7 @@ def test_the_settings_are_those_of_the_method_and_the_prior(
     assert path.read_text().startswith("# Use reading: 1.9x")
     path.write_text(report(figures(0.5)).settings(settings, "2026-11-29"))
     alone = configuration.load()
-    assert (alone.policy, alone.prior.accept_rate) == ("large", None)
+    assert (alone.policy, alone.prior) == ("large", Prior())
 
 
 def test_keys_are_left_out_of_the_settings() -> None:
