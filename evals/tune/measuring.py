@@ -26,7 +26,7 @@ from ..sample import Arm, derive_seed
 from .drafts import LargeChain, Place, Trier
 from .judging import is_error, make_slip
 from .paces import Arrival, PairPaces, ServerPace, opened, paces_of, write_streams
-from .prediction import MethodTrials, replay
+from .prediction import MethodTrials, predict
 from .rounds import RoundWatch, SeenRun
 
 PACE_STREAMS = 4  # one after the other, at each server
@@ -256,13 +256,10 @@ class Measuring:
 
     async def _runs(self, paces: PairPaces) -> None:
         """Run the methods that may pay for some seconds each, alone and with all users."""
-        gains = {
-            method.arm.name: replay(method.trials, paces, self.found.lengths).gain
-            for method in self.found.tried
-        }
-        best_first = sorted(gains, key=lambda name: -gains[name])
-        sizes = (1, self._users)
-        cells = [(name, size) for name in best_first if gains[name] > 1 for size in sizes]
+        figures = [predict(method, paces, self.found.lengths) for method in self.found.tried]
+        figures.sort(key=lambda method: (method.careless, -method.alone.value))
+        worth = [method.arm.name for method in figures if method.alone.value > 1]
+        cells = [(name, size) for name in worth for size in (1, self._users)]
         self._on_part("runs")
         for place, (name, size) in enumerate(cells):
             if name not in self.found.skipped:

@@ -103,79 +103,52 @@ class Figures:
         return max(1.0, ceil(minutes * ((self.spread / distance) ** 2 - 1)))
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The trials of a method, replayed with the paces of the pair, without short runs."""
-
-    gain: float
-    """How many times as fast as the large model alone they are."""
-    spread: float
-    """The half-width of its logarithm at 95%, over problems; infinite for one problem."""
-    width: float
-    """The same with what is not known of paces and lengths."""
-    verdict_seconds: float
-    """Median seconds of a verdict."""
-
-
-def replay(trials: Sequence[Trial], paces: PairPaces, chains: Mapping[int, int]) -> Replay:
+def predict(measured: MethodTrials, paces: PairPaces, chains: Mapping[int, int]) -> Figures:
     """
-    Replay *trials*, in the order of their steps.
+    Return the figures of the method.
 
     A trial stands for a part of its problem's chain. *chains* has the tokens of each problem's.
     """
-    verdict = _verdict_seconds(trials)
+    verdict = _verdict_seconds(measured.trials)
     by_problem: dict[int, list[Trial]] = {}
-    for trial in sorted(trials, key=lambda trial: trial.step):
+    for trial in sorted(measured.trials, key=lambda trial: trial.step):
         by_problem.setdefault(trial.problem, []).append(trial)
     seconds: list[float] = []
     grown: list[float] = []
-    for problem, some in by_problem.items():
-        rounds = [round for trial in some for round in trial.rounds]
-        part = sum(trial.own for trial in some) / chains[problem]
+    outcomes: Outcomes = []
+    for problem, trials in by_problem.items():
+        rounds = [round for trial in trials for round in trial.rounds]
+        outcomes += [(problem, round.accepted) for round in rounds if round.drafted]
+        part = sum(trial.own for trial in trials) / chains[problem]
         seconds.append(commit_times(rounds, paces, verdict)[-1] / part)
-        grown.append(sum(trial.tokens for trial in some) / part)
+        grown.append(sum(trial.tokens for trial in trials) / part)
     # An accepted draft may stand for its own tokens, or for the large model's step in its place.
     length = sqrt(sum(chains[problem] for problem in by_problem) / sum(grown))
     ratio = bootstrap_ratio(grown, seconds)
     spread = log(ratio.high / ratio.low) / 2 if len(seconds) > 1 else inf
     pace = log(max(paces.large.tokens) / min(paces.large.tokens)) / 2
-    return Replay(
-        gain=paces.large.token * length * ratio.value,
-        spread=spread,
-        width=hypot(spread, log(length), pace),
-        verdict_seconds=verdict,
-    )
-
-
-def predict(measured: MethodTrials, paces: PairPaces, chains: Mapping[int, int]) -> Figures:
-    """Return the figures of the method; *chains* is that of `replay`."""
-    found = replay(measured.trials, paces, chains)
-    corrections = {
-        users: _correction(runs, paces, found.verdict_seconds)
-        for users, runs in measured.runs.items()
-    }
-    alone = found.gain / (corrections.get(1) or 1.0)
+    width = hypot(spread, log(length), pace)
+    gain = paces.large.token * length * ratio.value
+    alone = gain / (_correction(measured.runs.get(1, []), paces, verdict) or 1.0)
     loaded = None
-    correction = corrections.get(paces.users)
-    if correction:
-        loaded = found.gain * paces.loaded / paces.large.token / correction
-    accepted = [
-        (trial.problem, round.accepted)
-        for trial in measured.trials
-        for round in trial.rounds
-        if round.drafted
-    ]
+    if correction := _correction(measured.runs.get(paces.users, []), paces, verdict):
+        loaded = gain * paces.loaded / paces.large.token / correction
     return Figures(
         arm=measured.arm,
         drafts=len(measured.trials),
-        accepted=share_by_problem(accepted or [(0, False)]),
-        alone=Interval(alone, alone * exp(-found.width), alone * exp(min(found.width, 700))),
+        accepted=share_by_problem(outcomes or [(0, False)]),
+        alone=Interval(alone, alone * exp(-width), alone * exp(min(width, 700))),
         loaded=loaded,
-        slips=share_by_problem(measured.slips) if len(measured.slips) >= MIN_CASES else None,
-        errors=share_by_problem(measured.errors) if len(measured.errors) >= MIN_CASES else None,
-        verdict_seconds=found.verdict_seconds,
-        spread=found.spread,
+        slips=_share(measured.slips),
+        errors=_share(measured.errors),
+        verdict_seconds=verdict,
+        spread=spread,
     )
+
+
+def _share(cases: Outcomes) -> Interval | None:
+    """The share of *cases* that was let through; None if they are too few."""
+    return share_by_problem(cases) if len(cases) >= MIN_CASES else None
 
 
 def _verdict_seconds(trials: Sequence[Trial]) -> float:
