@@ -165,16 +165,24 @@ class SimulatedModel:
                 stack.push_async_callback(stream.close)
         stream.idle, stream.last_step = False, REQUEST.get().step
         with _ending(stream):
-            return await self._take(stream, chain, step, until)
+            more = (
+                0 if step.stop == "end" else len(self._next(chain.extend(step), stop, limit).tokens)
+            )
+            return await self._take(stream, chain, step, until, more)
 
     async def _take(
-        self, stream: _Open, chain: Chain, step: Step, until: Callable[[Step], bool] | None
+        self,
+        stream: _Open,
+        chain: Chain,
+        step: Step,
+        until: Callable[[Step], bool] | None,
+        more: int,
     ) -> Step:
-        """Wait until *stream* has written *step*."""
+        """Wait until *stream* has written *step*; the next one may have *more* tokens."""
         request, end, grown = stream.request, stream.taken + len(step.tokens), chain.extend(step)
         goes_on = stream.kept and step.stop != "end"
         if goes_on and not request.ended:
-            self._server.extend(request, end + len(self._next(grown, None, DEFAULT_LIMIT).tokens))
+            self._server.extend(request, end + more)
         if until is not None:
             await self._server.reach(request, stream.taken + 1)
             until(Step(step.tokens[0].text, self.role, "until", step.tokens[:1]))

@@ -153,7 +153,7 @@ async def test_a_pair_is_measured_over_http() -> None:
     ):
         arms = (SPECREASON, READING)
         measuring = Measuring(solver, arms, PROBLEMS[:2], 3)
-        found = await measuring.measure(0.3)
+        found = await measuring.measure(0.6)
     assert found.paces is not None
     # eight to one; this machine may be slow, but for both
     assert found.paces.ratio < 0.7
