@@ -8,7 +8,6 @@ from lab.simulation.grid import GPUS, Chains, find_pair
 from lab.simulation.tuned import compared
 from stepspec.evals.cli import arm
 
-
 SHORT = "reading:tokens=all,threshold=0,draft_tokens=12,repair_tokens=1"
 
 
