@@ -26,6 +26,13 @@ class Turn:
     author: Role = "small"
     stop: Stop = "delimiter"
     ends: bool = False
+    later: tuple[int, ...] = ()
+    """Tokens after the first *kept* ones at which the models differ, for drafts within the step."""
+
+    @property
+    def differs(self) -> tuple[int, ...]:
+        """The tokens at which the models differ, in order, from 0."""
+        return (self.kept, *self.later) if self.kept < self.draft else ()
 
 
 @dataclass(frozen=True, slots=True)

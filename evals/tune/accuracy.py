@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -24,29 +24,23 @@ PROMISED_LEVEL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Graded answers to the same problems."""
+    """Graded answers to the problems that both have answered in time."""
 
-    method: int
-    """Right answers of the method."""
-    large: int
+    right: int
     """Right answers of the large model as one ordinary request."""
-    lost: int
-    """Problems that only the large model solved."""
-    gained: int
-    """Problems that only the method solved."""
-    problems: int
-    """Problems that both answered in time."""
+    paired: Paired
+    """The problems, and those that only one of the two solved."""
 
     @property
     def sentence(self) -> str:
         """Say what was measured, and what a promise needs."""
-        if not self.problems:
+        paired = self.paired
+        if not paired.n:
             return "no problem was answered in time; give more --minutes."
-        paired = Paired(self.problems, self.lost, self.gained)
-        points = difference(self.problems, self.gained, self.lost).points
+        points = difference(paired.n, paired.gained, paired.lost).points
         text = (
-            f"{self.method} of {self.problems} right, the large model alone {self.large}"
-            f" ({points:+.0f} points)."
+            f"{self.right + paired.gained - paired.lost} of {paired.n} right, the large model alone"
+            f" {self.right} ({points:+.0f} points)."
         )
         needed = LossTest(PROMISED_LOSS, PROMISED_LEVEL).needed(paired)
         if needed is None:
@@ -55,18 +49,13 @@ class Accuracy:
 
 
 async def compare_answers(
-    solver: Solver,
-    arm: Arm,
-    tasks: Sequence[Task],
-    users: int,
-    seconds: float,
-    step: Callable[[], object] = lambda: None,
+    solver: Solver, arm: Arm, tasks: Sequence[Task], users: int, seconds: float
 ) -> Accuracy:
     """
     Solve *tasks* with *arm* and with the large model alone, *users* at the same time.
 
-    After so many *seconds* those count that both have answered. *step* is called after each. Raise
-    `EndpointUnreachable` if a server is gone; a problem that fails otherwise does not count.
+    After so many *seconds* those count that both have answered. Raise `EndpointUnreachable` if
+    a server is gone; a problem that fails otherwise does not count.
     """
     outcomes: list[tuple[bool, bool]] = []
     gate = asyncio.Semaphore(users)
@@ -87,15 +76,9 @@ async def compare_answers(
                     raise
                 except StepspecError:
                     pass
-            step()
 
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await at_once(map(both, count(), tasks))
-    return Accuracy(
-        method=sum(ours for _, ours in outcomes),
-        large=sum(alone for alone, _ in outcomes),
-        lost=sum(alone and not ours for alone, ours in outcomes),
-        gained=sum(ours and not alone for alone, ours in outcomes),
-        problems=len(outcomes),
-    )
+    alone = [large for large, _ in outcomes]
+    return Accuracy(sum(alone), Paired.of(alone, [ours for _, ours in outcomes]))

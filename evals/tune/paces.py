@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedModel, Sampling
-from stepspec.orchestrator.interfaces import Model
+from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, Sampling
+from stepspec.orchestrator.endpoints.interfaces import RunModel
 
 STREAM_TOKENS = 48
 ONE_PIECE_SECONDS = 0.0005  # tokens that arrive closer together came in one piece
+MAX_RATIO = 0.8  # of the large model's seconds a token, above which no small model can pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Arrival:
     seconds: float
     """The time on the clock of the event loop."""
     tokens: int
-    """Tokens of the stream that had arrived by then."""
+    """Tokens of the stream that had arrived by then; 0 for the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,6 @@ class ServerPace:
     """Seconds between two tokens of a stream that is alone, one value a measurement."""
     first: float
     """Seconds from a request to its first token, while nothing else runs."""
-    loaded: float | None = None
-    """Seconds between two tokens of each of several streams; None if that was not measured."""
 
     @property
     def token(self) -> float:
@@ -44,59 +43,82 @@ class ServerPace:
         return median(self.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class PairPaces:
+    """How fast both servers write."""
+
+    small: ServerPace
+    """The small model's server."""
+    large: ServerPace
+    """The large model's server."""
+    loaded: float
+    """Seconds between two tokens of each of several streams of the large model."""
+    users: int
+    """The number of these streams."""
+    ahead: int
+    """Drafts that a run makes ahead."""
+
+    @property
+    def ratio(self) -> float:
+        """The small model's seconds per token over those of the large one."""
+        return self.small.token / self.large.token
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no method can pay, because the small model is hardly faster."""
+        return self.ratio > MAX_RATIO
+
+
 @asynccontextmanager
-async def opened(endpoint: ModelEndpoint, sampling: Sampling = GREEDY) -> AsyncGenerator[Model]:
+async def opened(endpoint: ModelEndpoint, sampling: Sampling = GREEDY) -> AsyncGenerator[RunModel]:
     """Yield a model of *endpoint*, at one of its replicas."""
     model = endpoint.model(sampling)
     try:
         yield model
     finally:
-        if isinstance(model, ReplicatedModel):
-            model.leave()
+        model.leave()
 
 
 async def write_streams(
-    endpoint: ModelEndpoint,
-    problems: Sequence[str],
-    arrived: Sequence[list[Arrival]],
-    over: Callable[[], bool] = lambda: False,
+    endpoint: ModelEndpoint, problems: Sequence[str], streams: list[list[Arrival]]
 ) -> None:
     """
     Let the model begin to reason about all *problems* at the same time.
 
-    *arrived* has a list for each problem, which gets the arrivals of its stream. A stream with two
-    arrivals ends if the time is *over*. The text is the model's own, so that token-level
-    speculation accepts as many tokens as in a run.
+    A list of arrivals for each problem is appended to *streams*; the first one is the request. The
+    text is the model's own, so that token-level speculation accepts as many tokens as in a run.
     """
     clock = asyncio.get_running_loop().time
 
-    async def stream(problem: str, arrivals: list[Arrival]) -> None:
+    async def stream(problem: str) -> None:
+        arrivals = [Arrival(clock(), 0)]
+        streams.append(arrivals)
+
         def until(step: Step) -> bool:
             arrivals.append(Arrival(clock(), len(step.tokens)))
-            return len(arrivals) > 1 and over()
+            return False
 
         async with opened(endpoint) as model:
             await model.write(Chain.of(problem), stop=(), limit=STREAM_TOKENS, until=until)
 
-    await at_once(map(stream, problems, arrived))
+    await at_once(map(stream, problems))
 
 
-def seconds_per_token(streams: Sequence[Sequence[Arrival]]) -> float | None:
+def seconds_per_token(arrivals: Sequence[Arrival]) -> float | None:
     """
-    Mean seconds between two tokens of *streams*, from the first arrival of each to its last.
+    Seconds between two tokens of a stream, from its first tokens to its last.
 
-    Tokens that arrive together came in one piece, and count from there. None if no stream has
-    tokens at two times.
+    Tokens that arrive together came in one piece, and count from there. None if tokens arrived at
+    fewer than two times.
     """
-    paces: list[float] = []
-    for arrivals in streams:
-        later = [
-            each for each in arrivals if each.seconds > arrivals[0].seconds + ONE_PIECE_SECONDS
-        ]
-        if not later:
-            continue
-        begun = arrivals[len(arrivals) - len(later) - 1]
-        last = later[-1]
-        if last.tokens > begun.tokens:
-            paces.append((last.seconds - begun.seconds) / (last.tokens - begun.tokens))
-    return fmean(paces) if paces else None
+    tokens = arrivals[1:]
+    later = [each for each in tokens if each.seconds > tokens[0].seconds + ONE_PIECE_SECONDS]
+    if not later:
+        return None
+    begun = tokens[len(tokens) - len(later) - 1]
+    return (later[-1].seconds - begun.seconds) / (later[-1].tokens - begun.tokens)
+
+
+def paces_of(streams: Sequence[Sequence[Arrival]]) -> tuple[float, ...]:
+    """The seconds between two tokens of each of *streams* in which that is known."""
+    return tuple(pace for arrivals in streams if (pace := seconds_per_token(arrivals)) is not None)

@@ -18,7 +18,7 @@ from ..calibration.policy_file import changed_settings
 from ..results import Interval
 from .accuracy import Accuracy
 from .measuring import Measured
-from .prediction import MAX_ERRORS_PASSED, MIN_GAIN, Conclusion, Figures, conclude, predict
+from .prediction import MAX_PASSED, Conclusion, Figures, conclude, predict
 
 COMMENT_COLUMNS = 96
 METHOD_COLUMNS = 18
@@ -38,7 +38,7 @@ class Report:
     problems: str
     """The problems, in words."""
     accuracy: Accuracy | None = None
-    """Answers of the method and of the large model alone; None if there are none to compare with."""
+    """Answers of the method and of the large model alone; None if they were not compared."""
     solved: int | None = None
     """Chains of the large model with the right answer, of those that ended; None: not known."""
     ended: int = 0
@@ -48,53 +48,51 @@ class Report:
     def of(cls, measured: Measured, minutes: float, problems: str, **more: Any) -> Report:
         """Predict what every method gains, and choose one."""
         paces = measured.paces
-        methods: list[Figures] = []
-        if paces is not None and not paces.hopeless:
-            weights = measured.weights()
-            tried = [each for each in measured.methods.values() if each.trials]
-            methods = [predict(each, paces, weights) for each in tried]
-        conclusion = conclude(methods)
-        unknown = not methods and not (paces and paces.hopeless)
-        if unknown:
-            conclusion = Conclusion("not known", (), None, None)
+        conclusion = Conclusion("not known")
+        if paces is not None and paces.hopeless:
+            conclusion = Conclusion("does not pay")
+        elif paces is not None and measured.tried:
+            lengths = measured.lengths
+            conclusion = conclude([predict(each, paces, lengths) for each in measured.tried])
         return cls(measured, conclusion, minutes, problems, **more)
 
     @property
     def headline(self) -> str:
         """Whether it pays, in one or two sentences."""
         paces = self.measured.paces
-        best = self.conclusion.best
-        fastest = self.conclusion.fastest
         if paces is not None and paces.hopeless:
             return (
                 f"It does not pay: the small model takes {1000 * paces.small.token:.3g} ms for a"
                 f" token, the large one {1000 * paces.large.token:.3g} ms; choose a smaller model."
             )
-        if fastest is None:
+        if not self.conclusion.methods:
             return f"Not known yet: no draft was tried in {self.minutes:g} minutes; give more."
+        best = self.conclusion.best
         if best is None:
+            fastest = self.conclusion.methods[0]
             return (
-                f"It does not pay: every method lets more than {MAX_ERRORS_PASSED:.0%} of the small"
+                f"It does not pay: every method lets more than {MAX_PASSED:.0%} of the small"
                 f" model's errors through, also {fastest.arm.name}, the fastest"
                 f" ({fastest.alone.value:.1f}x)."
             )
+        gain = (
+            f"{times(best.alone.value)} as fast as the large model alone {within(best.alone)}"
+            f"{self._loaded(best)}"
+        )
         if self.conclusion.verdict == "pays":
-            return f"Use {best.arm.name}: {times(best.alone.value)} {self._against(best)}."
+            names = either([best.arm.name, *(other.arm.name for other in self.conclusion.alike)])
+            return f"Use {names}: {gain}."
         if self.conclusion.verdict == "does not pay":
             return (
-                f"It does not pay: {best.arm.name}, the best method, is {times(best.alone.value)}"
-                f" {self._against(best)}; it accepts {best.accepted.value:.0%} of the drafts."
+                f"It does not pay: {best.arm.name}, the best method, is {gain}; it accepts"
+                f" {best.accepted.value:.0%} of the drafts."
             )
-        return (
-            f"Not known yet: {best.arm.name} may be {times(best.alone.value)}"
-            f" {self._against(best)}; {self._enough(best)}."
-        )
+        return f"Not known yet: {best.arm.name} may be {gain}; {self._enough(best)}."
 
-    def _against(self, best: Figures) -> str:
-        text = f"as fast as the large model alone {within(best.alone, '.1f')}"
+    def _loaded(self, best: Figures) -> str:
         if best.loaded is None or self.measured.paces is None:
-            return text
-        return f"{text}, {times(best.loaded)} with {self.measured.paces.users} users"
+            return ""
+        return f", {times(best.loaded)} with {self.measured.paces.users} users"
 
     def _enough(self, best: Figures) -> str:
         more = best.minutes_needed(self.minutes)
@@ -105,9 +103,11 @@ class Report:
     def lines(self, written: str = "") -> Iterator[str]:
         """The headline, and what is known of verdicts, answers and problems."""
         yield self.headline
-        best = self.conclusion.best or self.conclusion.fastest
-        if best is not None:
-            yield f"Verdicts: {verdicts(best)} Answers: {self._answers()}"
+        if self.conclusion.methods:
+            answers = "not measured (give problems with answers)."
+            if self.accuracy is not None:
+                answers = self.accuracy.sentence
+            yield f"Verdicts: {verdicts(self.conclusion.methods[0])} Answers: {answers}"
         done = f" Wrote {written}." if written else ""
         yield f"Problems: {self.problems}.{done}"
         if self.solved == 0 and self.ended >= MIN_ENDED:
@@ -119,30 +119,22 @@ class Report:
         if self.measured.interrupted:
             yield f"Interrupted after {self.measured.seconds:.0f} s: this is what was known."
 
-    def _answers(self) -> str:
-        if self.accuracy is not None:
-            return self.accuracy.sentence
-        return "not measured (give problems with answers)."
-
     def table(self) -> Table:
         """A line for each method, the best first, in 80 columns."""
         users = self.measured.paces.users if self.measured.paces else 1
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("method", max_width=METHOD_COLUMNS, overflow="fold")
-        columns = ["accepted", "errors", "slips", "alone"]
-        if users > 1:
-            columns.append(f"{users} users")
-        for column in columns:
+        for column in ("accepted", "errors", "slips", "alone", f"{users} users"):
             table.add_column(column, justify="right", no_wrap=True)
         for method in self.conclusion.methods:
-            cells = [
+            table.add_row(
+                method.arm.name,
                 f"{method.accepted.value:.0%}",
-                "" if method.errors is None else points(method.errors),
-                "" if method.slips is None else f"{method.slips.value:.0%}",
-                f"{times(method.alone.value)} {within(method.alone, '.1f')}",
-                "" if method.loaded is None else times(method.loaded),
-            ]
-            table.add_row(method.arm.name, *cells[: len(columns)])
+                points(method.errors) if method.errors else "",
+                f"{method.slips.value:.0%}" if method.slips else "",
+                f"{times(method.alone.value)} {within(method.alone)}",
+                times(method.loaded) if method.loaded else "",
+            )
         return table
 
     def details(self) -> Iterator[str]:
@@ -150,46 +142,29 @@ class Report:
         paces = self.measured.paces
         if paces is not None:
             for name, server in (("small", paces.small), ("large", paces.large)):
-                low, high = (1000 * edge(server.tokens) for edge in (min, max))
                 yield (
-                    f"{name} model: {1000 * server.token:.1f} ms a token [{low:.1f}, {high:.1f}],"
-                    f" first token after {1000 * server.first:.0f} ms"
+                    f"{name} model: {1000 * server.token:.1f} ms a token, first token after"
+                    f" {1000 * server.first:.0f} ms"
                 )
-            if paces.large.loaded is not None:
-                yield (
-                    f"large model, {paces.users} streams at once:"
-                    f" {1000 * paces.large.loaded:.1f} ms a token"
-                )
-        chains = self.measured.chains.values()
-        tokens = sum(chain.written.tokens for chain in chains)
-        yield f"{len(chains)} chains of the large model, {self.ended} ended, {tokens} tokens"
+            loaded = f"{1000 * paces.loaded:.1f} ms a token"
+            yield f"large model, {paces.users} streams at once: {loaded}"
+        lengths = self.measured.lengths
+        yield (
+            f"{len(lengths)} chains of the large model, {self.ended} ended,"
+            f" {sum(lengths.values())} tokens"
+        )
         for method in self.conclusion.methods:
-            runs = self.measured.methods[method.arm.name].runs
-            counts = ", ".join(
-                f"{sum(len(run.rounds) for run in some)} rounds with {size} at once"
-                for size, some in sorted(runs.items())
-            )
+            known = self.measured.methods[method.arm.name]
+            runs = sum(len(run.rounds) for some in known.runs.values() for run in some)
             yield (
                 f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places,"
-                f" {method.seen_errors} with an error; a verdict takes"
-                f" {1000 * method.verdict_seconds:.0f} ms; runs: {counts or 'none'}"
+                f" {len(known.errors)} with an error; a verdict takes"
+                f" {1000 * method.verdict_seconds:.0f} ms; {runs} rounds of short runs"
             )
-        yield (
-            "errors: the share of the small model's own wrong drafts that are let through; slips:"
-            " of errors made on purpose; brackets: 95% intervals, in which steps of one problem"
-            f" depend on each other; a method pays from {MIN_GAIN:g}x on"
-        )
 
     def notes(self) -> Iterator[str]:
-        """What the reader should know about these figures, and the cure."""
+        """What the reader should know about these figures."""
         best = self.conclusion.best
-        if best is not None and best.errors is not None and best.length is not None:
-            passed = best.errors.value
-            if best.length <= passed:
-                yield (
-                    f"{best.arm.name}: to accept as many drafts by their length alone lets no more"
-                    f" errors through ({best.length:.0%}, not {passed:.0%})"
-                )
         if best is not None and best.errors is None:
             yield (
                 f"{best.arm.name}: the small model made too few errors here to judge verdicts by;"
@@ -199,58 +174,88 @@ class Report:
             yield f"{name}: left out, its requests failed: {why}"
 
     def settings(self, settings: Settings, date: str) -> str:
-        """Both servers of *settings*, the method to use, and what `auto` begins with, as TOML."""
+        """
+        Both servers of *settings*, the method to use, and what `auto` begins with, as TOML.
+
+        API keys are left out.
+        """
+        comments = [self.headline, f"Measured by `stepspec tune` on {date}."]
+        ends = {role: getattr(settings, role) for role in ("small", "large", "critic")}
+        if any(isinstance(end, Endpoint) and end.api_key for end in ends.values()):
+            comments.append(
+                "API keys are not in this file: set STEPSPEC_SMALL__API_KEY and"
+                " STEPSPEC_LARGE__API_KEY."
+            )
+        head = [
+            textwrap.fill(line, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
+            for line in comments
+        ]
+        servers = {role: endpoint_table(end) for role, end in ends.items() if end}
+        text = document({**changed_settings(settings), **self._choice(), **servers})
+        return "\n".join([*head, text])
+
+    def _choice(self) -> dict[str, Any]:
+        """The settings that say which method runs, and what `auto` begins with."""
         best = self.conclusion.best
-        lines = (self.headline, f"Measured by `stepspec tune` on {date}.")
-        if best is None or self.conclusion.verdict == "does not pay":
-            return settings_file(settings, lines, {"policy": "large"})
         paces = self.measured.paces
-        assert paces is not None
+        if best is None or paces is None or self.conclusion.verdict == "does not pay":
+            return {"policy": "large"}
         slow = best.loaded is not None and best.loaded < 1
         prior = Prior(
-            accept_rate=best.accepted.value,
-            verdict_seconds=best.verdict_seconds or None,
-            pace=paces.ratio,
+            accept_rate=round(best.accepted.value, 4),
+            verdict_seconds=round(best.verdict_seconds, 4) or None,
+            pace=round(paces.ratio, 4),
             runs=1 if slow else None,
         )
-        tables: dict[str, Any] = {"policy": best.arm.policy, "options": dict(best.arm.options)}
-        known = prior.model_dump(exclude_none=True)
-        tables["prior"] = {name: round(value, 4) for name, value in known.items()}
-        return settings_file(settings, lines, tables)
+        chosen = {"policy": best.arm.policy, "prior": prior.model_dump(exclude_none=True)}
+        options = dict(best.arm.options)
+        return {**chosen, "options": options} if options else chosen
 
     def record(self, toml: str) -> dict[str, Any]:
         """All figures, for ``--json``."""
-        paces = self.measured.paces
         best = self.conclusion.best
+        measured = self.measured
         return {
             "verdict": self.conclusion.verdict,
             "headline": self.headline,
             "best": best.arm.name if best else None,
+            "alike": [other.arm.name for other in self.conclusion.alike],
             "methods": [self._method(method) for method in self.conclusion.methods],
-            "paces": asdict(paces) if paces else None,
-            "chains": {"written": len(self.measured.chains), "ended": self.ended},
+            "paces": asdict(measured.paces) if measured.paces else None,
+            "chains": {"written": len(measured.chains), "ended": self.ended},
             "solved": self.solved,
             "accuracy": asdict(self.accuracy) if self.accuracy else None,
             "problems": self.problems,
-            "skipped": dict(self.measured.skipped),
+            "skipped": measured.skipped,
             "notes": list(self.notes()),
-            "seconds": self.measured.seconds,
-            "interrupted": self.measured.interrupted,
+            "seconds": measured.seconds,
+            "interrupted": measured.interrupted,
             "settings": toml,
         }
 
     def _method(self, method: Figures) -> dict[str, Any]:
-        fields = {name: value for name, value in asdict(method).items() if name != "arm"}
-        more = method.minutes_needed(self.minutes)
-        return {
-            "name": method.arm.name,
-            "policy": method.arm.policy,
-            "options": dict(method.arm.options),
+        figures = asdict(method)
+        arm = method.arm
+        del figures["arm"]
+        about = {"name": arm.name, "policy": arm.policy, "options": dict(arm.options)}
+        more = {
             "careless": method.careless,
-            "minutes_needed": more,
-            **fields,
+            "minutes_needed": method.minutes_needed(self.minutes),
             "spread": min(method.spread, 1e9),
         }
+        return {**about, **figures, **more}
+
+
+def endpoint_table(settings: Any) -> Mapping[str, Any]:
+    """Return the fields of an endpoint that are set, as a table of a settings file."""
+    fields = settings.model_dump(mode="json", exclude_unset=True, exclude={"role", "api_key"})
+    return {name: value for name, value in fields.items() if value not in (None, [], {})}
+
+
+def either(names: list[str]) -> str:
+    """Write *names* as a choice: ``a, b or c``."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def times(value: float) -> str:
@@ -258,10 +263,10 @@ def times(value: float) -> str:
     return f"{value:.1f}x" if abs(value - 1) > 0.1 else f"{value:.2f}x"
 
 
-def within(interval: Interval, spec: str) -> str:
+def within(interval: Interval) -> str:
     """Write the ends of *interval*: ``[1.6, 2.3]``."""
-    high = "..." if interval.high > 99 else f"{interval.high:{spec}}"
-    return f"[{interval.low:{spec}}, {high}]"
+    high = "..." if interval.high > 99 else f"{interval.high:.1f}"
+    return f"[{interval.low:.1f}, {high}]"
 
 
 def points(interval: Interval) -> str:
@@ -271,41 +276,6 @@ def points(interval: Interval) -> str:
 
 def verdicts(method: Figures) -> str:
     """Say what the verdicts of *method* let through."""
-    slips = (
-        "an unknown share of slips" if method.slips is None else f"{points(method.slips)} of slips"
-    )
-    errors = "an unknown share" if method.errors is None else points(method.errors)
+    slips = f"{points(method.slips)} of slips" if method.slips else "an unknown share of slips"
+    errors = points(method.errors) if method.errors else "an unknown share"
     return f"{slips} and {errors} of the small model's own errors let through."
-
-
-def settings_file(settings: Settings, lines: tuple[str, ...], values: Mapping[str, Any]) -> str:
-    """
-    Both servers of *settings* with other *values*, as a TOML file under the comment *lines*.
-
-    API keys are left out.
-    """
-    named = {role: getattr(settings, role) for role in ("small", "large", "critic")}
-    endpoints = {role: endpoint_table(end) for role, end in named.items() if end}
-    comments = [*lines]
-    if any(isinstance(end, Endpoint) and end.api_key for end in named.values()):
-        comments.append(
-            "API keys are not in this file: set STEPSPEC_SMALL__API_KEY and"
-            " STEPSPEC_LARGE__API_KEY."
-        )
-    filled = (
-        textwrap.fill(line, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
-        for line in comments
-    )
-    plain = {name: value for name, value in values.items() if value != {}}
-    text = document({**changed_settings(settings), **plain, **endpoints})
-    return "\n".join((*filled, text))
-
-
-def endpoint_table(settings: Any) -> dict[str, Any]:
-    """
-    Return the fields of an endpoint that are set, as a table of a settings file, without its key.
-    """
-    fields = settings.model_dump(mode="json", exclude_unset=True, exclude={"role", "api_key"})
-    address = {"url": fields.pop("url")} if "url" in fields else {}  # a function has none
-    others = {name: value for name, value in fields.items() if value not in (None, [], {})}
-    return {**address, **others}

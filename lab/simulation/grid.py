@@ -24,6 +24,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 GPUS = Path(__file__).with_name("gpus.toml")
 # of accepted drafts, between which the break-even point is interpolated
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+APART = 9  # mean tokens between two at which the models differ, in a step that is rejected
 CLOSE = Turn(1, 1, author="large", stop="end", ends=True)
 
 
@@ -32,9 +33,19 @@ def accepted_turn(tokens: int) -> Turn:
     return Turn(tokens, tokens, grade=9.0)
 
 
-def rejected_turn(tokens: int, repair: int) -> Turn:
-    """A step whose draft is rejected and repaired with *repair* tokens."""
-    return Turn(tokens, 0, repair, 0.0)
+def rejected_turn(tokens: int, repair: int, later: tuple[int, ...] = ()) -> Turn:
+    """A step whose draft is rejected and repaired with *repair* tokens; *later* is as in `Turn`."""
+    return Turn(tokens, 0, repair, 0.0, later=later)
+
+
+def draw_differences(drawn: random.Random, tokens: int) -> tuple[int, ...]:
+    """Draw the places after the first one, of so many *tokens*, at which the models differ."""
+    places: list[int] = []
+    place = 1 + int(drawn.expovariate(1 / APART))
+    while place < tokens:
+        places.append(place)
+        place += 1 + int(drawn.expovariate(1 / APART))
+    return tuple(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +107,8 @@ class Chains:
     Problems to simulate, with steps and verdicts as in the logged runs of SpecReason.
 
     The answer is one more step, which is accepted. The large model mends a rejected draft with as
-    many tokens as the draft has.
+    many tokens as the draft has. A method of short drafts meets tokens at which the models differ
+    all through such a step.
     """
 
     steps: int = 40
@@ -126,10 +138,11 @@ class Chains:
         best_first = sorted(range(self.steps), key=lambda step: -quality[step])
         good = set(best_first[: round(accepted * self.steps)])
         lengths = draw_lengths(drawn, self.steps, self.tokens)
-        thinking = [
-            accepted_turn(tokens) if step in good else rejected_turn(tokens, repair=tokens)
-            for step, tokens in enumerate(lengths)
-        ]
+        thinking: list[Turn] = []
+        for step, tokens in enumerate(lengths):
+            later = draw_differences(random.Random(quality[step]), tokens)
+            bad = rejected_turn(tokens, repair=tokens, later=later)
+            thinking.append(accepted_turn(tokens) if step in good else bad)
         answer = replace(accepted_turn(self.tokens), stop="end", ends=True)
         return (*thinking, CLOSE, answer)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -50,8 +50,8 @@ from .server import Request, SimulatedServer
 ROOM = 10**9  # tokens of context: no chain is too long
 WORD, MENDED = "w", "v"  # a token of a draft; one of a step that replaces a draft
 CERTAIN, UNSURE, WRONG = -0.01, -9.0, -20.0  # nats
-# the last token of a step has the number of its turn
-NUMBER = re.compile(r"(\d+)\s*(?:</think>)?\Z")
+# the last token of a turn has its number
+NUMBER = re.compile(rf"(\d+)[^{WORD}{MENDED}\d]*")
 PIECE = re.compile(rf"[{WORD}{MENDED}]|[^{WORD}{MENDED}]+")
 
 
@@ -60,10 +60,16 @@ def words(letter: str, count: int) -> tuple[Token, ...]:
     return (Token(letter, CERTAIN, 1, 1),) * count
 
 
-def turn_number(chain: Chain) -> int:
-    """The number of the turn that comes next. A draft that was cut has none."""
-    found = (NUMBER.search(step.text) for step in reversed(chain.steps))
-    return next((int(number[1]) + 1 for number in found if number), 0)
+def turn_place(chain: Chain) -> tuple[int, int]:
+    """The number of the turn that *chain* has come to, and how many of its tokens are there."""
+    offset = 0
+    for step in reversed(chain.steps):
+        numbers = list(NUMBER.finditer(step.text))
+        if numbers:
+            offset += len(PIECE.findall(step.text[numbers[-1].end() :]))
+            return int(numbers[-1][1]) + 1, offset
+        offset += len(step.tokens)
+    return 0, offset
 
 
 def begins(steps: Sequence[Step], seen: Sequence[Step]) -> int:
@@ -169,16 +175,24 @@ class SimulatedModel:
                 stack.push_async_callback(stream.close)
         stream.idle, stream.last_step = False, REQUEST.get().step
         with _ending(stream):
-            return await self._take(stream, chain, step, until)
+            more = (
+                0 if step.stop == "end" else len(self._next(chain.extend(step), stop, limit).tokens)
+            )
+            return await self._take(stream, chain, step, until, more)
 
     async def _take(
-        self, stream: _Open, chain: Chain, step: Step, until: Callable[[Step], bool] | None
+        self,
+        stream: _Open,
+        chain: Chain,
+        step: Step,
+        until: Callable[[Step], bool] | None,
+        more: int,
     ) -> Step:
-        """Wait until *stream* has written *step*."""
+        """Wait until *stream* has written *step*; the next one may have *more* tokens."""
         request, end, grown = stream.request, stream.taken + len(step.tokens), chain.extend(step)
         goes_on = stream.kept and step.stop != "end"
         if goes_on and not request.ended:
-            self._server.extend(request, end + len(self._next(grown, None, DEFAULT_LIMIT).tokens))
+            self._server.extend(request, end + more)
         if until is not None:
             await self._server.reach(request, stream.taken + 1)
             until(Step(step.tokens[0].text, self.role, "until", step.tokens[:1]))
@@ -201,16 +215,17 @@ class SimulatedModel:
         raise ConfigurationError("a simulation has no method that branches")
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        """Agree with the tokens of a draft that its turn keeps."""
-        script, turn = self._turn(chain)
-        await self._read("score", chain, turn.draft + script.question)
-        rows: list[tuple[Token, ...]] = []
-        for span in spans:
-            pieces = PIECE.findall(span)
-            rows.append(tuple(_scored(piece, at < turn.kept) for at, piece in enumerate(pieces)))
-        if len(spans) == 2:  # BiLD's unsure token stands alone, after those of the first span
-            rows[1] = tuple(_scored(token.text, turn.kept == turn.draft) for token in rows[1])
-        return rows
+        """Agree with the tokens of each span up to the first at which the models differ."""
+        script = self._endpoint.script(chain)
+        pieces = [PIECE.findall(span) for span in spans]
+        await self._read("score", chain, len(pieces[0]) + script.question)
+        agreements = [_agreements(script, *turn_place(chain)) for _ in spans]
+        if len(spans) == 2:  # BiLD's unsure token follows the first span
+            agreements[1] = agreements[0]
+        return [
+            tuple(_scored(piece, agreed) for piece, agreed in zip(some, agreeing, strict=False))
+            for some, agreeing in zip(pieces, agreements, strict=True)
+        ]
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
@@ -220,7 +235,7 @@ class SimulatedModel:
         accepted.
         """
         script = self._endpoint.script(chain)
-        end = min(turn_number(chain), len(script.turns))
+        end = min(turn_place(chain)[0], len(script.turns))
         turn = script.turns[end - 1]
         await self._read("ask", chain, script.question)
         if "Yes" in choices:
@@ -240,36 +255,57 @@ class SimulatedModel:
 
     # The script
 
-    def _turn(self, chain: Chain) -> tuple[Script, Turn]:
-        """The turn that comes after *chain*; the last one again where the script is over."""
-        script = self._endpoint.script(chain)
-        return script, script.turns[min(turn_number(chain), len(script.turns) - 1)]
-
     def _next(self, chain: Chain, stop: Sequence[str] | None, limit: int) -> Step:
         """
-        The step that this model writes after *chain*, with at most *limit* tokens: its turn is over
-        all the same.
+        What this model writes after *chain*: the rest of a turn, at most *limit* tokens.
+
+        With an empty *stop* it goes on with the next turn.
         """
-        _, turn = self._turn(chain)
-        number, letter, count, ends = (
-            turn_number(chain),
-            WORD,
-            turn.draft,
-            turn.stop in ("end", "open"),
-        )
-        if self.role == "small" and turn.author == "large" and not chain.closed:
+        number, offset = turn_place(chain)
+        turns = self._endpoint.script(chain).turns
+        tokens: list[Token] = []
+        reason: Stop = "delimiter" if stop is None else "length"
+        while len(tokens) < limit:
+            turn = turns[min(number, len(turns) - 1)]
+            if self.role == "small" and turn.author == "large" and not chain.closed:
+                break
+            letter, rest, ends = self._rest(turn, offset)
+            written = min(rest, limit - len(tokens))
+            tokens += words(letter, written - (written == rest))
+            if written < rest:
+                reason = "length"
+                break
+            unsure = self.role == "small" and turn.stop == "until"
+            ending = DELIMITER
+            if ends:
+                ending = "" if chain.closed else THINK_END
+            tokens.append(Token(f"{number}{ending}", UNSURE if unsure else CERTAIN, 1, 1))
+            if ends:
+                reason = "end"
+                break
+            if unsure:
+                reason = "length"
+                break
+            if stop is None:
+                break
+            number += 1
+            offset = 0
+        if not tokens:
             return Step(THINK_END, "small", "end", (Token(THINK_END, CERTAIN, 1, 1),))
-        if self.role == "large":
-            rejected = turn.kept < turn.draft
-            letter, count, ends = MENDED if rejected else WORD, turn.repair or turn.draft, turn.ends
-        count = min(count, limit)
-        ending = "" if chain.closed else THINK_END
-        ending = ending if ends else " " if stop is not None else DELIMITER
-        last = f"{number}{ending}"
-        unsure = self.role == "small" and turn.stop == "until"
-        tokens = (*words(letter, count - 1), Token(last, UNSURE if unsure else CERTAIN, 1, 1))
-        reason: Stop = "end" if ends else "length" if stop is not None or unsure else "delimiter"
-        return Step(letter * (count - 1) + last, self.role, reason, tokens)
+        return Step("".join(token.text for token in tokens), self.role, reason, tuple(tokens))
+
+    def _rest(self, turn: Turn, offset: int) -> tuple[str, int, bool]:
+        """
+        How this model goes on after *offset* tokens of a *turn*.
+
+        Return the letter of its tokens, how many are left, and whether they end the turn.
+        """
+        if self.role == "small":
+            return WORD, max(1, turn.draft - offset), turn.stop in ("end", "open")
+        letter = MENDED if turn.kept < turn.draft else WORD
+        if offset in (0, turn.kept):
+            return letter, turn.repair or turn.draft, turn.ends
+        return letter, max(1, turn.draft - offset), turn.ends
 
     # Requests
 
@@ -328,6 +364,22 @@ def _ending(call: _Open) -> Generator[None]:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _agreements(script: Script, number: int, offset: int) -> Iterator[bool]:
+    """
+    Whether the large model agrees with the tokens of drafts, from the token *offset* of a turn on.
+
+    It agrees with none after the first one at which the models differ.
+    """
+    agreed = True
+    while True:
+        turn = script.turns[min(number, len(script.turns) - 1)]
+        for place in range(offset, max(turn.draft, offset + 1)):
+            agreed = agreed and place not in turn.differs
+            yield agreed
+        number += 1
+        offset = 0
 
 
 def _scored(piece: str, agreed: bool) -> Token:

@@ -52,7 +52,7 @@ def compared(
     found = measure(pair, arms, chains, accepted, users)
     assert found.paces is not None
     for arm in arms:
-        said = predict(found.methods[arm.name], found.paces, found.weights())
+        said = predict(found.methods[arm.name], found.paces, found.lengths)
         for load, gain in ((1, said.alone.value), (users, said.loaded)):
             cells = [
                 simulate_cell(pair, each, load, chains, share, max(PROBLEMS, 4 * load))

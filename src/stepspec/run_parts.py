@@ -237,7 +237,7 @@ class Connections:
         answering = answering or AnswerPlan()
         author = self.small if answering.by == "small" else self.large
 
-        def formatted_by_author(format: Format | None) -> Model | None:
+        def formatted_by_author(format: Format | None) -> RunModel | None:
             if format is None:
                 return None
             return author.model(sampling, observe=observe, clock=clock, format=format)

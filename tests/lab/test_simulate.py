@@ -134,6 +134,28 @@ def test_what_is_kept_and_what_is_repaired_is_what_the_script_says(
     )
 
 
+SHORT = Arm.of(
+    "short",
+    "reading",
+    {"tokens": "all", "threshold": 0, "draft_tokens": 4, "repair_tokens": 1},
+    answer="large",
+)
+
+
+def test_short_drafts_go_through_steps_and_meet_every_difference() -> None:
+    """
+    Ten tokens, of which the models differ at two; drafts of four go on across the end of a step.
+
+    The drafts: tokens 0 to 3 (cut at 2), 3 to 6, 7 to 9 and 0 (cut at 8), 9 and 0 to 2, 3 and 4.
+    """
+    bad = Turn(10, 2, 10, later=(8,))
+    (timing,) = timings_of(SHORT, script(bad, LAST))
+    assert timing.sample is not None
+    ledger = timing.sample.ledger
+    assert timing.tokens == 10 + 5 + 5
+    assert (ledger.large.kept, ledger.drafts) == (2 + 5, 5)
+
+
 def test_the_same_arguments_give_the_same_figures() -> None:
     costs = ServerCosts(0.03, 0.001, 0.0001, 0.000001)
     first, again = (simulate(4, METHODS[0], [MIXED], costs, costs, problems=12) for _ in range(2))

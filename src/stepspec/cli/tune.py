@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,12 +18,11 @@ from stepspec.api import Solver
 from stepspec.evals.benchmarks import BENCHMARKS, choose, load
 from stepspec.evals.grading.graders import require_graders
 from stepspec.evals.plan import check_arm, testbed_settings
-from stepspec.evals.progress import progress_bars
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.solving_pair import fresh_tasks, pair_solver
-from stepspec.evals.tune.accuracy import Accuracy, compare_answers
+from stepspec.evals.tune.accuracy import compare_answers
 from stepspec.evals.tune.judging import numbers
-from stepspec.evals.tune.measuring import Measured, Measuring, OnPart, unlimited
+from stepspec.evals.tune.measuring import Measured, Measuring, unlimited
 from stepspec.evals.tune.report import Report
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
@@ -41,19 +39,17 @@ from .flags import (
     Pace,
     Policies,
     SettingsOutput,
-    SharedOptions,
     Testbed,
-    parse_options,
     with_settings,
 )
 from .problems import ANSWERS, PROBLEMS, read_problems
 from .program import log, stderr, stdout, wait
 
-T = TypeVar("T")
 CANDIDATES = (
     "specreason",
     "reading",
     "reading:tokens=all,threshold=1",
+    "reading:tokens=all,threshold=0,draft_tokens=12,repair_tokens=1",
     "bild",
     "reflective",
 )
@@ -63,6 +59,7 @@ WITH_CRITIC = ("reward",)
 ANSWER_SHARE = 0.3  # of the time, for answers, if the right ones are known
 ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
 WIDTH = 80
+SEED = 0  # of generated problems
 EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}
 EXAMPLES = """
 Examples:
@@ -89,15 +86,14 @@ class ProblemSet:
     words: str
     """What they are, in words."""
     answers: tuple[str, ...] = ()
-    """The right answers; empty if they are not known."""
+    """The right answers, or none."""
     tasks: tuple[Task, ...] = ()
-    """The same problems, to be graded; empty if they are not."""
+    """The same problems, if answers of both are to be compared."""
 
 
 @with_settings("tune", SERVERS, SAMPLING, BUDGET, before="testbed")
 def command(
     policy: Policies = None,
-    option: SharedOptions = None,
     problems: Annotated[
         Path | None,
         typer.Option(
@@ -109,11 +105,12 @@ def command(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, help="Maximum number of problems.")
     ] = len(PROBLEMS),
-    users: Annotated[int, typer.Option(min=1, help="Number of users to measure for as well.")] = 8,
+    users: Annotated[
+        int, typer.Option(min=2, help="Number of users to measure for, beside one.")
+    ] = 8,
     minutes: Annotated[
         float, typer.Option(min=0.1, help="Limit of the measurement; there is an answer then.")
     ] = 4.0,
-    seed: Annotated[int, typer.Option(help="Seed of samples, slips and generated problems.")] = 0,
     testbed: Testbed = False,
     profile: Pace = "paced",
     output: SettingsOutput = None,
@@ -131,31 +128,31 @@ def command(
     finite("--minutes", minutes)
     if output is not None:
         writable("--output", output)
-    settings, chosen = prepare(problems, limit, seed, testbed=testbed)
-    arms = choose_arms(policy, parse_options(option), settings)
+    settings, chosen = prepare(problems, limit, testbed=testbed)
+    arms = choose_arms(policy, settings)
     solving = pair_solver(profile, stderr) if testbed else Solver(unlimited(settings))
+    graded = minutes * ANSWER_SHARE if chosen.tasks else 0.0
 
-    async def work(part: OnPart) -> tuple[Report, Settings]:
+    async def work(on_part: Callable[[str], object]) -> tuple[Report, Settings]:
         async with solving as solver:
             solver.require_both()
-            graded = minutes * ANSWER_SHARE if chosen.tasks else 0.0
-            measuring = Measuring(solver, arms, chosen.texts, users, part)
-            measured = await measuring.measure(minutes - graded, seed)
+            measuring = Measuring(solver, arms, chosen.texts, users, on_part)
+            measured = await measuring.measure(minutes - graded)
             report = make_report(measured, minutes, chosen)
             best = report.conclusion.best
             if chosen.tasks and best is not None and not measured.interrupted:
-                step = part("answers", len(chosen.tasks))
-                accuracy = None
+                on_part("answers")
                 try:
                     accuracy = await compare_answers(
-                        solver, best.arm, chosen.tasks, users, 60 * graded, step
+                        solver, best.arm, chosen.tasks, users, 60 * graded
                     )
+                    report = replace(report, accuracy=accuracy)
                 except asyncio.CancelledError:
                     measured.interrupted = True
-                report = make_report(measured, minutes, chosen, accuracy)
             return report, solver.settings if testbed else settings
 
-    report, used = with_bars(settings, work)
+    with prompts.replacing(settings.prompts), stderr.status("measuring") as status:
+        report, used = wait(work(lambda part: status.update(f"measuring {part}")))
     toml = report.settings(used, str(datetime.date.today()))
     if json:
         print_json(report.record(toml))
@@ -168,9 +165,7 @@ def command(
         raise typer.Exit(code)
 
 
-def prepare(
-    problems: Path | None, limit: int, seed: int, *, testbed: bool
-) -> tuple[Settings, ProblemSet]:
+def prepare(problems: Path | None, limit: int, *, testbed: bool) -> tuple[Settings, ProblemSet]:
     """
     The settings and the problems of a measurement.
 
@@ -178,12 +173,12 @@ def prepare(
     """
     if testbed:
         only_without_testbed(problems=problems)
-        tasks = tuple(fresh_tasks(limit, seed))
-        words = f"{len(tasks)} of the miniature pair"
-        return testbed_settings(), graded(tasks, words)
-    chosen = read_set(problems, limit, seed)
+        tasks = tuple(fresh_tasks(limit, SEED))
+        return testbed_settings(), with_answers(tasks, "the miniature pair")
+    chosen = read_set(problems, limit)
     settings = Solver().settings
-    small, large = settings.small, settings.large
+    small = settings.small
+    large = settings.large
     if not isinstance(small, Endpoint):
         raise ConfigurationError("a nested pair cannot be measured: name one server with --small")
     if large is not None and set(small.urls) & set(large.urls) and small.model == large.model:
@@ -194,7 +189,7 @@ def prepare(
     return settings, chosen
 
 
-def read_set(path: Path | None, limit: int, seed: int) -> ProblemSet:
+def read_set(path: Path | None, limit: int) -> ProblemSet:
     """
     The first problems of the file at *path*, or of the benchmark of that name; None: built-in ones.
 
@@ -206,10 +201,8 @@ def read_set(path: Path | None, limit: int, seed: int) -> ProblemSet:
     name = str(path)
     if path.suffix == ".parquet" or name in BENCHMARKS or _has_answers(path):
         benchmark, data = choose(name)
-        tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
-        return graded(tasks, f"{len(tasks)} of {name}")
-    lines = read_problems(path, limit)
-    texts = tuple(line.text for line in lines)
+        return with_answers(tuple(load(benchmark, data, seed=SEED, limit=limit)), name)
+    texts = tuple(problem.text for problem in read_problems(path, limit))
     return ProblemSet(texts, f"{len(texts)} of {name}, without answers")
 
 
@@ -222,16 +215,15 @@ def _has_answers(path: Path) -> bool:
     return '"problem"' in first and '"answer"' in first
 
 
-def graded(tasks: tuple[Task, ...], words: str) -> ProblemSet:
-    """The problems of *tasks*, whose answers are graded. Raise `ConfigurationError` if none can be."""
+def with_answers(tasks: tuple[Task, ...], source: str) -> ProblemSet:
+    """The problems of *tasks*. Raise `ConfigurationError` if their answers cannot be graded."""
     require_graders(task.gold for task in tasks)
+    texts = tuple(task.problem for task in tasks)
     answers = tuple(str(task.gold) for task in tasks)
-    return ProblemSet(tuple(task.problem for task in tasks), words, answers, tasks)
+    return ProblemSet(texts, f"{len(tasks)} of {source}", answers, tasks)
 
 
-def choose_arms(
-    specs: list[str] | None, options: dict[str, Any], settings: Settings
-) -> tuple[Arm, ...]:
+def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
     """
     The methods to compare: those of *specs*, or `CANDIDATES`.
 
@@ -239,22 +231,20 @@ def choose_arms(
     settings have no servers for.
     """
     candidates = CANDIDATES + (WITH_CRITIC if settings.rates_steps else ())
-    arms = tuple(parse_arm(spec, options if specs else {}) for spec in specs or candidates)
+    arms = tuple(map(parse_arm, specs or candidates))
     if len({arm.name for arm in arms}) < len(arms):
         raise ConfigurationError("a method is there twice")
-    if any(arm.policy in BASELINES for arm in arms):
-        raise ConfigurationError(
-            "--policy: large, small and plain are no methods; methods are compared with the large"
-            " model alone"
-        )
     for arm in arms:
+        if arm.policy in BASELINES:
+            raise ConfigurationError(
+                "--policy: large, small and plain are no methods; methods are compared with the"
+                " large model alone"
+            )
         check_arm(arm, settings)
     return arms
 
 
-def make_report(
-    measured: Measured, minutes: float, chosen: ProblemSet, accuracy: Accuracy | None = None
-) -> Report:
+def make_report(measured: Measured, minutes: float, chosen: ProblemSet) -> Report:
     """Report what was *measured* on the *chosen* problems."""
     ended = {number: chain for number, chain in measured.chains.items() if chain.ended}
     solved = None
@@ -262,9 +252,7 @@ def make_report(
         solved = sum(
             states(chain.written.text, chosen.answers[number]) for number, chain in ended.items()
         )
-    return Report.of(
-        measured, minutes, chosen.words, accuracy=accuracy, solved=solved, ended=len(ended)
-    )
+    return Report.of(measured, minutes, chosen.words, solved=solved, ended=len(ended))
 
 
 def states(text: str, answer: str) -> bool:
@@ -272,16 +260,6 @@ def states(text: str, answer: str) -> bool:
     end = text[-ANSWER_CHARACTERS:]
     wanted = set(numbers(answer))
     return answer in end or (bool(wanted) and wanted <= set(numbers(end)))
-
-
-def with_bars(settings: Settings, work: Callable[[OnPart], Coroutine[Any, Any, T]]) -> T:
-    """Run *work* with the prompts of *settings*, and a bar for each of its parts."""
-    with prompts.replacing(settings.prompts), progress_bars(stderr) as progress:
-
-        def part(name: str, total: int) -> Callable[[], object]:
-            return partial(progress.advance, progress.add_task(name, total=total))
-
-        return wait(work(part))
 
 
 def show(report: Report, written: str) -> None:
@@ -292,9 +270,8 @@ def show(report: Report, written: str) -> None:
         stdout.print(line, highlight=False, soft_wrap=True)
     if report.conclusion.methods:
         stdout.print()
-        Console(file=stdout.file, width=max(WIDTH, stdout.width), markup=False).print(
-            report.table()
-        )
+        width = max(WIDTH, stdout.width)
+        Console(file=stdout.file, width=width, markup=False).print(report.table())
     notes = [*report.notes()]
     if log.isEnabledFor(logging.DEBUG):
         notes += report.details()

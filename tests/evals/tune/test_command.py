@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from stepspec import Solver
 from stepspec.cli import tune as module
 from stepspec.cli.problems import ANSWERS, PROBLEMS
 from stepspec.cli.tune import CANDIDATES, read_set, states
+from stepspec.evals.calibration.risk_bound import Paired
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.tune.accuracy import Accuracy, compare_answers
-from stepspec.evals.tune.drafts import LargeChain, Round, Trial
+from stepspec.evals.tune.drafts import LargeChain, Trial
 from stepspec.evals.tune.measuring import Measured
-from stepspec.evals.tune.paces import ServerPace
-from stepspec.evals.tune.prediction import MethodTrials, PairPaces
+from stepspec.evals.tune.paces import PairPaces, ServerPace
 from stepspec.orchestrator.chain import Chain, Step, Token
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import StepspecError
@@ -27,7 +28,7 @@ from stepspec.orchestrator.errors import StepspecError
 from ...stand_in import StandIn
 from ...test_cli import call
 from ..scripted import DEAD, Connected
-from .world import SPECREASON
+from .world import BAD, GOOD, SPECREASON
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 
@@ -49,7 +50,7 @@ def tune(*arguments: str) -> int:
         ([*DEAD, "-p", "bild", "-p", "bild"], "a method is there twice"),
         ([*DEAD, "-p", "large"], "large, small and plain are no methods"),
         ([*DEAD, "-p", "reward"], "needs a reward model"),
-        ([*DEAD, "--users", "0"], "--users"),
+        ([*DEAD, "--users", "1"], "--users"),
         ([*DEAD, "--minutes", "inf"], "--minutes inf: a finite number"),
         ([*DEAD, "--problems", "nowhere.txt"], "no problems in nowhere.txt"),
         ([*DEAD, "--output", "."], "no file that can be written"),
@@ -81,10 +82,6 @@ def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str
     assert "the large model at http://127.0.0.1:19: no connection" in capfd.readouterr().err
 
 
-GOOD = Round(10, 0, True, 10, 50, 0, 0.02)
-BAD = Round(10, 0, False, 0, 0, 10, 0.02)
-
-
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """
@@ -106,27 +103,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             self.arms = arms
             calls.append((arms, problems, users))
 
-        async def measure(self, minutes: float, seed: int) -> Measured:
-            calls.append((minutes, seed))
-            paces = PairPaces(ServerPace((0.003,), 0.01), ServerPace((0.02,), 0.03), 8, 2)
-            found = Measured(tuple(self.arms), paces)
-            for arm in self.arms:
-                strict = arm.options.get("threshold")
-                trials = [
-                    Trial(
-                        problem,
-                        (BAD if strict == 9 or (strict == 8 and problem % 2) else GOOD,),
-                        10,
-                        10,
-                    )
-                    for problem in range(8)
-                    for _ in range(4)
-                ]
-                found.methods[arm.name] = MethodTrials(arm, tuple(trials))
-            chain = Chain.of("x")
-            tokens = (Token("w"),) * 20
-            steps = [Step(text, "large", "end", tokens) for text in ("It is 41.\n\n", "41")]
-            found.chains = {number: LargeChain(chain, steps) for number in range(8)}
+        async def measure(self, minutes: float) -> Measured:
+            calls.append(minutes)
+            found = Measured.of(self.arms)
+            found.paces = PairPaces(
+                ServerPace((0.003,), 0.01), ServerPace((0.02,), 0.03), 0.03, users=8, ahead=2
+            )
+            for method in found.methods.values():
+                strict = method.arm.options.get("threshold")
+                for problem in range(8):
+                    bad = strict == 9 or (strict == 8 and problem % 2)
+                    round = replace(BAD if bad else GOOD, verdict_seconds=0.02)
+                    method.trials += [Trial(problem, (round,), 10)] * 4
+            start = Chain.of("x")
+            written = start
+            for text in ("It is 41.\n\n", "41"):
+                written = written.extend(Step(text, "large", "end", (Token("w"),) * 20))
+            found.chains = {number: LargeChain(start, written) for number in range(8)}
             return found
 
     monkeypatch.setattr(module, "Measuring", Made)
@@ -143,9 +136,9 @@ def test_the_headline_comes_first_and_the_settings_are_written(
     assert printed[0].startswith("Use specreason: ")
     assert "Problems: 8 built-in ones; give yours. Wrote stepspec.toml." in printed
     assert "The large model solved none of the 8 problems" in printed[3]
-    (arms, problems, users), (minutes, seed) = asked
+    (arms, problems, users), minutes = asked
     assert [arm.policy for arm in arms] == ["specreason"]
-    assert (problems, users, minutes, seed) == (PROBLEMS[:8], 4, 4.0, 0)
+    assert (problems, users, minutes) == (PROBLEMS[:8], 4, 4.0)
     written = tomllib.loads(Path("stepspec.toml").read_text())
     assert (written["policy"], written["small"]["url"]) == ("specreason", DEAD[1])
     assert written["prior"]["accept_rate"] == 1.0
@@ -184,20 +177,20 @@ def test_details_are_printed_on_request(
 
 
 def test_problems_are_built_in_or_of_a_file_or_a_benchmark(tmp_path: Path) -> None:
-    assert read_set(None, 3, 0).texts == PROBLEMS[:3]
+    assert read_set(None, 3).texts == PROBLEMS[:3]
     assert len(set(PROBLEMS)) == len(PROBLEMS) == len(ANSWERS) == 20
     lines = tmp_path / "problems.txt"
     lines.write_text("first\n\nsecond\nthird\n")
-    found = read_set(lines, 2, 0)
+    found = read_set(lines, 2)
     assert (found.texts, found.answers, found.tasks) == (("first", "second"), (), ())
     rows = tmp_path / "problems.jsonl"
     rows.write_text('{"question": "What is 6 x 7?", "answer": "42"}\n')
-    assert read_set(rows, 5, 0).answers == (), "no problem of a benchmark"
+    assert read_set(rows, 5).answers == (), "no problem of a benchmark"
     rows.write_text('{"problem": "What is 6 x 7?", "answer": "42"}\n')
-    answered = read_set(rows, 5, 0)
+    answered = read_set(rows, 5)
     assert (answered.answers, len(answered.tasks)) == (("42",), 1)
     assert "What is 6 x 7?" in answered.texts[0]
-    made = read_set(Path("arithmetic"), 4, 1)
+    made = read_set(Path("arithmetic"), 4)
     assert len(made.tasks) == len(made.texts) == 4
 
 
@@ -224,12 +217,12 @@ async def test_answers_of_both_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
         Solver(one, other, sampling=GREEDY) as solver,
     ):
         found = await compare_answers(solver, SPECREASON, tasks, 2, 60)
-        assert found == Accuracy(method=3, large=3, lost=0, gained=0, problems=3)
+        assert found == Accuracy(3, Paired(3, lost=0, gained=0))
         none = await compare_answers(solver, SPECREASON, tasks, 2, 0)
-        assert none.problems == 0
+        assert none.paired.n == 0
 
         async def fails(*_: Any, **__: Any) -> Any:
             raise StepspecError("no")
 
         monkeypatch.setattr("stepspec.evals.tune.accuracy.solve_once", fails)
-        assert (await compare_answers(solver, SPECREASON, tasks, 2, 60)).problems == 0
+        assert (await compare_answers(solver, SPECREASON, tasks, 2, 60)).paired.n == 0

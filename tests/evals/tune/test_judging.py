@@ -8,17 +8,9 @@ from dataclasses import replace
 import pytest
 
 from stepspec.evals.results import wilson
-from stepspec.evals.tune.drafts import Place, Round, Trial
-from stepspec.evals.tune.judging import (
-    JudgedDraft,
-    clustered,
-    is_error,
-    length_alone,
-    lets_through,
-    numbers,
-    slipped,
-)
-from stepspec.orchestrator.chain import Chain, Step, Token
+from stepspec.evals.tune.drafts import Place
+from stepspec.evals.tune.judging import is_error, make_slip, numbers, share_by_problem
+from stepspec.orchestrator.chain import Accept, Chain, Rollback, Step, Token
 
 from ...fakes import ScriptedModel, run, saying
 
@@ -65,41 +57,46 @@ def test_numbers_are_found_without_separators() -> None:
     assert numbers("1. It is 1,200.50 of 3; x2 is none, 7 is.") == ["1200.50", "3", "7"]
 
 
-def trial(kept_text: int, *, accepted: bool) -> Trial:
-    return Trial(0, (Round(5, 0, accepted, 5, kept_text, 0, 0.1),), 5, 5)
+@pytest.mark.parametrize(
+    ("own", "slips"),
+    [
+        ("It is 5.", {f"It is {digit}." for digit in "12346789"}),
+        ("So x - a = b + y.", {"So x + a = b + y.", "So x - a = b - y."}),
+        ("A well-known fact", set[str]()),
+        ("1. We go on.", set[str]()),
+    ],
+)
+def test_a_slip_changes_one_sign_or_digit(own: str, slips: set[str]) -> None:
+    made = [make_slip(place(own), random.Random(seed)) for seed in range(60)]
+    found = {slip.draft.text for slip in made if slip is not None}
+    assert found == slips
 
 
 def test_a_slip_is_let_through_if_it_stays_in_the_chain() -> None:
-    made = slipped(place(), random.Random(1))
-    assert made is not None
-    assert "".join(token.text for token in made.draft.tokens) == made.draft.text
-    assert made.draft.text[: made.position] == OWN[: made.position]
-    assert made.draft.text[made.position] != OWN[made.position]
-    assert lets_through(trial(0, accepted=True), made)
-    assert lets_through(trial(made.position + 1, accepted=False), made)
-    assert not lets_through(trial(made.position, accepted=False), made)
+    slip = make_slip(place(), random.Random(1))
+    assert slip is not None
+    assert "".join(token.text for token in slip.draft.tokens) == slip.draft.text
+    assert slip.draft.text[: slip.position] == OWN[: slip.position]
+    assert slip.draft.text[slip.position] != OWN[slip.position]
+    assert slip.passes(Accept())
+    assert slip.passes(Rollback(slip.position + 1))
+    assert not slip.passes(Rollback(slip.position))
 
 
-def test_no_slip_is_made_in_a_step_without_a_place_for_one() -> None:
-    assert slipped(place("We go on thinking.\n\n"), random.Random(0)) is None
+def test_no_slip_is_made_in_a_step_that_was_cut() -> None:
     cut = replace(place(), own=replace(step(OWN), stop="length"))
-    assert slipped(cut, random.Random(0)) is None
+    assert make_slip(cut, random.Random(0)) is None
 
 
 def test_outcomes_of_one_problem_are_worth_fewer_independent_ones() -> None:
     independent = [(number, number % 2 == 0) for number in range(40)]
     alike = [(number // 10, number < 20) for number in range(40)]
-    one = [(0, number % 2 == 0) for number in range(40)]
     expected = wilson(20, 40)
-    assert clustered(independent).low == pytest.approx(expected.low, rel=0.01)
-    widths = [found.high - found.low for found in map(clustered, (independent, alike, one))]
-    assert widths == sorted(widths)
-    assert widths[1] > 2 * widths[0]
-    assert {clustered(some).value for some in (independent, alike, one)} == {0.5}
-    assert clustered([(0, False), (1, False)]) == wilson(0, 2)
-
-
-def test_length_alone_accepts_as_many_drafts_the_shortest_ones() -> None:
-    lengths = ((10, False, True), (20, True, False), (30, False, True), (40, True, True))
-    drafts = [JudgedDraft(0, tokens, error, accepted) for tokens, error, accepted in lengths]
-    assert length_alone(drafts) == 0.5
+    found = share_by_problem(independent)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.03)
+    clustered = share_by_problem(alike)
+    assert clustered.high - clustered.low > 2 * (found.high - found.low)
+    assert found.value == clustered.value == 0.5
+    none = share_by_problem([(number, False) for number in range(9)])
+    assert (none.value, none.low) == (0, 0)
+    assert 0.1 < none.high < 0.5

@@ -10,24 +10,25 @@ import pytest
 from rich.console import Console
 
 from stepspec import settings as configuration
+from stepspec.evals.calibration.risk_bound import Paired
 from stepspec.evals.results import Interval
 from stepspec.evals.tune.accuracy import Accuracy
 from stepspec.evals.tune.measuring import Measured
-from stepspec.evals.tune.paces import ServerPace
-from stepspec.evals.tune.prediction import MethodTrials, PairPaces, conclude
-from stepspec.evals.tune.report import Report, points, times, within
+from stepspec.evals.tune.paces import PairPaces, ServerPace
+from stepspec.evals.tune.prediction import conclude
+from stepspec.evals.tune.report import Report, either, points, times, within
 from stepspec.orchestrator.prior import Prior
 
 from .test_prediction import figures
 from .world import READING, SPECREASON
 
-PACES = PairPaces(ServerPace((0.003,), 0.02), ServerPace((0.02, 0.022), 0.2, 0.03), 8, 2)
+PACES = PairPaces(ServerPace((0.003,), 0.02), ServerPace((0.02, 0.022), 0.2), 0.03, 8, 2)
 
 
 def report(*methods: Any, **more: Any) -> Report:
-    arms = tuple(method.arm for method in methods)
-    measured = Measured(arms, more.pop("paces", PACES), seconds=200.0)
-    measured.methods = {arm.name: MethodTrials(arm) for arm in arms}
+    measured = Measured.of([method.arm for method in methods])
+    measured.paces = PACES
+    measured.seconds = 200.0
     measured.skipped = more.pop("skipped", {})
     measured.interrupted = more.pop("interrupted", False)
     return Report(measured, conclude(methods), 4.0, "20 built-in ones; give yours", **more)
@@ -62,19 +63,22 @@ def test_the_headline_says_why_not(methods: Any, headline: str) -> None:
 
 
 def test_a_small_model_that_is_hardly_faster_is_enough_to_know() -> None:
-    slow = replace(PACES, small=ServerPace((0.019,), 0.02))
-    found = Report.of(Measured((READING,), slow), 4.0, "20 built-in ones")
+    measured = Measured.of([READING])
+    assert Report.of(measured, 4.0, "20 built-in ones").conclusion.verdict == "not known"
+    measured.paces = replace(PACES, small=ServerPace((0.019,), 0.02))
+    found = Report.of(measured, 4.0, "20 built-in ones")
     assert found.conclusion.verdict == "does not pay"
     assert found.headline == (
         "It does not pay: the small model takes 19 ms for a token, the large one 21 ms; choose a"
         " smaller model."
     )
-    early = Report.of(
-        Measured((READING,)),
-        4.0,
-        "20 built-in ones",
-    )
-    assert early.conclusion.verdict == "not known"
+
+
+def test_methods_that_may_be_as_fast_are_named_too() -> None:
+    fast = figures(1.9, 0.2, passed=0.0)
+    other = figures(1.95, 0.2, arm=replace(SPECREASON, name="other"))
+    third = figures(1.85, 0.2, arm=SPECREASON)
+    assert report(fast, other, third).headline.startswith("Use reading, other or specreason: 1.9x")
 
 
 def test_the_table_fits_80_columns() -> None:
@@ -90,14 +94,10 @@ def test_the_table_fits_80_columns() -> None:
     assert "..." not in printed.replace("…", "...")
 
 
-def test_notes_say_where_length_says_as_much_and_what_failed() -> None:
+def test_notes_say_what_is_not_known_and_what_failed() -> None:
     notes = list(report(figures(1.9, passed=0.3), skipped={"bild": "no scores"}).notes())
     assert notes == ["bild: left out, its requests failed: no scores"]
-    short = replace(figures(1.9, passed=0.3), length=0.2)
-    assert next(report(short).notes()).startswith(
-        "reading: to accept as many drafts by their length alone lets no more errors through (20%"
-    )
-    unknown = replace(figures(1.9), errors=None, length=None)
+    unknown = replace(figures(1.9), errors=None)
     assert "too few errors" in next(report(unknown).notes())
 
 
@@ -110,14 +110,15 @@ def test_a_pair_that_solves_nothing_is_told_so() -> None:
 
 
 def test_answers_are_compared_and_calibrate_is_told_its_need() -> None:
-    same = Accuracy(method=18, large=18, lost=0, gained=0, problems=20)
+    same = Accuracy(18, Paired(20, lost=0, gained=0))
     assert same.sentence == (
         "18 of 20 right, the large model alone 18 (+0 [-16, +16] points). `stepspec calibrate`"
         " needs 368 for a promise of 1%."
     )
-    worse = Accuracy(method=16, large=18, lost=2, gained=0, problems=20)
+    worse = Accuracy(18, Paired(20, lost=2, gained=0))
+    assert worse.sentence.startswith("16 of 20 right")
     assert worse.sentence.endswith("A promise of 1% does not hold at this rate.")
-    assert "more --minutes" in Accuracy(0, 0, 0, 0, 0).sentence
+    assert "more --minutes" in Accuracy(0, Paired(0, 0, 0)).sentence
 
 
 def test_the_settings_are_those_of_the_method_and_the_prior(
@@ -152,4 +153,5 @@ def test_keys_are_left_out_of_the_settings() -> None:
 def test_numbers_are_short() -> None:
     assert (times(1.94), times(1.04), times(0.96)) == ("1.9x", "1.04x", "0.96x")
     assert points(Interval(0.114, 0.04, 0.25)) == "11% [4, 25]"
-    assert within(Interval(2, 0.5, 1e300), ".1f") == "[0.5, ...]"
+    assert within(Interval(2, 0.5, 1e300)) == "[0.5, ...]"
+    assert [either(list(names)) for names in ("a", "ab", "abc")] == ["a", "a or b", "a, b or c"]

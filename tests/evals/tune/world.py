@@ -13,6 +13,8 @@ from zlib import crc32
 from stepspec import policies
 from stepspec.evals.sample import Arm
 from stepspec.evals.tune.measuring import Measured, Measuring
+from stepspec.evals.tune.paces import PairPaces, ServerPace
+from stepspec.evals.tune.rounds import Round
 from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.reason import reason
@@ -23,6 +25,12 @@ from ...fakes import ScriptedModel
 PROBLEMS = [f"What is {number} + {number}?" for number in range(20)]
 SPECREASON = Arm.of("specreason", "specreason", ending="small")
 READING = Arm.of("reading", "reading")
+SHORT = Arm.of("short", "reading", {"tokens": "all", "draft_tokens": 3, "repair_tokens": 1})
+PACES = PairPaces(
+    small=ServerPace((0.01,), 0.02), large=ServerPace((0.1,), 0.2), loaded=0.15, users=8, ahead=2
+)
+GOOD = Round(10, accepted=True, tokens=10, verdict_seconds=0.3)
+BAD = Round(10, accepted=False, tokens=10, written=10, verdict_seconds=0.3)
 
 
 def steps(length: int, words: int = 24) -> Callable[[tuple[str, ...]], str]:

@@ -1,0 +1,112 @@
+"""Rounds of watched runs, and the time that rounds take."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepspec import policies
+from stepspec.evals.tune.paces import PairPaces, ServerPace
+from stepspec.evals.tune.rounds import Round, RoundWatch, commit_times
+from stepspec.orchestrator.chain import Accept, Chain, Rival, Rollback, Step, Token
+from stepspec.orchestrator.events import Chosen, Committed, Drafted, Event, Judged, Repaired
+from stepspec.orchestrator.reason import reason
+
+from ...fakes import run
+from .world import BAD, GOOD, PACES, World, drawn
+
+
+def step(author: Any, count: int) -> Step:
+    return Step("w" * count, author, "delimiter", (Token("w"),) * count)
+
+
+def test_a_watched_run_has_its_rounds_and_their_seconds() -> None:
+    async def work() -> None:
+        watch(Drafted(0, step("small", 4)))
+        await asyncio.sleep(0.5)
+        watch(Judged(0, step("small", 4), Accept()))
+        watch(Committed(0, step("small", 4)))
+        await asyncio.sleep(2)
+        rollback = Rollback(1)
+        watch(Judged(1, step("small", 5), rollback))
+        watch(Judged(2, step("small", 6), Accept()))  # a bet, which is lost
+        watch(Committed(1, step("small", 1)))
+        assert not watch.between
+        watch(Repaired(2, step("large", 3), rollback))
+        watch(Committed(2, step("large", 3)))
+        assert watch.between
+        await asyncio.sleep(1)
+
+    watch = RoundWatch()
+    assert watch.run() is None
+    run(work())
+    assert watch.rounds == [
+        Round(4, accepted=True, tokens=4, verdict_seconds=0.5),
+        Round(5, accepted=False, tokens=4, written=3),
+    ]
+    seen = watch.run()
+    assert seen is not None
+    assert (seen.seconds, watch.tokens) == (2, 8)
+
+
+def test_a_rival_is_accepted_and_a_step_of_the_large_model_is_no_draft() -> None:
+    async def work() -> None:
+        rival = step("small", 7)
+        watch(Judged(0, step("small", 4), Rollback(rivals=(Rival(rival, 1.0),))))
+        watch(Chosen(0, rival))
+        watch(Committed(0, rival))
+        watch(Judged(1, step("large", 5), Accept()))
+        watch(Committed(1, step("large", 5)))
+
+    watch = RoundWatch()
+    run(work())
+    assert watch.rounds == [
+        Round(7, accepted=True, tokens=7),
+        Round(0, accepted=True, tokens=5, written=5),
+    ]
+
+
+def test_drafts_ahead_hide_the_verdicts_of_accepted_ones() -> None:
+    times = commit_times([GOOD] * 7, PACES, 0.3)
+    # the third draft may begin at once, the fourth when the first one is in the chain
+    drafted = [0.12, 0.22, 0.32, 0.52, 0.62, 0.72, 0.92]
+    assert times == pytest.approx([each + 0.3 for each in drafted])
+    sequential = commit_times([GOOD] * 2, replace(PACES, ahead=0), 0.3)
+    assert sequential == pytest.approx([0.42, 0.82])
+
+
+def test_a_rejected_draft_waits_for_its_verdict_and_its_repair() -> None:
+    times = commit_times([BAD, GOOD], PACES, 0.3)
+    assert times == pytest.approx([0.42 + 0.2 + 0.9, 1.52 + 0.12 + 0.3])
+    by_large = Round(0, accepted=True, tokens=10, written=10)
+    assert commit_times([by_large, GOOD], PACES, 0.3) == pytest.approx([1.1, 1.52])
+
+
+@pytest.mark.parametrize("accepted", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_the_replay_takes_the_time_of_the_loop(accepted: float, ahead: int) -> None:
+    world = World(length=40, accepted=accepted)
+    times: list[float] = []
+
+    async def work() -> int:
+        clock = asyncio.get_running_loop().time
+
+        def observe(event: Event) -> None:
+            if isinstance(event, Committed):
+                times.append(clock())
+
+        policy = policies.make("specreason", world.model("small"), world.model("large"))
+        chain, _ = await reason(policy, Chain.of("How?"), ahead=ahead, observe=observe)
+        return len(chain.steps[0].tokens)
+
+    tokens, _ = run(work())
+    good = [drawn("How?", step + 1) < accepted for step in range(40)]
+    rounds = [
+        replace(GOOD, drafted=tokens) if each else replace(BAD, drafted=tokens, written=tokens)
+        for each in good
+    ]
+    paces = PairPaces(ServerPace((0.01,), 0.06), ServerPace((0.1,), 0.3), 0.1, 8, ahead)
+    assert times == pytest.approx(commit_times(rounds, paces, 0.25), rel=0.03)
