@@ -49,8 +49,13 @@ POLICIES["wrappers"] = (
 
 def core(name: str, *tests: str, slow: Sequence[str] = ()) -> tuple[str, str]:
     """A module of the orchestrator and the files below ``tests/`` that are about it."""
+    return outside(f"orchestrator/{name}", *tests, slow=slow)
+
+
+def outside(name: str, *tests: str, slow: Sequence[str] = ()) -> tuple[str, str]:
+    """A module of any folder and the files below ``tests/`` that are about it."""
     parts = (" ".join(f"tests/{test}.py" for test in part) for part in (tests, slow) if part)
-    return f"orchestrator/{name}.py", ";".join(parts)
+    return f"{name}.py", ";".join(parts)
 
 
 RUN = (
@@ -75,10 +80,10 @@ CORE = {
     ),
     "run": core("run", *RUN),
     "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
-    "admission": core("service/http/admission", "service/http/test_admission", slow=(MACHINES,)),
+    "admission": outside("service/admission", "service/http/test_admission", slow=(MACHINES,)),
     "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "client": core(
-        "endpoints/client",
+        "backends/vllm/client",
         *(
             f"orchestrator/endpoints/test_{name}"
             for name in ("retries", "failures", "sse", "priority")
