@@ -34,6 +34,7 @@ TOGETHER = {  # files whose tests use the same servers
     **dict.fromkeys(("test_endpoint", "test_solve"), "a small model of another vocabulary"),
 }
 FIRST = (  # what takes longest: groups and files
+    "test_tool_parsers",
     *(
         "the paced pair",
         "test_eval",

@@ -121,7 +121,7 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
         (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         (
-            ["tune", *DEAD[:3], "http://127.0.0.1:2", "-p", "bild", "-O", "scael=step"],
+            ["tune", *DEAD[:3], "http://127.0.0.1:2", "-p", "bild:scael=step"],
             "did you mean 'scale'",
         ),
         (["trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),

