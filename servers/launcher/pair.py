@@ -256,7 +256,8 @@ class Roles(BaseModel, frozen=True, extra="forbid"):
         role = str(info.field_name)
         if role == "large" and kind(value) == PAIR:
             raise ValueError("only the small model may be a pair itself: describe one model here")
-        if not isinstance(value, str | dict | BaseModel):
+        described: object = value
+        if not isinstance(described, str | dict | BaseModel):
             raise ValueError(
                 f"write a table with a `model` to start, or the URL of a running server: {value!r}"
                 " is neither"

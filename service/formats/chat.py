@@ -276,7 +276,8 @@ class ChatReply:
         if not self._include_usage:
             return deltas.DONE
         usage = await self._runs.usage()
-        chunk = self._head(CHUNK) | {"choices": [], "usage": usage}
+        choices: list[Any] = []
+        chunk = self._head(CHUNK) | {"choices": choices, "usage": usage}
         return deltas.event(chunk) + deltas.DONE
 
     def failed(self, error: ApiError, body: bytes) -> bytes:

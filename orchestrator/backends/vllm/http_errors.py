@@ -186,10 +186,10 @@ def reply_error(call: Call, reply: Reply) -> EndpointError | None:
     error = reply.get("error") or (reply if reply.get("object") == "error" else None)
     if not error:
         return None
-    code: Any = _object(error).get("code")
+    code: Any = as_object(error).get("code")
     status = int(code) if str(code).isdecimal() else 0
     body = orjson.dumps(reply)
-    kind = str(_object(error).get("type")).lower().replace("_", "")
+    kind = str(as_object(error).get("type")).lower().replace("_", "")
     if "badrequest" in kind or "invalidrequest" in kind:
         status = status if 400 <= status < 600 else 400
     if 400 <= status < 600:
@@ -232,7 +232,7 @@ def _error_message(body: bytes) -> str:
     except orjson.JSONDecodeError:
         return one_line(_page_text(body))[:MAX_MESSAGE_LENGTH] or "no reason given"
     for key in ("error", "message", "detail"):
-        reply = _object(reply).get(key) or reply
+        reply = as_object(reply).get(key) or reply
     return one_line(str(reply))[:MAX_MESSAGE_LENGTH]
 
 
@@ -266,7 +266,7 @@ def parse_object(call: Call, body: bytes) -> Reply:
 def object_in(body: bytes) -> Reply:
     """Parse a JSON object. Return an empty one for anything else."""
     try:
-        return _object(orjson.loads(body))
+        return as_object(orjson.loads(body))
     except orjson.JSONDecodeError:
         return {}
 
@@ -300,5 +300,5 @@ def no_room(count: int, room: int) -> str:
     return f"the prompt is too long: {count} tokens leave no room to think; {longest}; {cure}"
 
 
-def _object(value: object) -> Mapping[str, Any]:
+def as_object(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

@@ -116,4 +116,5 @@ def _placed(value: object, prompts: list[EncodedPrompt]) -> object:
         members = cast("list[object]", value)
         if members and isinstance(members[0], EncodedPrompt):
             return [_placed(member, prompts) for member in members]
+        return members
     return value

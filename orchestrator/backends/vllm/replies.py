@@ -13,7 +13,16 @@ import orjson
 from ...chain import Stop, Token
 from ...errors import ContextTooLong, EndpointUnavailable, MalformedReply
 from ...tokens import LARGEST_ID
-from .http_errors import Call, Reply, _object, checked, no_room, parse_object, reading, reply_error
+from .http_errors import (
+    Call,
+    Reply,
+    as_object,
+    checked,
+    no_room,
+    parse_object,
+    reading,
+    reply_error,
+)
 from .prompts import EncodedPrompt
 
 Row: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -317,9 +326,9 @@ class Usage(NamedTuple):
 
 def usage(reply: Reply) -> Usage:
     """Return the usage in *reply*."""
-    counts = _object(reply.get("usage"))
+    counts = as_object(reply.get("usage"))
     prompt = _count(counts.get("prompt_tokens"))
-    cached = _count(_object(counts.get("prompt_tokens_details")).get("cached_tokens"))
+    cached = _count(as_object(counts.get("prompt_tokens_details")).get("cached_tokens"))
     return Usage(prompt, min(cached, prompt), _count(counts.get("completion_tokens")))
 
 
@@ -395,7 +404,9 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     vLLM's V1 runner fills such rows with uninitialised memory, so that a reply without the number
     of cached tokens is not trusted. The V2 runner leaves them out: rows are counted from the end.
     """
-    cached = _object(_object(reply.get("usage")).get("prompt_tokens_details")).get("cached_tokens")
+    cached = as_object(as_object(reply.get("usage")).get("prompt_tokens_details")).get(
+        "cached_tokens"
+    )
     found = reply.get("prompt_logprobs")
     if not isinstance(cached, int) or cached >= start or not isinstance(found, list):
         return None
@@ -403,7 +414,7 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     if len(rows) <= len(ids):  # the first row, of the first token, is always empty
         return None
     last = rows[len(rows) - len(ids) :]
-    complete = all(str(number) in _object(row) for number, row in zip(ids, last, strict=True))
+    complete = all(str(number) in as_object(row) for number, row in zip(ids, last, strict=True))
     return last if complete else None
 
 
