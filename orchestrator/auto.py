@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .admission import Admission
-from .chain import Accept, Rollback, Verdict
+from .chain import Rollback, Verdict, accepts
 from .costs import (
     MIN_STEPS,
     WINDOW_STEPS,
@@ -355,7 +355,7 @@ class AutoRun:
 
     def _shadowed(self, event: Shadowed) -> None:
         self._end_shadow(event.drafting + event.judging)
-        self._judge(_accepts(event.verdict))
+        self._judge(accepts(event.verdict))
         self._learn(event.drafting, event.judging, max(1, len(event.draft.tokens)))
 
     def _learn(self, draft: float, verdict: float, tokens: float) -> None:
@@ -387,7 +387,7 @@ class AutoRun:
         self._evidence.fade(KEPT_SHARE_PER_STEP)
         seconds = at - self._mark
         if verdict is not None:
-            accepted = _accepts(verdict)
+            accepted = accepts(verdict)
             self._judge(accepted)
             kind: Kind = "accepted" if accepted else "rejected"
             self.record.timings.add(kind, max(1, self._users), seconds, self._tokens, auto.steps)
@@ -410,11 +410,6 @@ class AutoRun:
         if alone and prior.verdict_seconds is not None and not self.record.timings.means:
             for _ in range(MIN_STEPS):
                 self._learn(prior.pace * alone.seconds, prior.verdict_seconds, alone.tokens)
-
-
-def _accepts(verdict: Verdict) -> bool:
-    """Return whether the draft, or a rival in its place, became a step."""
-    return isinstance(verdict, Accept) or verdict.chosen is not None
 
 
 def _outcome(event: Decided) -> tuple[object, ...]:

@@ -434,3 +434,8 @@ class Rollback:
 
 Verdict: TypeAlias = Accept | Rollback
 """What a policy decides about a draft."""
+
+
+def accepts(verdict: Verdict) -> bool:
+    """Return whether the draft, or a rival in its place, becomes a step."""
+    return isinstance(verdict, Accept) or verdict.chosen is not None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from .chain import Accept, Party, Step, Verdict
+from .chain import Accept, Party, Step, Verdict, accepts
 from .events import Answered, Called, Chosen, Committed, Event, Judged, JudgedWithin, Repaired
 
 
@@ -149,7 +149,7 @@ def _sifted(events: Sequence[Event]) -> tuple[tuple[str, int, int], ...]:
     for event in events:
         if isinstance(event, JudgedWithin) and _is_judged(event.verdict):
             drafts[event.path] += 1
-            if isinstance(event.verdict, Accept) or event.verdict.chosen:
+            if accepts(event.verdict):
                 accepted[event.path] += 1
     return tuple((path, drafts[path], accepted[path]) for path in sorted(drafts))
 

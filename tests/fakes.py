@@ -27,6 +27,7 @@ from stepspec.orchestrator.backends.vllm.step_builder import (
     step_ends,
 )
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
+from stepspec.orchestrator.endpoints.interfaces import SingleModel
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Called, Committed, Event, Fate, Started, Verb
 from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
@@ -65,7 +66,7 @@ def saying(*paragraphs: str) -> Callable[[Previous], str]:
 
 
 @dataclass(eq=False)
-class ScriptedModel:
+class ScriptedModel(SingleModel):
     """
     A model that writes what *script* says, token by token, as a pure function of the chain's text.
 
@@ -100,9 +101,6 @@ class ScriptedModel:
 
     def __post_init__(self) -> None:
         self._kept: WeakKeyDictionary[AsyncExitStack, _Request] = WeakKeyDictionary()
-
-    def budgeted(self, left: Callable[[Chain], int]) -> ScriptedModel:
-        return self
 
     def leave(self) -> None:
         self.log.append(f"{self.role} leaves")

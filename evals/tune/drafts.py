@@ -9,7 +9,7 @@ drafts or short repairs asks for more where the text goes on otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Unpack
@@ -18,7 +18,7 @@ from stepspec.api import Solver
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Role, Step, Stop, Token
-from stepspec.orchestrator.endpoints.interfaces import RunModel
+from stepspec.orchestrator.endpoints.interfaces import RunModel, SingleModel
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.interfaces import (
     DEFAULT_LIMIT,
@@ -99,7 +99,7 @@ class LargeChain:
         return found
 
 
-class KnownModel:
+class KnownModel(SingleModel):
     """
     A model of which it is known that it writes one *step* after one *chain*.
 
@@ -114,13 +114,6 @@ class KnownModel:
     @property
     def role(self) -> Role:
         return self._model.role
-
-    def budgeted(self, left: Callable[[Chain], int]) -> KnownModel:
-        """Return this model: a trial has no budget."""
-        return self
-
-    def leave(self) -> None:
-        """Do nothing: who opened the real model releases it."""
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
         """

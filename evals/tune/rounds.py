@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepspec.orchestrator.chain import Accept, Rollback, Step
+from stepspec.orchestrator.chain import Rollback, Step, accepts
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Repaired
 
 from .paces import PairPaces
@@ -72,8 +72,7 @@ class RoundWatch:
     def _commit(self, index: int, step: Step) -> None:
         """Take in a *step* that was drafted: it is accepted, or what is left of it."""
         judged, seconds = self._judged[index]
-        whole = isinstance(judged.verdict, Accept) or judged.verdict.chosen is not None
-        if not whole:
+        if not accepts(judged.verdict):
             self._kept = step
             return
         del self._judged[index]

@@ -35,6 +35,7 @@ from stepspec.orchestrator.endpoints.interfaces import (
     ParsedAnswer,
     ParsedTokens,
     ParserState,
+    SingleModel,
     or_now,
 )
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
@@ -117,7 +118,7 @@ class _Open:
         self.end("done" if self.idle else "cancelled")
 
 
-class SimulatedModel:
+class SimulatedModel(SingleModel):
     """
     The `Model` of one run on one *server*: it writes what the problem's script has, and judges as
     it says.
@@ -140,12 +141,6 @@ class SimulatedModel:
     @property
     def role(self) -> Role:
         return self._endpoint.role
-
-    def budgeted(self, left: Callable[[Chain], int]) -> SimulatedModel:
-        return self
-
-    def leave(self) -> None:
-        pass
 
     # The verbs
 

@@ -33,6 +33,16 @@ class RunModel(Model, Protocol):
         ...
 
 
+class SingleModel:
+    """The base of a `RunModel` that is no nested pair. It holds nothing for its run."""
+
+    def budgeted(self, left: Callable[[Chain], int]) -> Self:
+        return self
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+
 class ModelEndpoint(Protocol):
     """One server (`Server`), the servers of a model (`ReplicatedEndpoint`), or a nested pair."""
 

@@ -28,7 +28,7 @@ from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from .breaker import UNUSABLE, Health, Replica
 from .capabilities import Capabilities
 from .chat_template import Template
-from .interfaces import Format, ParsedAnswer, ParsedTokens, ParserState, Server, or_now
+from .interfaces import Format, ParsedAnswer, ParsedTokens, ParserState, Server, SingleModel, or_now
 from .metrics import Acceptance, QueueGauges, total
 from .request_context import SESSION
 from .settings import GREEDY, Endpoint, Sampling
@@ -189,7 +189,7 @@ class Placement:
             self._observe(Moved(self.role, left.url, to.url, left.breaker.cause))
 
 
-class ReplicatedModel:
+class ReplicatedModel(SingleModel):
     """The `Model` of one run, on the replica of its *placement*."""
 
     def __init__(self, placement: Placement, make: Callable[[Server], Model]) -> None:
@@ -200,9 +200,6 @@ class ReplicatedModel:
     @property
     def role(self) -> Role:
         return self._placement.role
-
-    def budgeted(self, left: Callable[[Chain], int]) -> ReplicatedModel:
-        return self
 
     def leave(self) -> None:
         self._placement.leave()

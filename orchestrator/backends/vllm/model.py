@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from ...chain import Chain, Role, Step, Token, beginning
 from ...concurrency import at_once
-from ...endpoints.interfaces import Format
+from ...endpoints.interfaces import Format, SingleModel
 from ...endpoints.settings import Sampling
 from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
 from ...events import Called, Observer, Verb
@@ -29,7 +29,7 @@ MAX_CHARACTER_TOKENS = 4
 """The most tokens of one character: one for each of its bytes."""
 
 
-class VllmModel:
+class VllmModel(SingleModel):
     """
     The `Model` of one run: the run's sampling, observer and clock, on an endpoint that all runs
     share.
@@ -54,12 +54,6 @@ class VllmModel:
     @property
     def role(self) -> Role:
         return self._endpoint.role
-
-    def budgeted(self, left: Callable[[Chain], int]) -> VllmModel:
-        return self
-
-    def leave(self) -> None:
-        """Do nothing: the model holds no place."""
 
     async def write(
         self,

@@ -18,6 +18,7 @@ from stepspec.orchestrator.endpoints.interfaces import (
     ParsedAnswer,
     ParsedTokens,
     ParserState,
+    SingleModel,
 )
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
@@ -175,7 +176,7 @@ class MortalEndpoint:
 
 
 @dataclass(eq=False)
-class MortalModel:
+class MortalModel(SingleModel):
     """What one run asks of a mortal server, whose tokens have *first* seconds."""
 
     server: Mortal
@@ -184,12 +185,6 @@ class MortalModel:
     @property
     def role(self) -> Role:
         return self.server.scripted.role
-
-    def budgeted(self, left: Callable[[Chain], int]) -> MortalModel:
-        return self
-
-    def leave(self) -> None:
-        pass
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
         try:
