@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .admission import Admission
 from .chain import Rollback, Verdict, accepts
 from .costs import (
     MIN_STEPS,
@@ -37,6 +36,7 @@ from .events import (
 )
 from .interfaces import Policy
 from .prior import Prior
+from .server_load import ServerLoad
 from .trace import Moment
 
 ASSUMED_DRAFTS = 2.5
@@ -95,7 +95,7 @@ class Auto:
 
     prior: Prior = field(default_factory=Prior)
     """What was known before the first run."""
-    admission: Admission = field(default_factory=Admission)
+    server_load: ServerLoad = field(default_factory=ServerLoad)
     """The large model's server, and the runs that use it."""
     steps: float = 0.0
     """Steps that each run has committed so far, on average."""
@@ -122,7 +122,7 @@ class Auto:
 
     def large(self, kind: Literal["alone", "beside"]) -> Steps | None:
         """Return the large model's steps for as many runs as now; None if there are none."""
-        return self.timings.mean(kind, self.admission.runs.bit_length())
+        return self.timings.mean(kind, self.server_load.runs.bit_length())
 
     def run(
         self,
@@ -182,7 +182,7 @@ class AutoRun:
     @property
     def hedges(self) -> bool:
         """Whether drafts may be hedged: no other run uses the large model."""
-        server = self.auto.admission
+        server = self.auto.server_load
         return server.runs == 1 and not server.busy
 
     def policy(self, method: Policy) -> Policy:
@@ -204,7 +204,7 @@ class AutoRun:
     def estimate(self) -> Estimate | None:
         """Return what to expect of the next step; None if too little is known."""
         timings = self.record.timings
-        size = timings.largest(self.auto.admission.runs, self.auto.steps)
+        size = timings.largest(self.auto.server_load.runs, self.auto.steps)
         accepted = timings.mean("accepted", size)
         rejected = timings.mean("rejected", size)
         alone = self.auto.large("alone")
@@ -227,7 +227,7 @@ class AutoRun:
         return self.record.evidence.rate(self.auto.prior.accept_rate, ASSUMED_DRAFTS)
 
     def _choose(self, index: int) -> Decided:
-        server = self.auto.admission
+        server = self.auto.server_load
         estimate = self.estimate()
         against = self._against(estimate)
         decided = Decided(
@@ -253,7 +253,7 @@ class AutoRun:
     def _against(self, estimate: Estimate | None) -> str:
         """Say why the large model writes alone now; empty if it does not."""
         auto = self.auto
-        server = auto.admission
+        server = auto.server_load
         if server.full:  # verdicts read whole chains again
             return "the chains of all runs fill the large model's cache"
         if auto.prior.runs is not None and server.runs > auto.prior.runs:
@@ -273,7 +273,7 @@ class AutoRun:
     def _may_shadow(self, index: int, estimate: Estimate | None) -> bool:
         """Return whether the method may draft step *index* in the shadow of the large model."""
         auto = self.auto
-        if index < self.lead or auto.large("alone") is None or auto.admission.strained:
+        if index < self.lead or auto.large("alone") is None or auto.server_load.strained:
             return False
         if auto.shadow or auto.debt > 0:
             return False
@@ -288,13 +288,13 @@ class AutoRun:
         match event:
             case Started(policy=policy):
                 if policy != "small":  # which does not use the large model
-                    self.auto.admission.grow(self, 0)
+                    self.auto.server_load.grow(self, 0)
                 self._use(self.aside is None and policy not in ("small", "large"))
                 self._begin(at)
             case Decided():
                 self._decided(at, event)
             case Called(role="large"):
-                self.auto.admission.grow(self, event.prompt + event.written)
+                self.auto.server_load.grow(self, event.prompt + event.written)
             case Shadowed():
                 self._shadowed(event)
             case Judged(index, draft, verdict) if draft.author == "small":
@@ -308,14 +308,14 @@ class AutoRun:
             case Degraded(path=""):
                 self._use(False)
             case Finished():
-                self.auto.admission.finish(self)
+                self.auto.server_load.finish(self)
                 self.close()
             case _:
                 pass
 
     def close(self) -> None:
         """The run is over: its chain takes no more room."""
-        self.auto.admission.leave(self)
+        self.auto.server_load.leave(self)
         self._use(False)
         self._end_shadow(self._mark - self._shadow)
 
@@ -383,7 +383,7 @@ class AutoRun:
         verdict = self._judged.pop(event.index, None)
         if isinstance(verdict, Rollback) and verdict.keep and not verdict.chosen:
             return  # a part of the draft: its repair follows
-        auto.steps += 1 / auto.admission.runs
+        auto.steps += 1 / auto.server_load.runs
         self._evidence.fade(KEPT_SHARE_PER_STEP)
         seconds = at - self._mark
         if verdict is not None:
@@ -396,13 +396,13 @@ class AutoRun:
         self._begin(at)
         if estimate := self.estimate():
             load = min(estimate.method, estimate.aside) / estimate.alone
-            auto.load += (load - auto.load) / auto.admission.runs
+            auto.load += (load - auto.load) / auto.server_load.runs
 
     def _wrote_alone(self, seconds: float) -> None:
         auto, prior = self.auto, self.auto.prior
         if self._settled:
             kind: Kind = "beside" if self._users or auto.using else "alone"
-            runs = auto.admission.runs
+            runs = auto.server_load.runs
             auto.timings.add(kind, runs, seconds, self._tokens, auto.steps)
             auto.debt = max(0.0, auto.debt - SHADOW_TIME_SHARE * seconds / runs)
         self._settled = True

@@ -92,7 +92,7 @@ CORE = {
     "auto": core("auto", "orchestrator/test_auto"),
     "nested_settings": core("nested_settings", "test_nested_pair"),
     "costs": core("costs", "orchestrator/test_costs"),
-    "cache_room": core("admission", "orchestrator/test_admission"),
+    "server_load": core("server_load", "orchestrator/test_server_load"),
     "nested": core(
         "nesting", "orchestrator/nesting/test_nested", slow=("orchestrator/nesting/test_promises",)
     ),

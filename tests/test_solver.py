@@ -21,13 +21,13 @@ import pytest
 from stepspec import Endpoint, Sampling, Solver
 from stepspec.api import StreamArguments
 from stepspec.orchestrator import trace
-from stepspec.orchestrator.admission import Admission
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Committed, Decided, Event, Moved, Started
 from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
+from stepspec.orchestrator.server_load import ServerLoad
 from stepspec.orchestrator.solution import Stretch
 from stepspec.policies import SpecReason
 from stepspec.settings import load
@@ -211,7 +211,7 @@ async def test_a_run_with_auto_says_who_wrote_its_steps_and_why() -> None:
     never = Prior(runs=1)
     async with serving() as servers, servers.solver(auto=True, prior=never) as solver:
         begun = await solver.solve(PROBLEM)
-        solver.auto.admission.grow("another run", 1)
+        solver.auto.server_load.grow("another run", 1)
         alone = await solver.solve(PROBLEM)
         others = [
             await solver.solve(PROBLEM, auto=False),
@@ -255,9 +255,9 @@ async def test_runs_decide_by_default_but_with_a_seed() -> None:
 async def test_the_wait_for_a_place_is_a_part_of_a_runs_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Admission, "fits", 1)
+    monkeypatch.setattr(ServerLoad, "fits", 1)
     async with serving() as servers, servers.solver(auto=True) as solver:
-        async with solver.auto.admission.place():
+        async with solver.auto.server_load.place():
             solving = asyncio.create_task(solver.solve(PROBLEM, budget=Budget(seconds=0.1)))
             await asyncio.sleep(0.2)
         assert (await solving).finish_reason == "time"

@@ -204,7 +204,9 @@ class Solver:
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
             if self.settings.calibration:
                 self.settings.calibration.warn_of_differences(self.conditions(self.settings.run))
-            await stack.enter_async_context(poll_queue(self.large.queue, self.auto.admission.poll))
+            await stack.enter_async_context(
+                poll_queue(self.large.queue, self.auto.server_load.poll)
+            )
             self._exit = stack.pop_all()
         return self
 
@@ -365,7 +367,7 @@ class Solver:
         budget = run.budget.budget().fit(room)
         try:
             # Only a run that decides may have to wait for its turn.
-            async with self.auto.admission.place() if _decides(run) else nullcontext():
+            async with self.auto.server_load.place() if _decides(run) else nullcontext():
                 prepared = PreparedRun(
                     chain=chain,
                     answering=answering,

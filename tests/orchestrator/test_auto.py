@@ -148,7 +148,7 @@ class World:
                 deciding.read(recorder.moments[-1])
 
         small.observe = large.observe = observe
-        async with auto.admission.place() if auto else nullcontext():
+        async with auto.server_load.place() if auto else nullcontext():
             observe(Started(PROBLEM.messages, "specreason"))
             control = LookaheadControl(AHEAD, auto=deciding)
             policy = aside if arm == "large" else method
@@ -362,14 +362,14 @@ def test_the_same_traces_give_the_same_decisions() -> None:
     auto, worlds = Auto(), (GOOD, replace(GOOD, verdict=8.0), replace(GOOD, good=0.3))
     traces = list[list[Moment]]()
     for problem in range(30):
-        auto.admission.poll(8, 5 if problem % 7 == 3 else 0)
+        auto.server_load.poll(8, 5 if problem % 7 == 3 else 0)
         traces.append(worlds[problem // 10].solve(problem, "auto", auto))
     again, compared = Auto(), 0
     for trace in traces:
         reading = again.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1]))
         for moment in (parse(dump(each)) for each in trace):
             if isinstance(moment.event, Decided):
-                again.admission.poll(moment.event.running, moment.event.waiting)
+                again.server_load.poll(moment.event.running, moment.event.waiting)
                 assert reading.decide(moment.event.index) == moment.event
                 compared += 1
             reading.read(moment)
@@ -452,7 +452,7 @@ def deciding(method_seconds: float, using: bool, runs: int = 1) -> AutoRun:
     auto = Auto()
     taught = auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1]))
     for number in range(runs):
-        auto.admission.grow(number, 1)
+        auto.server_load.grow(number, 1)
     auto.timings.add("alone", runs, 1.0, 1, 0)
     for kind in ("accepted", "rejected"):
         for _ in range(max(MIN_STEPS, runs)):
@@ -504,7 +504,7 @@ def test_runs_stay_aside_together_where_a_method_slows_the_others_by_more_than_i
 
 def test_no_bets_are_made_while_the_large_model_has_a_queue() -> None:
     run_ = deciding(0.9, using=True)
-    run_.auto.admission.poll(9, 3)
+    run_.auto.server_load.poll(9, 3)
     decided = run_.decide(1)
     assert decided is not None
     assert (decided.choice, decided.ahead) == ("method", 0)
@@ -594,8 +594,8 @@ def test_the_advice_names_the_cause_and_the_cure(world: World) -> None:
 
 def test_with_a_full_cache_the_large_model_writes_alone() -> None:
     run_ = deciding(0.5, using=False)
-    run_.auto.admission.poll(4, 0, 1000)
-    run_.auto.admission.grow(run_, 900)
+    run_.auto.server_load.poll(4, 0, 1000)
+    run_.auto.server_load.grow(run_, 900)
     decided = run_.decide(1)
     assert decided is not None
     assert (decided.choice, decided.shadow) == ("large", False)

@@ -160,7 +160,7 @@ def test_auto_has_drafts_hedged_where_no_other_run_uses_the_large_model() -> Non
     run_ = Auto().run("specreason", {}, 0)
     control = LookaheadControl(hedge=1.0, auto=run_)
     assert control.hedging == 1
-    server = run_.auto.admission
+    server = run_.auto.server_load
     server.poll(0, 2)  # requests wait
     assert control.hedging == 0
     server.poll(0, 0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stepspec.orchestrator.admission import MAX_CACHE_SHARE, Admission
+from stepspec.orchestrator.server_load import MAX_CACHE_SHARE, ServerLoad
 
 from ..fakes import run
 
@@ -15,13 +15,13 @@ from ..fakes import run
 def test_a_queue_of_more_than_a_quarter_of_the_running_requests_is_one(
     waiting: int, busy: bool
 ) -> None:
-    server = Admission(running=9, waiting=waiting)
+    server = ServerLoad(running=9, waiting=waiting)
     assert server.busy == busy
     assert server.advice.startswith("3 requests wait") == busy
 
 
 def test_the_chains_of_all_runs_fill_the_cache() -> None:
-    server = Admission(cache=1000)
+    server = ServerLoad(cache=1000)
     server.grow("first", 500)
     server.grow("other", 300)
     server.grow("other", 200)  # a chain does not shrink
@@ -34,7 +34,7 @@ def test_the_chains_of_all_runs_fill_the_cache() -> None:
 
 
 def test_as_many_runs_fit_as_the_mean_chain_lets_and_a_chain_that_does_not_fit_runs_alone() -> None:
-    server = Admission()
+    server = ServerLoad()
     assert server.fits is None
     server.grow("first", 400)
     server.finish("first")
@@ -45,7 +45,7 @@ def test_as_many_runs_fit_as_the_mean_chain_lets_and_a_chain_that_does_not_fit_r
 
 
 def test_runs_that_do_not_fit_wait_in_their_order() -> None:
-    server = Admission(cache=1000)
+    server = ServerLoad(cache=1000)
     server.grow("before", 400)
     server.finish("before")
     order = list[int]()

@@ -24,7 +24,7 @@ MEAN_CHAINS = 64
 
 
 @dataclass(eq=False)
-class Admission:
+class ServerLoad:
     """The chains of all runs of one solver, and the room that the large model's server has."""
 
     running: int = 0
