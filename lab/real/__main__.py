@@ -32,7 +32,7 @@ READY = 1800.0  # seconds in which a server of a busy CPU is ready
 FLAGS = (
     "--max-model-len 4096 --enable-prefix-caching --enable-prompt-tokens-details"
     " --generation-config vllm --scheduling-policy priority --dtype bfloat16 --max-num-seqs 32"
-    " --enforce-eager --enable-scale-out --block-size 32"
+    " --enforce-eager --enable-scale-out --block-size 32 --max-num-batched-tokens 16384"
 )
 EXAMPLES = """
 Examples:

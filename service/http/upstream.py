@@ -305,7 +305,7 @@ class Forwarding:
             if self._content.get("stream") is True:
                 raise late
             try:
-                async with asyncio.timeout(min(seconds, CHECK_SECONDS)):
+                async with asyncio.timeout(CHECK_SECONDS):
                     await server.check_health()
             except TimeoutError:
                 raise late from None

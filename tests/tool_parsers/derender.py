@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 from aiohttp import web
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -107,6 +108,13 @@ class ParsingVllm(RealVllm):
 
     scale_out: bool = True
     parser: Derenderer = field(init=False)
+    answers: dict[bytes, tuple[int, dict[str, Any]]] = field(
+        default_factory=dict[bytes, tuple[int, dict[str, Any]]]
+    )
+    """
+    The status and the answer of each request so far. vLLM keeps no state: it parses all tokens of a
+    stream again for each token, and equal requests have equal answers.
+    """
 
     def __post_init__(self) -> None:
         self.tokenizer = vocabulary({*SPECIAL, *self.marks, *marks_of("".join(self.around))})
@@ -123,10 +131,17 @@ class ParsingVllm(RealVllm):
     async def parse_tools(self, request: web.Request) -> web.Response:
         if request.path != DERENDER:
             return await super().parse_tools(request)
-        body = await request.json()
+        content = await request.read()
+        body = orjson.loads(content)
         self.requests.append((request.path, body))
+        if content not in self.answers:
+            self.answers[content] = self._parsed(body)
+        status, answer = self.answers[content]
+        return web.json_response(answer, status=status)
+
+    def _parsed(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The status and the answer of vLLM's route."""
         try:
-            return web.json_response(self.parser.answer(body))
+            return 200, self.parser.answer(body)
         except Exception as exc:  # vLLM's route answers so, too
-            error = {"message": str(exc), "code": 400}
-            return web.json_response({"error": error}, status=400)
+            return 400, {"error": {"message": str(exc), "code": 400}}
