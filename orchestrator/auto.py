@@ -51,6 +51,12 @@ The share of the large model's time that shadow drafts may take.
 
 On a shared card a draft and a verdict delay the large model by a third to a half of their seconds.
 """
+CHANGED_PACE_RATIO = 2.0
+"""
+How many times faster repairs have to be than the large model alone was, before it is measured again.
+
+With 2, a run stays within 1.1 of the better choice after the large model became ten times as fast.
+"""
 MAX_METHODS = 64
 """Methods with their options that are remembered; the one that was not used longest is dropped."""
 
@@ -85,6 +91,10 @@ class Record:
     """The verdicts of all runs: the first ones of each run count most."""
     timings: Timings = field(default_factory=Timings)
     """Accepted and rejected steps, by the number of runs that used a method."""
+    repair_seconds: float = 0.0
+    """Seconds of the large model's repairs from their first tokens on; older ones weigh less."""
+    repair_tokens: float = 0.0
+    """Tokens of the repairs after their first ones, with the same weights."""
     explained: bool = False
     """Whether the log has the reason why a run stepped aside."""
 
@@ -295,6 +305,7 @@ class AutoRun:
                 self._decided(at, event)
             case Called(role="large"):
                 self.auto.server_load.grow(self, event.prompt + event.written)
+                self._compare_pace(event)
             case Shadowed():
                 self._shadowed(event)
             case Judged(index, draft, verdict) if draft.author == "small":
@@ -368,6 +379,27 @@ class AutoRun:
         rejected = rejected_seconds(draft, verdict, tokens * alone.pace)
         timings.add("accepted", 1, accepted, tokens, self.auto.steps)
         timings.add("rejected", 1, rejected, tokens, self.auto.steps)
+
+    def _compare_pace(self, call: Called) -> None:
+        """
+        Forget how long the large model takes alone once its repairs are much faster.
+
+        Only a lone run compares: in a crowd, the large model's pace depends on who uses it.
+        """
+        alone = self.auto.large("alone")
+        if not self.using or alone is None or self.auto.server_load.runs > 1:
+            return
+        if call.first is None or call.written < 2:
+            return
+        record = self.record
+        record.repair_seconds *= KEPT_SHARE_PER_STEP
+        record.repair_seconds += call.seconds - call.first
+        record.repair_tokens *= KEPT_SHARE_PER_STEP
+        record.repair_tokens += call.written - 1
+        if CHANGED_PACE_RATIO * record.repair_seconds < alone.pace * record.repair_tokens:
+            self.auto.timings.forget("alone", "beside")
+            record.repair_seconds = 0.0
+            record.repair_tokens = 0.0
 
     def _judge(self, accepted: bool) -> None:
         """Add a verdict to the evidence of the run, and to that of the method."""

@@ -106,6 +106,12 @@ class Timings:
         for size in (ANY_SIZE, runs.bit_length()):
             self.means[kind, size].add(seconds, tokens, now)
 
+    def forget(self, *kinds: Kind) -> None:
+        """Forget all steps of these *kinds*."""
+        for kind, size in list(self.means):
+            if kind in kinds:
+                del self.means[kind, size]
+
     def mean(self, kind: Kind, size: int) -> Steps | None:
         """
         Return the mean step at the pace of the largest crowd up to this *size*; None if unknown.

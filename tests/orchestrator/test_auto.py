@@ -341,7 +341,7 @@ def test_a_slow_judge_pays_at_the_depth_of_the_run() -> None:
     [
         (GOOD, replace(GOOD, verdict=8.0), GOOD),
         (replace(GOOD, good=0.05), replace(GOOD, good=0.95), replace(GOOD, good=0.05)),
-        (replace(GOOD, large=0.05, small=0.04), GOOD),
+        (replace(GOOD, large=0.05, small=0.04), GOOD, replace(GOOD, large=0.05, small=0.04)),
     ],
     ids=["the judge slows down", "drafts get better", "the large model slows down"],
 )
