@@ -18,7 +18,6 @@ from stepspec import Solver
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedEndpoint
-from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.events import Event
 from stepspec.service.http.app import Service, ServiceServer, listen
 from stepspec.service.records import (
@@ -222,13 +221,7 @@ async def serving(
         each._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # one model, one vocabulary
     recorded, messages = RecordingObserver(), list[str]()
     solving = {"sampling": GREEDY, "ending": "small", "answer": "large", "auto": False, **solving}
-    # a machine that is busy for seconds is no server that is down
-    patient = Deadlines(connect=60)
-    endpoints: dict[str, Any] = {
-        "retries": 0,
-        "max_concurrency": max_concurrency,
-        "deadlines": patient,
-    }
+    endpoints = {"retries": 0, "max_concurrency": max_concurrency}
     async with (
         AsyncExitStack() as stack,
         small.serve("small", **endpoints) as one,

@@ -30,6 +30,7 @@ from aiohttp import web
 
 from stepspec.orchestrator.chain import DELIMITER, Role
 from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import ConfigurationError
 
 from . import tools as stand_in_tools
@@ -571,7 +572,12 @@ class FakeVllm:
 
     @asynccontextmanager
     async def serve(self, role: Role = "small", **settings: Any) -> AsyncGenerator[Endpoint]:
-        """Listen at a free port; yield the settings of an endpoint there."""
+        """
+        Listen at a free port; yield the settings of an endpoint there.
+
+        A machine that is busy for seconds is no server that is down.
+        """
+        settings.setdefault("deadlines", Deadlines(connect=60))
         async with self.listening() as url:
             yield Endpoint(role=role, url=url, **settings)
 
