@@ -355,14 +355,21 @@ class AutoRun:
         """
         Charge the *seconds* of the shadow draft that is under way, if it is this run's.
 
-        Of a method that is not known yet, the time of a step is free.
+        While requests wait at the server, a draft that takes longer than a method that pays has
+        waited, too: the rest of its seconds is free. Of a method that is not known yet, the time of
+        a step is free.
         """
         if self.auto.shadow is not self:
             return
-        alone = self.auto.large("alone")
-        free = alone.seconds if alone and self.estimate() is None else 0.0
         self.auto.shadow = None
-        self.auto.debt = max(0.0, seconds - free)
+        alone = self.auto.large("alone")
+        if alone is None:
+            return
+        if self.auto.server_load.waiting:
+            seconds = min(seconds, (self.most + 1) * alone.seconds)
+        if self.estimate() is None:
+            seconds -= alone.seconds
+        self.auto.debt = max(0.0, seconds)
 
     def _shadowed(self, event: Shadowed) -> None:
         self._end_shadow(event.drafting + event.judging)
