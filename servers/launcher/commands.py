@@ -31,6 +31,9 @@ OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 IGNORED: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 """Flags without effect since a version of vLLM. A later version will refuse them."""
 
+ADDED: Mapping[str, tuple[int, ...]] = {"enable-scale-out": (0, 30)}
+"""Flags that a version of vLLM has added. Without this one, earlier versions open the routes."""
+
 ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 """
 Fills new memory with zeros.
@@ -125,10 +128,22 @@ def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
         "speculative-config": speculation or False,
     }
     flags.update(server.flags)
-    for name, since in IGNORED.items():
-        if vllm_version() >= since:
-            flags.pop(name, None)
-    return arguments(flags)
+    return arguments(known_flags(flags, vllm_version()))
+
+
+def known_flags(flags: Mapping[str, Any], version: tuple[int, ...]) -> dict[str, Any]:
+    """
+    Leave out the *flags* that vLLM of this *version* ignores or does not know.
+
+    An empty *version* stands for vLLM 0.32.
+    """
+    version = version or (0, 32)
+    return {
+        name: value
+        for name, value in flags.items()
+        if (name not in IGNORED or version < IGNORED[name])
+        and (name not in ADDED or version >= ADDED[name])
+    }
 
 
 def vllm_version() -> tuple[int, ...]:

