@@ -31,7 +31,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 FOLDER = Path("build/versions")
 VERSIONS = ("0.26.0", "0.29.0", "0.32.0")
 NEWEST = "0.33.0"
-SERVER_PYTHON = "STEPSPEC_TEST_VLLM"
+SERVER_PYTHON = "TEST_VLLM_PYTHON"
 """The variable that names the Python of the tests' servers (``tests/integration/conftest.py``)."""
 TESTS = (
     "tests/integration/test_endpoint.py",

@@ -24,7 +24,7 @@ from stepspec.servers.launcher.commands import ADDED, ZEROS
 from ..conftest import DEATHS, shared_folder
 from .vllm_forks import forking
 
-OTHER_PYTHON = os.environ.get("STEPSPEC_TEST_VLLM", "")
+OTHER_PYTHON = os.environ.get("TEST_VLLM_PYTHON", "")
 """The Python of an environment with another vLLM; "" for that of the tests."""
 _deaths: list[Path] = []
 
@@ -48,7 +48,7 @@ def forked(request: pytest.FixtureRequest) -> Generator[tuple[str, ...]]:
     """
     The program that forks a server instead of importing vLLM for it.
 
-    With the variable STEPSPEC_TEST_VLLM, the Python of another environment runs its own vLLM.
+    With the variable TEST_VLLM_PYTHON, the Python of another environment runs its own vLLM.
     """
     if OTHER_PYTHON:
         yield OTHER_PYTHON, "-m", "vllm.entrypoints.openai.api_server"
