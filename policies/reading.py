@@ -56,12 +56,12 @@ class StepReading(Drafting):
     foreseeable: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
-    threshold: Amount = 2.0
-    tokens: Tokens = "formulas"
+    threshold: Amount = 0.5
+    tokens: Tokens = "all"
     words: Amount = 4.0
     measure: Measure = "gap"
-    draft_tokens: AtLeast1 | None = None
-    repair_tokens: AtLeast1 | None = None
+    draft_tokens: AtLeast1 | None = 12
+    repair_tokens: AtLeast1 | None = 1
     sampled: bool = False
 
     async def draft(self, chain: Chain) -> Step:

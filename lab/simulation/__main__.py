@@ -44,7 +44,11 @@ app = new_app(no_args_is_help=True, help=__doc__, epilog=verbatim(EXAMPLES))
 console, stderr = Console(), Console(stderr=True)
 H200 = "qwen3-32b-h200"
 TUNED_BAR = 0.15  # by which a gain that `tune` says may be off
-TUNED = ("specreason", "reading", "reading:tokens=all,threshold=0,draft_tokens=12,repair_tokens=1")
+TUNED = (
+    "specreason",
+    "reading",
+    "reading:tokens=formulas,threshold=2,draft_tokens=null,repair_tokens=null",
+)
 Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
 StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Mean tokens of a step.")]
 Problems = Annotated[int, typer.Option(min=2, help="Counted problems of a cell.")]

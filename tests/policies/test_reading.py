@@ -124,7 +124,7 @@ def test_the_large_model_goes_on_from_the_good_beginning(ahead: int) -> None:
     (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
     assert [(step.author, step.text, step.note) for step in chain.steps] == [
         ("small", "two and three are", ""),
-        ("large", " 5.\n\n", "formulas"),
+        ("large", " 5.\n\n", "all"),
         ("small", f"so it is.\n{THINK_END}", ""),
     ]
     assert end == "finished"

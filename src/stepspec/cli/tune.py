@@ -48,8 +48,8 @@ from .program import log, stderr, stdout, wait
 CANDIDATES = (
     "specreason",
     "reading",
-    "reading:tokens=all,threshold=1",
-    "reading:tokens=all,threshold=0,draft_tokens=12,repair_tokens=1",
+    "reading:threshold=0",
+    "reading:tokens=formulas,threshold=2,draft_tokens=null,repair_tokens=null",
     "bild",
     "reflective",
 )

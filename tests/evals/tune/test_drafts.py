@@ -108,7 +108,8 @@ def test_a_rejected_draft_costs_the_large_models_step() -> None:
 
 
 def test_a_cut_draft_costs_the_rest_of_the_step() -> None:
-    trial = attempt(Arm.of("reading", "reading"), WRONG, surprised_by("4"))
+    whole_steps = {"draft_tokens": None, "repair_tokens": None}
+    trial = attempt(Arm.of("reading", "reading", whole_steps), WRONG, surprised_by("4"))
     (round,) = trial.rounds
     assert not round.accepted
     assert 0 < round.written < trial.own == trial.tokens
