@@ -66,7 +66,7 @@ def serve() -> None:
     Serve an OpenAI-compatible endpoint in front of both models, and a dashboard at /.
 
     These settings and more may also come from STEPSPEC_* variables and from stepspec.toml;
-    docs/service.md lists them.
+    docs/python.md lists them.
     """
     service_factory.require()
     # PID 1 would ignore it until the server handles it
