@@ -97,6 +97,16 @@ class Result:
     speculation: ByRole = field(default_factory=dict[Role, Acceptance])
     """The tokens that the servers drafted and accepted, by role."""
 
+    @property
+    def accuracy_estimate(self) -> Interval:
+        """The accuracy with its interval."""
+        return Interval(self.accuracy, *self.accuracy_interval)
+
+    @property
+    def ratio_estimate(self) -> Interval:
+        """The ratio with its interval."""
+        return Interval(self.ratio, *self.ratio_interval)
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -154,15 +164,20 @@ class ArmSummary:
         return str(number)
 
 
-def complete(
-    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
-) -> dict[str, list[Sample]]:
-    """Return the samples of the problems that all *arms* have solved *repeats* times, by arm."""
+def complete_numbers(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> list[int]:
+    """Return the numbers of the samples of problems that all *arms* have solved *repeats* times."""
     names = {arm.name for arm in arms}
     counts = Counter(number // repeats for number, name in done if name in names)
     needed = repeats * len(arms)
     problems = sorted(problem for problem, count in counts.items() if count == needed)
-    numbers = [problem * repeats + repeat for problem in problems for repeat in range(repeats)]
+    return [problem * repeats + repeat for problem in problems for repeat in range(repeats)]
+
+
+def complete(
+    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
+) -> dict[str, list[Sample]]:
+    """Return the samples of the problems that all *arms* have solved *repeats* times, by arm."""
+    numbers = complete_numbers(done, arms, repeats)
     return {arm.name: [done[number, arm.name] for number in numbers] for arm in arms}
 
 
