@@ -216,6 +216,11 @@ class SolvedTask:
     pace: Mapping[Role, float]
     """Seconds per token by role."""
 
+    @property
+    def text(self) -> str:
+        """The text after the thinking; "" without a solution."""
+        return self.solution.text if self.solution else ""
+
     def sample(self, arm: Arm, *, correct: bool, graded: bool = True, **more: Any) -> Sample:
         """Return the sample of *arm*, with *more* of its fields."""
         solution = self.solution

@@ -14,6 +14,7 @@ from stepspec.evals.calibration.search import (
     CalibrationResult,
     CalibrationRun,
     RunStore,
+    limited,
     search,
 )
 from stepspec.orchestrator.errors import ConfigurationError
@@ -50,7 +51,13 @@ class World:
     def calibrate(self, path: Path, concurrency: int = 4) -> CalibrationResult:
         with RunStore(path, {"knob": "threshold"}) as trials:
             return run(
-                search(self.solve, len(self.grades), KNOB, LossTest(0.1, 0.05), trials, concurrency)
+                search(
+                    limited(self.solve, concurrency),
+                    len(self.grades),
+                    KNOB,
+                    LossTest(0.1, 0.05),
+                    trials,
+                )
             )[0]
 
 
