@@ -11,14 +11,16 @@ from bisect import insort
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from stepspec.api import Solver
+from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import at_once, supervised
 from stepspec.orchestrator.errors import WorkersLost
+from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.settings import Settings
 
 from .grading.graders import Graders
@@ -83,15 +85,21 @@ class LocalWorker:
     async def solve(
         self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
     ) -> SolvedTask:
-        return await solve_once(
-            self.solver,
-            trial.arm,
-            trial.task.problem,
-            options={**trial.arm.options, **options},
-            sampling=self.plan.sampling.model_copy(update={"seed": trial.seed}),
-            budget=self.plan.budget,
-            trace_to=trace_to,
-        )
+        choices = {**trial.arm.options, **options}
+        run = trial.arm.run.model_copy(update={"options": choices})
+        recorder = Recorder(Stopwatch())
+        try:
+            return await solve_once(
+                self.solver,
+                replace(trial.arm, run=run),
+                trial.task.problem,
+                sampling=self.plan.sampling.with_seed(trial.seed),
+                budget=self.plan.budget,
+                observe=recorder,
+            )
+        finally:
+            if trace_to is not None and recorder.moments:
+                trace.write(trace_to, recorder.moments)
 
 
 @asynccontextmanager
@@ -252,11 +260,11 @@ class _Run:
     async def _work(self, worker: Worker) -> None:
         while (trial := await self._next(worker.name)) is not None:
             options = self._control_options(trial) or {}
-            trace = None
+            path = None
             if self.traces is not None:
-                trace = self.traces / trace_name(trial.number, trial.arm.name)
+                path = self.traces / trace_name(trial.number, trial.arm.name)
             try:
-                solved = await worker.solve(trial, options, trace)
+                solved = await worker.solve(trial, options, path)
             except WorkerLost:
                 self._queue.give_back(trial)
             else:

@@ -33,14 +33,21 @@ THINK_END = "</think>"
 MAX_VALUE = 99
 
 
-STEPS = (3, 6)
-"""The range of the number of operations, both ends included."""
-OPERANDS = (2, 9)
-"""The range of the number that is added or taken away."""
-STARTS = (2, 60)
-"""The range of the number at the start."""
-DOUBLING_SHARE = 0.2
-"""The share of doublings and halvings."""
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """The parameters of problems. Ranges include both ends."""
+
+    steps: tuple[int, int] = (3, 6)
+    """The range of the number of operations."""
+    operand: tuple[int, int] = (2, 9)
+    """The range of the number that is added or taken away."""
+    doubling: float = 0.2
+    """The share of doublings and halvings."""
+    start: tuple[int, int] = (2, 60)
+    """The range of the number at the start."""
+
+
+DEFAULT = Difficulty()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,37 +163,37 @@ def split_of(words: str) -> Split:
     return "test" if digest[0] < 32 else "train"
 
 
-def generate(seed: int, split: Split, steps: tuple[int, int] = STEPS) -> Iterator[Problem]:
-    """Yield problems of one split, without end. The sequence depends on the arguments only."""
+def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
+    """Yield problems of one split, without end; the sequence depends on *seed* only."""
     rng = random.Random(f"{seed} {split}")
     while True:
-        problem = draw(rng, steps)
+        problem = draw(rng, difficulty)
         if problem.split == split:
             yield problem
 
 
-def draw(rng: random.Random, steps: tuple[int, int]) -> Problem:
+def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
     """Draw one problem of either split."""
     person = rng.choice(list(PEOPLE))
     item = rng.choice(ITEMS)
-    start = rng.randint(*STARTS)
+    start = rng.randint(*difficulty.start)
     operations: list[Operation] = []
     value = start
-    for _ in range(rng.randint(*steps)):
-        operation = draw_operation(rng, value)
+    for _ in range(rng.randint(*difficulty.steps)):
+        operation = draw_operation(rng, value, difficulty)
         operations.append(operation)
         value = operation.apply(value)
     return Problem(person, item, start, tuple(operations))
 
 
-def draw_operation(rng: random.Random, value: int) -> Operation:
+def draw_operation(rng: random.Random, value: int, difficulty: Difficulty) -> Operation:
     """Draw operations until one is possible for *value* things."""
     while True:
         kinds: tuple[Kind, Kind] = ("add", "sub")
-        if rng.random() < DOUBLING_SHARE:
+        if rng.random() < difficulty.doubling:
             kinds = ("double", "halve")
         kind = rng.choice(kinds)
-        n = rng.randint(*OPERANDS) if kind in ("add", "sub") else 0
+        n = rng.randint(*difficulty.operand) if kind in ("add", "sub") else 0
         operation = Operation(kind, n, rng.randrange(len(PHRASES[kind])))
         if operation.possible(value):
             return operation

@@ -57,7 +57,6 @@ VARIABLES = {
     "small": "#1d7a4c",
     "large": "#2f5bd0",
     "critic": "#8a5a00",
-    "wrong": "#ad2f28",
 }
 """Variables of the page's style sheet that drawings use, with their values in the light theme."""
 

@@ -11,7 +11,6 @@ from .canvas import Markup
 from .figures import ArmFigures
 from .section import Case, CaseKind, Section
 from .tables import Cell, Link, Table, number
-from .verdict import points
 
 Links: TypeAlias = Mapping[tuple[int, str], str]
 """Paths of the pages of traces, by the sample's number and arm."""
@@ -78,23 +77,17 @@ def blocks(section: Section, links: Links) -> list[Block]:
 
 
 def _plots(section: Section) -> list[Plot]:
-    """Return the plots that compare arms; [] if only the baseline ran."""
+    """Return the plot that compares arms; [] if only the baseline ran."""
     if all(f.bound or f.arm.name == section.baseline for f in section.figures):
         return []
+    fronts = _join_names(charts.front(section.figures))
     return [
         Plot(
             "Accuracy against latency",
-            "No measured arm is both faster and more accurate than"
-            f" {_join_names(charts.front(section.figures))} (grey line). Bars are 95% intervals.",
+            f"No measured arm is both faster and more accurate than {fronts} (grey line). Bars are"
+            " 95% intervals.",
             charts.scatter(section.figures),
-        ),
-        Plot(
-            f"Points of accuracy against {section.baseline}",
-            "On the same problems, with 95% intervals, the fastest first. Dashed: the acceptable"
-            f" loss, {points(section.max_loss)}; an interval to the right of it excludes a larger"
-            " loss. An arrow is outside of the scale.",
-            charts.differences(section.figures, section.max_loss, section.baseline),
-        ),
+        )
     ]
 
 
