@@ -140,8 +140,8 @@ class WorkerPool:
         """Raise `WorkersLost` if no worker was ready for too long, and there are no *others*."""
         if not others and asyncio.get_running_loop().time() - self._alone_since >= PATIENCE_SECONDS:
             raise WorkersLost(
-                f"no worker for {PATIENCE_SECONDS:.0f} s: the cluster has no CPU free for one, or its"
-                f" machines are gone; `ray status` says which{self._cause}"
+                f"no worker for {PATIENCE_SECONDS:.0f} s: the cluster has no CPU free for one, or"
+                f" its machines are gone; `ray status` says which{self._cause}"
             )
 
     def _check(self, process: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ REMEDY = "choose another place with --output, or begin anew with --fresh"
 
 
 def lock(file: IO[bytes], path: Path) -> None:
-    """Lock the *file* at *path*. Close it and raise `ConfigurationError` if another process has."""
+    """Lock the *file* at *path*. Raise `ConfigurationError` if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
@@ -103,7 +103,7 @@ class JsonlStore:
         self._file.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Add one *line*. It is on disk when this returns. Raise `StepspecError` if it cannot be."""
+        """Add one *line*. It is on disk when this returns. Raise `StepspecError` if that fails."""
         self._put(orjson.dumps(dict(line)) + b"\n")
 
     def _content(self) -> bytes:

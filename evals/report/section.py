@@ -109,7 +109,7 @@ class Section:
 
     @property
     def sentences(self) -> list[tuple[str, str]]:
-        """The names of methods and controls with their verdicts. An only method has the headline."""
+        """Methods and controls with their verdicts. The headline is that of a lone method."""
         only_method = sum(not verdict.like for verdict in self.verdicts) == 1
         return [
             (verdict.arm, f"{verdict.sentence}.")
@@ -191,7 +191,8 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
     figures = compute_figures(run.done, run.arms, run.repeats, baseline)
     if not figures:
         raise ConfigurationError(
-            f"{run.path}: no problem was solved by all arms yet; go on with the same `stepspec eval`"
+            f"{run.path}: no problem was solved by all arms yet; go on with the same"
+            " `stepspec eval`"
         )
     samples = samples_by_number(run.done, run.arms, run.repeats)
     return Section(

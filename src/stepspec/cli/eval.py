@@ -472,7 +472,7 @@ def contact_before_download(settings: Settings, benchmark: Benchmark, file: Path
 def _put(
     benchmark: Benchmark, plan: Plan, tasks: tuple[Task, ...], models: Mapping[str, str]
 ) -> tuple[Benchmark, Plan, tuple[Task, ...]]:
-    """Return the same problems as the *models* know them: for the miniature ones without template."""
+    """Return the same problems as the *models* know them. The miniature ones know no template."""
     if benchmark.name in BENCHMARKS or not miniature(models.values()):
         return benchmark, plan, tasks
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
