@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import typer
@@ -158,7 +158,7 @@ def calibrate(
     require_graders(task.gold for task in tasks)
     test = LossTest(max_loss, level=round(1 - confidence, 9))
     _check_size(len(tasks), test)
-    about: dict[str, Any] = {
+    about = {
         "benchmark": chosen.name,
         "policy": policy,
         "option": threshold.option,
@@ -187,10 +187,10 @@ def calibrate(
                 threshold=threshold,
                 benchmark=f"{chosen.name}, {CALIBRATED_ON}",
                 result=result,
-                options=settings.options,
-                changes=about["besides"],
+                options=solver.settings.options,
+                changes=changed_settings(solver.settings),
                 models=dict(solver.models),
-                conditions=about["conditions"],
+                conditions=promise_conditions(solver.settings, threshold),
             )
 
     _show(wait(main(), resumable=True), output, as_json=json)
