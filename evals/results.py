@@ -341,7 +341,7 @@ def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
         "small": by_arm.get(SMALL.name, ()),
         "large": by_arm.get(LARGE.name) or by_arm.get(PLAIN.name, ()),
     }
-    paces = {
+    paces: dict[Role, list[float]] = {
         role: [sample.pace[role] for sample in samples if role in sample.pace]
         for role, samples in solo.items()
     }

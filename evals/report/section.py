@@ -161,7 +161,9 @@ class Section:
     def _hosts(self, role: str) -> set[str]:
         servers = self.run.sessions[0]["servers"]
         return {
-            str(urlsplit(server["url"]).hostname) for server in servers if server["role"] == role
+            str(urlsplit(str(server["url"])).hostname)
+            for server in servers
+            if server["role"] == role
         }
 
 

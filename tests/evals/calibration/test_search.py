@@ -126,5 +126,5 @@ async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
         RunStore(tmp_path / "trials.jsonl", {}) as trials,
         pytest.raises(RuntimeError, match="the server is gone"),
     ):
-        await search(solve, 9, KNOB, LossTest(0.02, 0.05), trials, 9)
+        await search(solve, 9, KNOB, LossTest(0.02, 0.05), trials)
     assert len(asyncio.all_tasks()) == 1
