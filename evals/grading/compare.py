@@ -45,9 +45,8 @@ _MODULUS = re.compile(
     r"(?:(?:[a-zA-Z] ?)?\\equiv ?)?(\d{1,40}) ?"
     r"\(?(?:\\text\{)?\(?\\?[pb]?mod(?:ulo)?[ }{(]*(\d{1,40})[)} ]*"
 )
-_UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
-_TERM = rf"[+-]? ?(?:[^-+(]*|\([^()]*\)){_UNIT_VECTOR.pattern}"
-_VECTOR = re.compile(rf"{_TERM}(?:(?= ?[+-]) ?{_TERM})*")
+_VECTOR_TERM = re.compile(r"([+-]? ?(?:[^-+(]*|\([^()]*\)))\\vec\{([ijk])\}")
+_VECTOR = re.compile(rf"{_VECTOR_TERM.pattern}(?:(?= ?[+-]) ?{_VECTOR_TERM.pattern})*")
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")
 _FRACTION = re.compile(r":|/|\\frac|\bto\b")
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")
@@ -102,8 +101,7 @@ def _vector(text: str) -> str:
     r"""Spell ``3\vec{i}-2\vec{j}`` as the pair or triple of its coefficients."""
     if not _VECTOR.fullmatch(text):
         return text
-    pieces = _UNIT_VECTOR.split(text)
-    coefficients = dict(zip(pieces[1::2], pieces[::2], strict=False))
+    coefficients = {axis: factor for factor, axis in _VECTOR_TERM.findall(text)}
     axes = "ijk" if "k" in coefficients else "ij"
     return f"({','.join(_factor(coefficients.get(axis, '0')) for axis in axes)})"
 
