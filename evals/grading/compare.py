@@ -45,8 +45,8 @@ _MODULUS = re.compile(
     r"(?:(?:[a-zA-Z] ?)?\\equiv ?)?(\d{1,40}) ?"
     r"\(?(?:\\text\{)?\(?\\?[pb]?mod(?:ulo)?[ }{(]*(\d{1,40})[)} ]*"
 )
-_VECTOR_TERM = re.compile(r"([+-]? ?(?:[^-+(]*|\([^()]*\)))\\vec\{([ijk])\}")
-_VECTOR = re.compile(rf"{_VECTOR_TERM.pattern}(?:(?= ?[+-]) ?{_VECTOR_TERM.pattern})*")
+_UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
+_COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")
 _FRACTION = re.compile(r":|/|\\frac|\bto\b")
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")
@@ -72,21 +72,22 @@ async def _same(ours: str, theirs: str, algebra: Algebra) -> Verdict:
         return False
     if ours == theirs:
         return True
-    left = _unnamed_group(_conclusion(_vector(_without_point_name(ours, theirs))))
-    right = _unnamed_group(_vector(_without_point_name(theirs, ours)))
-    if group_of(left) or group_of(right):
-        return await _same_groups(left, right, algebra)
-    if _words(left) or _words(right):
+    left = _vector(_without_point_name(ours, theirs))
+    right = _vector(_without_point_name(theirs, ours))
+    left = _conclusion(left, right)
+    left_group = group_of(left)
+    right_group = group_of(right)
+    if left_group is None and right_group is None and (_words(left) or _words(right)):
         return _same_words(left, right)
+    value = _named(left)[1]
+    if left_group is None and group_of(value):
+        return await _same(value, right, algebra)
+    value = _named(right)[1]
+    if right_group is None and group_of(value):
+        return await _same(left, value, algebra)
+    if left_group or right_group:
+        return await _same_groups(left, right, algebra)
     return await _same_atoms(left, right, algebra)
-
-
-def _unnamed_group(text: str) -> str:
-    """Leave out the name of a group, as in ``v = (1,2)``."""
-    value = _named(text)[1]
-    if group_of(text) is None and group_of(value):
-        return value
-    return text
 
 
 def _without_point_name(text: str, other: str) -> str:
@@ -99,36 +100,43 @@ def _without_point_name(text: str, other: str) -> str:
 
 def _vector(text: str) -> str:
     r"""Spell ``3\vec{i}-2\vec{j}`` as the pair or triple of its coefficients."""
-    if not _VECTOR.fullmatch(text):
+    *pieces, rest = _UNIT_VECTOR.split(text)
+    coefficients = [piece.strip() for piece in pieces[::2]]
+    axes = pieces[1::2]
+    if not axes or rest.strip() or len(set(axes)) < len(axes):
         return text
-    coefficients = {axis: factor for factor, axis in _VECTOR_TERM.findall(text)}
-    axes = "ijk" if "k" in coefficients else "ij"
-    return f"({','.join(_factor(coefficients.get(axis, '0')) for axis in axes)})"
+    if not all(map(_COEFFICIENT.fullmatch, coefficients)):
+        return text
+    if not all(coefficient.startswith(("+", "-")) for coefficient in coefficients[1:]):
+        return text
+    values = dict.fromkeys("ijk" if "k" in axes else "ij", "0")
+    for axis, coefficient in zip(axes, coefficients, strict=True):
+        number = f"{coefficient}1" if coefficient in ("", "+", "-") else coefficient
+        values[axis] = number.removeprefix("+")
+    return f"({','.join(values.values())})"
 
 
-def _factor(text: str) -> str:
-    """Return the number before a variable: ``+2``, ``-`` and no text are 2, -1 and 1."""
-    if text.strip() in ("", "+", "-"):
-        text += "1"
-    return text.replace(" ", "").removeprefix("+")
-
-
-def _conclusion(text: str) -> str:
+def _conclusion(text: str, gold: str) -> str:
     r"""
-    Return what follows the last ``\implies`` in *text*.
+    Return what follows the last ``\implies`` in *text*, if *gold* is one value.
 
     If that is a list that ends with a sum such as ``m+n = 5``, return the sum alone.
     """
+    if group_of(gold) is not None or _IMPLIES.search(gold):
+        return text
     last = _IMPLIES.split(text)[-1].strip()
-    final = _LINKING_WORDS.sub("", split(last, ",")[-1])
-    if _SUM.fullmatch(split(final, "=")[0]):
+    items = split(last, ",")
+    final = _LINKING_WORDS.sub("", items[-1])
+    if len(items) > 1 and _SUM.fullmatch(split(final, "=")[0]):
         return final
     return last
 
 
 async def _same_groups(our_text: str, their_text: str, algebra: Algebra) -> Verdict:
     ours, theirs = _alike(our_text, their_text)
-    if ours.kind != theirs.kind or max(len(ours.items), len(theirs.items)) > MAX_ITEMS:
+    if ours is None or theirs is None or ours.kind != theirs.kind:
+        return False
+    if max(len(ours.items), len(theirs.items)) > MAX_ITEMS:
         return False
     if ours.variable and theirs.variable and ours.variable != theirs.variable:
         return False
@@ -163,7 +171,7 @@ def _any(verdicts: Sequence[Verdict]) -> Verdict:
     return False
 
 
-def _alike(our_text: str, their_text: str) -> tuple[Group, Group]:
+def _alike(our_text: str, their_text: str) -> tuple[Group | None, Group | None]:
     """
     Return the parts of both answers, as groups of one kind if that is possible.
 
@@ -172,11 +180,15 @@ def _alike(our_text: str, their_text: str) -> tuple[Group, Group]:
     """
     ours = group_of(our_text)
     theirs = group_of(their_text)
-    if ours and theirs:
+    if ours and theirs and (ours.kind == LIST) != (theirs.kind == LIST):
         ours = _without_outer_group(ours)
         theirs = _without_outer_group(theirs)
-    ours = ours or Group(LIST, (our_text,))
-    theirs = theirs or Group(LIST, (their_text,))
+    if ours is None and theirs is not None and theirs.kind == LIST:
+        ours = Group(LIST, (our_text,))
+    if theirs is None and ours is not None and ours.kind == LIST:
+        theirs = Group(LIST, (their_text,))
+    if ours is None or theirs is None:
+        return ours, theirs
     match ours.kind, theirs.kind:
         case "list", "list":
             return _without_names(ours, theirs)
@@ -218,6 +230,8 @@ def _in_order_of_names(group: Group) -> Group:
 
 async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> Verdict:
     ours, theirs = _sides(ours, theirs)
+    if ours == theirs:
+        return ours != ""
     if r"\approx" in ours:  # An exact value with its decimals is right if either is.
         parts = [part.strip() for part in ours.split(r"\approx") if part.strip()]
         return _any([await _same(part, theirs, algebra) for part in parts])
@@ -305,9 +319,9 @@ def _sides(ours: str, theirs: str) -> tuple[str, str]:
         if our_name == their_name:
             return our_value, their_value
         return ours, theirs
-    if "=" not in theirs:
+    if our_name and "=" not in theirs:
         return our_value, theirs
-    if "=" not in ours:
+    if their_name and "=" not in ours:
         left_side = split(theirs, "=")[0]
         if not _SEVERAL_VARIABLES.search(left_side):
             return ours, their_value
@@ -334,7 +348,12 @@ def _named(text: str) -> tuple[str, str]:
 
 def _same_words(ours: str, theirs: str) -> bool:
     """Compare two texts, at least one of which has words."""
-    return _words(ours) == _words(theirs) or _letters(ours) == _letters(theirs)
+    if _other_case(ours, theirs):
+        return False
+    if _words(ours) == _words(theirs):
+        return True
+    letters = _letters(ours)
+    return letters != "" and letters == _letters(theirs)
 
 
 def _words(text: str) -> str:
@@ -351,5 +370,15 @@ def _words(text: str) -> str:
 
 
 def _letters(text: str) -> str:
-    r"""Return "c" for ``C``, ``(C)`` and ``\text{(C)}``."""
-    return _TEXT.sub(r"\1", text).strip("()[] .").lower()
+    r"""Return "c" for ``C``, ``(C)`` and ``\text{(C)}``; "" if other signs than letters remain."""
+    bare = _TEXT.sub(r"\1", text).strip("()[] .").lower()
+    if bare.isalpha():
+        return bare
+    return ""
+
+
+def _other_case(ours: str, theirs: str) -> bool:
+    """Whether both are different single letters, such as ``R`` and ``r``: they may be variables."""
+    left = _TEXT.sub(r"\1", ours).strip()
+    right = _TEXT.sub(r"\1", theirs).strip()
+    return len(left) == len(right) == 1 and left != right

@@ -59,7 +59,7 @@ def bracketed(text: str) -> Group | None:
     """Return the parts of a *text* in brackets; None for other texts, and for one part."""
     for opening, closing in _BRACKETS:
         inside = text[len(opening) : len(text) - len(closing)]
-        if not (text.startswith(opening) and text.endswith(closing)):
+        if not (text.startswith(opening) and text.endswith(closing) and _balanced(inside)):
             continue
         separator = "," if "," in inside else ";"
         items = split(inside, separator)
@@ -77,7 +77,7 @@ def split(text: str, separator: str) -> list[str]:
     begin = 0
     for index, character in enumerate(text):
         depth += _depth_change(character)
-        if depth == 0 and text.startswith(separator, index):
+        if depth == 0 and index >= begin and text.startswith(separator, index):
             items.append(text[begin:index].strip())
             begin = index + len(separator)
     items.append(text[begin:].strip())
@@ -92,6 +92,15 @@ def _depth_change(character: str) -> int:
     return 0
 
 
+def _balanced(text: str) -> bool:
+    depth = 0
+    for character in text:
+        depth += _depth_change(character)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
 def _list_of(items: Iterable[str]) -> Group:
     """Return a list of the different values of *items*."""
     values = [value for item in items for value in _signs(item)]
@@ -101,7 +110,7 @@ def _list_of(items: Iterable[str]) -> Group:
 def _signs(text: str) -> tuple[str, ...]:
     """Return both values of an expression with one plus-minus sign, else *text* alone."""
     parts = _PLUS_MINUS.split(text)
-    if len(parts) != 2:
+    if len(parts) != 2 or r"\mp" in text:
         return (text,)
     before, after = parts
     return f"{before}+{after}".removeprefix("+"), f"{before}-{after}"
@@ -121,6 +130,8 @@ def _intersection(first: Group | None, second: Group | None) -> Group | None:
         return None
     if first.items[0] == r"-\infty":
         first, second = second, first
+    if first.items[1] != r"\infty" or second.items[0] != r"-\infty":
+        return None
     return Group(
         kind=first.kind[0] + second.kind[1],
         items=(first.items[0], second.items[1]),
@@ -143,6 +154,8 @@ def _inequality(text: str) -> Group | None:
     rising = [sign in ("<", r"\le") for sign in signs]
     closed = [sign in (r"\le", r"\ge") for sign in signs]
     if len(bounds) == 2:
+        if position != 1 or rising[0] != rising[1]:
+            return None
         if not rising[0]:
             bounds.reverse()
             closed.reverse()

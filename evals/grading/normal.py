@@ -33,9 +33,10 @@ _SPELLINGS = [
     for pattern, _, replacement in (line.partition("\t") for line in _lines_of("spellings.txt"))
 ]
 _STYLE = re.compile(
-    r"^\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|"
+    r"\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|"
     r"(?:text)?color\s*\{[^{}]*\})\s*(?=\{)"
 )
+_MARGIN = re.compile(r"^(?:\\[,;:! ]|\s)+|(?:\\[,;:!]|\s){1,9}$")
 _DELIMITERS = (
     *((mark, mark) for mark in ("$$", "$", "**", "*", "`", "__")),
     (r"\(", r"\)"),
@@ -157,7 +158,11 @@ def with_mixed_numbers(text: str) -> str:
 
 def _undelimited(text: str) -> str:
     """Take a style, braces and marks of a formula off an answer that stands in them as a whole."""
-    inside = _STYLE.sub("", text, count=1)
+    text = _MARGIN.sub("", text)
+    inside = text
+    style = _STYLE.match(text)
+    if style:
+        inside = text[style.end() :]
     if inside.startswith("{") and inside.endswith("}") and _closed(inside[1:-1]):
         return _undelimited(inside[1:-1])
     for opening, closing in _DELIMITERS:
@@ -187,6 +192,8 @@ def _column(match: re.Match[str]) -> str:
     """Spell a column of several entries as a vector."""
     before, factor, _, column = match.groups()
     items = [item.strip() for item in _LINE.split(column) if item.strip()]
+    if len(items) < 2:
+        return match[0]
     if factor:
         items = [f"{factor}({item})" for item in items]
     return f"{before}({','.join(items)})"
