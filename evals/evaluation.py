@@ -25,7 +25,7 @@ from .progress import progress_bars
 from .results import ArmSummary, compare_arms, small_print, usual_baseline
 from .runner import WorkerGroup, WorkerSlot, local_worker, run
 from .sample import Sample, Task
-from .store import Place, SampleStore
+from .store import SampleStore
 from .testbed.servers import weights_digest
 
 SAMPLES = "samples.jsonl"
@@ -95,22 +95,15 @@ async def evaluate(
         record = await _begin(solver, evaluation, about, workers, resumed=len(samples.done))
         try:
             await _measure(solver, evaluation, samples, console, workers)
-        except StepspecError as exc:
-            if not isinstance(exc, ConfigurationError):  # its message says what to do
-                console.print(
-                    f"what was measured is in {folder}; the same command goes on from there"
-                )
+        except ConfigurationError:
+            raise  # Its message says what to do.
+        except StepspecError:
+            console.print(f"what was measured is in {folder}; the same command goes on from there")
             raise
         ended = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         record["sessions"][-1] |= {"ended": ended, **_record(workers)}
-        _replace(folder / RUN, orjson.dumps(record, option=orjson.OPT_INDENT_2))
-    return _summarise(
-        evaluation, {place: samples.done[place] for place in _places(evaluation.plan)}
-    )
-
-
-def _places(plan: Plan) -> list[Place]:
-    return [trial.place for trial in trials(plan)]
+        _write_json(folder / RUN, record)
+    return _summarise(evaluation, samples)
 
 
 async def _measure(
@@ -122,7 +115,7 @@ async def _measure(
 ) -> None:
     """Measure the missing samples, with a progress bar."""
     plan = evaluation.plan
-    places = _places(evaluation.plan)
+    places = [trial.place for trial in trials(plan)]
     done = sum(place in samples.done for place in places)
     if done == len(places):
         return
@@ -135,14 +128,11 @@ async def _measure(
     async with Graders() as graders:
         with progress_bars(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
-            await run(
-                slots,
-                plan,
-                graders,
-                samples,
-                traces=traces,
-                on_sample=lambda sample: progress.advance(bar),
-            )
+
+            def advance(_: Sample) -> None:
+                progress.advance(bar)
+
+            await run(slots, plan, graders, samples, traces=traces, on_sample=advance)
 
 
 async def _begin(
@@ -176,7 +166,7 @@ async def _begin(
         },
         "sessions": [*earlier, session],
     }
-    _replace(path, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+    _write_json(path, record)
     if evaluation.fresh:
         for trace in (evaluation.folder / TRACES).glob("*.jsonl"):
             trace.unlink()
@@ -197,8 +187,9 @@ def _line(number: int, task: Task) -> bytes:
     return orjson.dumps(fields) + b"\n"
 
 
-def _summarise(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[ArmSummary]:
+def _summarise(evaluation: Evaluation, samples: SampleStore) -> list[ArmSummary]:
     plan = evaluation.plan
+    kept = {trial.place: samples.done[trial.place] for trial in trials(plan)}
     baseline = plan.baseline or usual_baseline(plan.arms)
     summaries = compare_arms(kept, plan.arms, plan.repeats, baseline)
     if not summaries:
@@ -213,8 +204,12 @@ def _summarise(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[Arm
         "arms": [asdict(summary) for summary in summaries],
         "note": " ".join((*evaluation.remarks, small_print(baseline))),
     }
-    _replace(evaluation.folder / SUMMARY, orjson.dumps(report, option=orjson.OPT_INDENT_2))
+    _write_json(evaluation.folder / SUMMARY, report)
     return summaries
+
+
+def _write_json(path: Path, value: object) -> None:
+    _replace(path, orjson.dumps(value, option=orjson.OPT_INDENT_2))
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -1,6 +1,7 @@
 """
-A pool of workers on the machines of a Ray cluster: started, checked, and replaced when they are
-lost.
+A pool of workers on the machines of a Ray cluster.
+
+The pool starts the workers, checks them, and replaces lost ones.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
-from urllib.parse import urlsplit
 
 import ray as _ray
 from ray import exceptions
@@ -31,29 +31,26 @@ from .ray_worker import describe_process
 from .runner import WorkerLost, WorkerSlot
 from .sample import SolvedTask
 
-PATIENCE = 180.0  # seconds without a worker, after which the run ends
-POLL = 1.0  # seconds between checks of that
-PAUSE = 2.0  # seconds before a lost worker is replaced
+PATIENCE_SECONDS = 180.0
+"""Without a worker for so long, the run ends."""
+POLL_SECONDS = 1.0
+"""Seconds between checks of the patience."""
+PAUSE_SECONDS = 2.0
+"""Seconds before a lost worker is replaced."""
 MUST_AGREE = ("python", "stepspec", "code")
 
 
 class RemoteWorker(Protocol):
-    """
-    A worker's process on another machine. All methods but `stop` raise `WorkerLost` if it is gone.
-    """
+    """The process of a worker on another machine, with the methods of `ray_worker`."""
 
-    async def describe(self) -> Mapping[str, str]:
+    async def call(self, method: str, *arguments: Any) -> Any:
         """
-        Wait until the process runs; return `ray_worker.describe_process()`, or what is "missing"
-        for it.
+        Call ``describe``, ``enter`` or ``solve``.
+
+        ``describe`` waits until the process runs. It returns `ray_worker.describe_process()`, or
+        what is "missing" for it. Raise `WorkerLost` if the process is gone.
         """
         ...
-
-    async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None: ...
-
-    async def solve(
-        self, trial: Trial, options: Mapping[str, Any], *, traced: bool
-    ) -> tuple[SolvedTask | StepspecError, bytes]: ...
 
     async def stop(self) -> None:
         """End the process and its run."""
@@ -62,11 +59,11 @@ class RemoteWorker(Protocol):
 
 class WorkerPool:
     """
-    A number of *workers*, whose processes *start* begins; *cluster_record* describes the cluster in
-    the run folder.
+    A number of *workers*, whose processes *start* begins.
 
     A slot whose worker is lost waits for another one, while the other slots go on. Raise
-    `WorkersLost` after `PATIENCE` seconds without any worker.
+    `WorkersLost` after `PATIENCE_SECONDS` without any worker. *cluster_record* describes the
+    cluster in the run folder.
     """
 
     def __init__(
@@ -76,25 +73,26 @@ class WorkerPool:
         cluster_record: Mapping[str, Any],
         console: Console,
     ) -> None:
-        self._start, self._workers, self._cluster_record, self._console = (
-            start,
-            workers,
-            cluster_record,
-            console,
-        )
+        self._start = start
+        self._workers = workers
+        self._cluster_record = cluster_record
+        self._console = console
         self._local = describe_process()
         self._records: list[dict[str, str]] = []
-        self._running = 0  # workers whose processes run, ready or not
+        self._running = 0  # Workers whose processes run, ready or not.
         self._ready = 0
-        self._alone_since = 0.0  # the time at which the last worker that was ready was lost
+        self._alone_since = 0.0  # When the last worker that was ready was lost.
         self._cause = ""
 
     def record(self) -> Mapping[str, Any]:
         return {**self._cluster_record, "workers": self._workers, "hired": list(self._records)}
 
     def slots(self, settings: Settings, plan: Plan) -> Sequence[WorkerSlot]:
-        self._alone_since, rules = asyncio.get_running_loop().time(), replace(plan, tasks=())
-        return [partial(self._slot, settings.turned(at), rules) for at in range(self._workers)]
+        self._alone_since = asyncio.get_running_loop().time()
+        rules = replace(plan, tasks=())
+        return [
+            partial(self._slot, settings.turned(number), rules) for number in range(self._workers)
+        ]
 
     @asynccontextmanager
     async def _slot(self, settings: Settings, plan: Plan) -> AsyncGenerator[_PooledWorker]:
@@ -109,15 +107,15 @@ class WorkerPool:
                 self._check_patience(self._ready)
             finally:
                 await remote.stop()
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(PAUSE_SECONDS)
 
     @asynccontextmanager
     async def _entered(
         self, remote: RemoteWorker, settings: Settings, plan: Plan
     ) -> AsyncGenerator[_PooledWorker]:
         """Wait until the worker's process runs, check it, let it warm up, and yield the worker."""
-        async with background(remote.describe()) as (describing,):
-            while not (await asyncio.wait([describing], timeout=POLL))[0]:
+        async with background(remote.call("describe")) as (describing,):
+            while not (await asyncio.wait([describing], timeout=POLL_SECONDS))[0]:
                 self._check_patience(self._running)
             process = describing.result()
         self._check(process)
@@ -126,7 +124,8 @@ class WorkerPool:
         self._records.append(record)
         self._running += 1
         try:
-            if failed := await remote.enter(settings, plan):
+            failed = await remote.call("enter", settings, plan)
+            if failed is not None:
                 raise failed
             self._ready += 1
             try:
@@ -138,13 +137,11 @@ class WorkerPool:
             self._running -= 1
 
     def _check_patience(self, others: int) -> None:
-        """
-        Raise `WorkersLost` if there has been no worker for too long, and there are no *others*.
-        """
-        if not others and asyncio.get_running_loop().time() - self._alone_since >= PATIENCE:
+        """Raise `WorkersLost` if no worker was ready for too long, and there are no *others*."""
+        if not others and asyncio.get_running_loop().time() - self._alone_since >= PATIENCE_SECONDS:
             raise WorkersLost(
-                f"no worker for {PATIENCE:.0f} s: the cluster has no CPU free for one, or its"
-                f" machines are gone; `ray status` says which{self._cause}"
+                f"no worker for {PATIENCE_SECONDS:.0f} s: the cluster has no CPU free for one, or"
+                f" its machines are gone; `ray status` says which{self._cause}"
             )
 
     def _check(self, process: Mapping[str, str]) -> None:
@@ -157,11 +154,12 @@ class WorkerPool:
             )
         for key in MUST_AGREE:
             if process[key] != self._local[key]:
-                version = f"{key} {process[key]}, and this machine {self._local[key]}"
-                code = f"another code of stepspec {process['stepspec']} than this machine"
+                other = f"{key} {process[key]}, and this machine {self._local[key]}"
+                if key == "code":
+                    other = f"another code of stepspec {process['stepspec']} than this machine"
                 raise ConfigurationError(
-                    f"the Ray worker on {host} has {code if key == 'code' else version}: install"
-                    " the same on every machine, and begin its Ray anew"
+                    f"the Ray worker on {host} has {other}: install the same on every machine, and"
+                    " begin its Ray anew"
                 )
 
 
@@ -170,8 +168,11 @@ class _PooledWorker:
     """A worker of the pool that is ready."""
 
     remote: RemoteWorker
+    """Its process."""
     record: dict[str, str]
+    """What the run folder says about it. A lost worker is reported once."""
     console: Console
+    """The report goes there."""
 
     @property
     def name(self) -> str:
@@ -181,7 +182,8 @@ class _PooledWorker:
         self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
     ) -> SolvedTask:
         try:
-            solved, trace = await self.remote.solve(trial, options, traced=trace_to is not None)
+            traced = trace_to is not None
+            solved, trace = await self.remote.call("solve", trial, options, traced)
         except WorkerLost as lost:
             self._report(lost)
             raise
@@ -189,21 +191,22 @@ class _PooledWorker:
             await asyncio.to_thread(trace_to.write_bytes, trace)
         if isinstance(solved, StepspecError):
             raise solved
-        return solved
+        return cast("SolvedTask", solved)
 
     def _report(self, lost: WorkerLost) -> None:
-        if "lost" not in self.record:
-            self.record["lost"] = str(lost)
-            message = (
-                f"{self.name} was lost ({lost}): other workers take its problems, and a new worker"
-                " is started"
-            )
-            self.console.print(message, style="yellow", highlight=False, soft_wrap=True)
+        if "lost" in self.record:
+            return
+        self.record["lost"] = str(lost)
+        message = (
+            f"{self.name} was lost ({lost}): other workers take its problems, and a new worker is"
+            " started"
+        )
+        self.console.print(message, style="yellow", highlight=False, soft_wrap=True)
 
 
 ray = cast("Any", _ray)  # parts of its signatures have no types
 
-LOCAL, AUTO, CLIENT = "local", "auto", "ray"
+LOCAL = "local"
 DIED = (
     exceptions.RayActorError,
     exceptions.OutOfMemoryError,
@@ -217,10 +220,16 @@ ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",
 }
-OBJECTS = 100 * 2**20  # bytes of shared memory of a local cluster; messages are small
-CONNECT = 5.0  # seconds for the head of a cluster to accept a connection
+LOCAL_OPTIONS = {
+    "object_store_memory": 100 * 2**20,  # bytes; messages are small
+    "include_dashboard": False,
+}
+CONNECT_SECONDS = 5.0
+"""The head of a cluster accepts a connection in so many seconds."""
+STOP_SECONDS = 5.0
+"""The calls of a stopped worker end in so many seconds."""
+ADDRESS = re.compile(r"(?:ray://)?\[?([^\[\]/@]+)\]?:(\d{1,5})")
 BECAUSE = re.compile(r"because ([^.\n]+)")
-CLOSING = 5.0  # seconds for the calls of a stopped worker to end
 
 
 @asynccontextmanager
@@ -228,11 +237,10 @@ async def cluster(
     address: str, workers: int | None, console: Console
 ) -> AsyncGenerator[WorkerPool]:
     """
-    Join the Ray cluster at *address*, or start a local one, and yield a pool of *workers*; None:
-    one per node.
+    Join the Ray cluster at *address*, or start a local one, and yield a pool of *workers*.
 
-    The output of Ray is discarded; Ray has log files. Raise `ConfigurationError` if there is no
-    such cluster.
+    None: one worker per node. The output of Ray is discarded; Ray has log files. Raise
+    `ConfigurationError` if there is no such cluster.
     """
     os.environ.update(ENVIRONMENT)
     with redirect_stdout(io.StringIO()):
@@ -254,20 +262,13 @@ async def cluster(
 
 
 async def _join(address: str, workers: int) -> None:
-    local_options = {
-        "num_cpus": workers,
-        "object_store_memory": OBJECTS,
-        "include_dashboard": False,
-    }
-    if address not in (LOCAL, AUTO):
+    options: dict[str, Any] = {}
+    if address == LOCAL:
+        options = {**LOCAL_OPTIONS, "num_cpus": workers}
+    elif address != "auto":
         await _reach(address)
     try:  # In this thread: a local cluster ends with the thread that started it.
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.CRITICAL,
-            **(local_options if address == LOCAL else {}),
-        )
+        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except (ConnectionError, RuntimeError, ValueError) as exc:
         raise ConfigurationError(
             f"cannot join the Ray cluster at {address!r}: {' '.join(str(exc).split())}; every"
@@ -276,21 +277,15 @@ async def _join(address: str, workers: int) -> None:
 
 
 async def _reach(address: str) -> None:
-    """
-    Raise `ConfigurationError` if no server listens at *address*: Ray itself takes minutes to
-    notice.
-    """
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or not port or parts.scheme not in ("", CLIENT):
+    """Raise `ConfigurationError` if no server listens at *address*. Ray needs minutes to notice."""
+    match = ADDRESS.fullmatch(address)
+    if match is None:
         raise ConfigurationError(
             f"--ray {address!r}: it is auto, local, HOST:PORT or ray://HOST:PORT"
         )
+    host, port = match.groups()
     try:
-        async with asyncio.timeout(CONNECT):
+        async with asyncio.timeout(CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
             writer.close()
     except (OSError, TimeoutError) as exc:
@@ -302,8 +297,9 @@ async def _reach(address: str) -> None:
 
 def _actor_class() -> type[Any]:
     """
-    The class of the actors: local, so that it is sent by value and also runs on machines without
-    stepspec.
+    Return the class of the actors.
+
+    The class is local. Ray sends it by value, so that it also runs on machines without stepspec.
     """
 
     class StepspecWorker:
@@ -334,47 +330,31 @@ def _actor_class() -> type[Any]:
 
 
 class _Actor:
-    """An actor, which starts as soon as a node has a CPU for it, and is not restarted by Ray."""
+    """An actor. It starts as soon as a node has a CPU for it, and Ray does not restart it."""
 
     def __init__(self) -> None:
-        options = {
-            "num_cpus": 1,
-            "max_restarts": 0,
-            "max_task_retries": 0,
-            "scheduling_strategy": "SPREAD",
-        }
-        self._handle = ray.remote(_actor_class()).options(**options).remote()
+        kind = ray.remote(_actor_class()).options(
+            num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
+        )
+        self._handle = kind.remote()
         self._calls: set[asyncio.Future[Any]] = set()
 
-    async def describe(self) -> Mapping[str, str]:
-        return cast("Mapping[str, str]", await self._call("describe"))
-
-    async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None:
-        return cast("StepspecError | None", await self._call("enter", settings, plan))
-
-    async def solve(
-        self, trial: Trial, options: Mapping[str, Any], *, traced: bool
-    ) -> tuple[SolvedTask | StepspecError, bytes]:
-        answer = await self._call("solve", trial, options, traced)
-        return cast("tuple[SolvedTask | StepspecError, bytes]", answer)
-
-    async def stop(self) -> None:
-        ray.kill(self._handle)
-        if self._calls:
-            await asyncio.wait(self._calls, timeout=CLOSING)
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: Any) -> Any:
         call = asyncio.wrap_future(getattr(self._handle, method).remote(*arguments).future())
         self._calls.add(call)
         call.add_done_callback(self._finished)
         try:
-            # unlike awaiting the call, this does not cancel it with the caller
-            await asyncio.wait([call])
+            await asyncio.wait([call])  # Awaiting the call itself would cancel it with the caller.
             return call.result()
         except DIED as exc:
             raise WorkerLost(_reason(exc)) from exc
         except ConnectionError as exc:
             raise WorkersLost(f"the connection to the Ray cluster is lost: {exc}") from exc
+
+    async def stop(self) -> None:
+        ray.kill(self._handle)
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=STOP_SECONDS)
 
     def _finished(self, call: asyncio.Future[Any]) -> None:
         self._calls.discard(call)
@@ -383,6 +363,6 @@ class _Actor:
 
 
 def _reason(exc: Exception) -> str:
-    """The reason within Ray's long message."""
+    """Return the reason within Ray's long message."""
     match = BECAUSE.search(str(exc))
     return match[1] if match else str(exc).partition("\n")[0].rstrip(".")

@@ -12,14 +12,13 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import NormalDist, fmean, median
 
 from rich.table import Table
 
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance
-from stepspec.orchestrator.ledger import Ledger
 
 from .arms import LARGE, PLAIN, SMALL
 from .grading.answers import extract_answer
@@ -31,7 +30,6 @@ Z = 1.96  # standard deviations; 95% of a normal distribution lie within
 RESAMPLES = 2000
 BISECTIONS = 60  # of an interval: more than a float has bits
 ORACLE = "oracle (bound)"
-TOKEN_COLUMNS = ("small", "large", "wasted", "judging", "accepted")
 OPTIONAL_OUTCOME_COLUMNS: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")
 
 
@@ -97,10 +95,20 @@ class Result:
     speculation: ByRole = field(default_factory=dict[Role, Acceptance])
     """The tokens that the servers drafted and accepted, by role."""
 
+    @property
+    def accuracy_estimate(self) -> Interval:
+        """The accuracy with its interval."""
+        return Interval(self.accuracy, *self.accuracy_interval)
+
+    @property
+    def ratio_estimate(self) -> Interval:
+        """The ratio with its interval."""
+        return Interval(self.ratio, *self.ratio_interval)
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a sample, on average."""
+    """Tokens of a sample on average, or of all samples of an arm."""
 
     small: float
     """Kept tokens of the small model."""
@@ -110,6 +118,29 @@ class Tokens:
     """Discarded tokens of both models."""
     judging: float
     """Tokens of judging. Tokens from a prefix cache do not count."""
+
+    @classmethod
+    def total(cls, samples: Sequence[Sample]) -> Tokens:
+        """Count the tokens of all *samples*."""
+        ledgers = [sample.ledger for sample in samples]
+        small = [ledger.small for ledger in ledgers]
+        large = [ledger.large for ledger in ledgers]
+        critic = [ledger.critic for ledger in ledgers]
+        return cls(
+            small=sum(account.kept for account in small),
+            large=sum(account.kept for account in large),
+            wasted=sum(account.discarded for account in (*small, *large)),
+            judging=sum(account.judging for account in (*small, *large, *critic)),
+        )
+
+    def mean(self, count: int) -> Tokens:
+        """Return the tokens of each of *count* samples."""
+        return Tokens(
+            small=self.small / count,
+            large=self.large / count,
+            wasted=self.wasted / count,
+            judging=self.judging / count,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +185,20 @@ class ArmSummary:
         return str(number)
 
 
-def complete(
-    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
-) -> dict[str, list[Sample]]:
-    """Return the samples of the problems that all *arms* have solved *repeats* times, by arm."""
+def complete_numbers(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> list[int]:
+    """Return the numbers of the samples of problems that all *arms* have solved *repeats* times."""
     names = {arm.name for arm in arms}
     counts = Counter(number // repeats for number, name in done if name in names)
     needed = repeats * len(arms)
     problems = sorted(problem for problem, count in counts.items() if count == needed)
-    numbers = [problem * repeats + repeat for problem in problems for repeat in range(repeats)]
+    return [problem * repeats + repeat for problem in problems for repeat in range(repeats)]
+
+
+def complete(
+    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
+) -> dict[str, list[Sample]]:
+    """Return the samples of the problems that all *arms* have solved *repeats* times, by arm."""
+    numbers = complete_numbers(done, arms, repeats)
     return {arm.name: [done[number, arm.name] for number in numbers] for arm in arms}
 
 
@@ -190,12 +226,14 @@ def compare_arms(
     usual = by_arm[baseline]
     if not sum(sample.seconds for sample in usual):
         return []
+    results = _results(by_arm, baseline, repeats)
+    return [_summary(result, by_arm[result.name], usual, repeats) for result in results]
+
+
+def _results(by_arm: Mapping[str, Sequence[Sample]], baseline: str, repeats: int) -> list[Result]:
     pace = token_seconds(by_arm)
-    summaries: list[ArmSummary] = []
-    for name, samples in by_arm.items():
-        result = _result(name, samples, usual, pace, repeats)
-        summaries.append(_summary(result, samples, usual, repeats))
-    return summaries
+    usual = by_arm[baseline]
+    return [_result(name, samples, usual, pace, repeats) for name, samples in by_arm.items()]
 
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
@@ -229,7 +267,7 @@ def _summary(
         result=result,
         difference=paired_difference(ours, theirs, repeats),
         p=p,
-        tokens=_tokens(ours),
+        tokens=Tokens.total(ours).mean(len(ours)),
         outcomes=dict(outcomes),
         cut_right=sum(sample.correct for sample in ours if sample.outcome == "truncated"),
         several=several,
@@ -285,24 +323,6 @@ def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats:
     return bootstrap_mean(gains, repeats, least=-1)
 
 
-def _tokens(samples: Sequence[Sample]) -> Tokens:
-    ledgers = [sample.ledger for sample in samples]
-    return Tokens(
-        small=fmean(ledger.small.kept for ledger in ledgers),
-        large=fmean(ledger.large.kept for ledger in ledgers),
-        wasted=fmean(map(_discarded, ledgers)),
-        judging=fmean(map(_judging, ledgers)),
-    )
-
-
-def _discarded(ledger: Ledger) -> int:
-    return ledger.small.discarded + ledger.large.discarded
-
-
-def _judging(ledger: Ledger) -> int:
-    return ledger.small.judging + ledger.large.judging + ledger.critic.judging
-
-
 def summarise(
     samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 1, baseline: str = ""
 ) -> list[Result]:
@@ -312,9 +332,7 @@ def summarise(
     With *repeats* of every problem, which follow each other, the bootstrap resamples problems.
     """
     by_arm = {arm.name: [sample for sample in samples if sample.arm == arm.name] for arm in arms}
-    pace = token_seconds(by_arm)
-    usual = by_arm[baseline or usual_baseline(arms)]
-    return [_result(name, ours, usual, pace, repeats) for name, ours in by_arm.items()]
+    return _results(by_arm, baseline or usual_baseline(arms), repeats)
 
 
 def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
@@ -323,12 +341,11 @@ def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
         "small": by_arm.get(SMALL.name, ()),
         "large": by_arm.get(LARGE.name) or by_arm.get(PLAIN.name, ()),
     }
-    medians: dict[Role, float] = {}
-    for role, samples in solo.items():
-        paces = [sample.pace[role] for sample in samples if role in sample.pace]
-        if paces:
-            medians[role] = median(paces)
-    return medians
+    paces: dict[Role, list[float]] = {
+        role: [sample.pace[role] for sample in samples if role in sample.pace]
+        for role, samples in solo.items()
+    }
+    return {role: median(known) for role, known in paces.items() if known}
 
 
 def _result(
@@ -338,15 +355,15 @@ def _result(
     pace: Mapping[Role, float],
     repeats: int,
 ) -> Result:
-    ledgers = [sample.ledger for sample in samples]
+    tokens = Tokens.total(samples)
+    kept = tokens.small + tokens.large
     seconds = [sample.seconds for sample in samples]
     usual_seconds = [sample.seconds for sample in usual]
     accuracy = share([sample.correct for sample in samples], repeats)
     ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(usual_seconds, repeats))
-    kept_large = sum(ledger.large.kept for ledger in ledgers)
-    kept_small = sum(ledger.small.kept for ledger in ledgers)
-    written = sum(ledger.large.written + ledger.small.written for ledger in ledgers)
-    floor = _floor_seconds(ledgers, pace)
+    floor = None
+    if not any(sample.ledger.nested for sample in samples):
+        floor = _floor_seconds(tokens, pace)
     return Result(
         name=name,
         n=len(samples),
@@ -356,38 +373,33 @@ def _result(
         ratio=ratio.value,
         ratio_interval=(ratio.low, ratio.high),
         ratio_to_floor=sum(seconds) / floor if floor else None,
-        share_large_tokens=kept_large / max(1, kept_large + kept_small),
-        accept_rate=_accept_rate(samples),
-        waste=sum(map(_discarded, ledgers)) / max(1, written),
-        judge_tokens=fmean(map(_judging, ledgers)),
+        share_large_tokens=tokens.large / max(1, kept),
+        accept_rate=_accept_rate(samples, judging=tokens.judging),
+        waste=tokens.wasted / max(1, kept + tokens.wasted),
+        judge_tokens=tokens.judging / len(samples),
         speculation=sum_acceptances(sample.speculation for sample in samples),
     )
 
 
-def _accept_rate(samples: Sequence[Sample]) -> float | None:
+def _accept_rate(samples: Sequence[Sample], judging: float) -> float | None:
     """Return the share of accepted drafts; None if nothing was drafted, or nothing judged."""
-    ledgers = [sample.ledger for sample in samples]
-    drafts = sum(ledger.drafts for ledger in ledgers)
-    repaired = any(step.repair for sample in samples for step in sample.steps)
-    judged = repaired or any(map(_judging, ledgers))
+    drafts = sum(sample.ledger.drafts for sample in samples)
+    judged = judging or any(step.repair for sample in samples for step in sample.steps)
     if not drafts or not judged:
         return None
-    return sum(ledger.accepted for ledger in ledgers) / drafts
+    return sum(sample.ledger.accepted for sample in samples) / drafts
 
 
-def _floor_seconds(ledgers: Sequence[Ledger], pace: Mapping[Role, float]) -> float | None:
+def _floor_seconds(tokens: Tokens, pace: Mapping[Role, float]) -> float | None:
     """
     Return the seconds to write each kept token on the model that wrote it.
 
-    None if the pace of a model is unknown, and for a nested pair, whose models differ in pace.
+    None if the pace of such a model is unknown. The models of a nested pair have no common pace.
     """
-    if any(ledger.nested for ledger in ledgers):
+    kept: dict[Role, float] = {"small": tokens.small, "large": tokens.large}
+    if any(count and role not in pace for role, count in kept.items()):
         return None
-    small = sum(ledger.small.kept for ledger in ledgers)
-    large = sum(ledger.large.kept for ledger in ledgers)
-    if (small and "small" not in pace) or (large and "large" not in pace):
-        return None
-    return small * pace.get("small", 0.0) + large * pace.get("large", 0.0)
+    return sum(kept[role] * seconds for role, seconds in pace.items())
 
 
 def by_problem(values: Sequence[float], repeats: int) -> list[float]:
@@ -508,50 +520,40 @@ def tables(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> list[
     problem, a third one has pass@k and maj@k. Each fits into 80 columns unless an arm has a long
     name. `small_print` explains the columns.
     """
-    short = baseline.removesuffix(" alone")
     outcomes = noted_outcomes(summaries)
-    right_columns = ("", "n", "accuracy", f"against {short}", "p", *outcomes)
-    right_rows = [
-        (*_right(summary, baseline), *map(summary.count, outcomes)) for summary in summaries
+    parts = [
+        [
+            _right(s, baseline) | {outcome: s.count(outcome) for outcome in outcomes}
+            for s in summaries
+        ],
+        [_cost(s, baseline) for s in summaries],
+        [_several(s.result.name, s.several) for s in summaries if s.several is not None],
     ]
-    cost_columns = ("", "seconds", f"vs {short}", *TOKEN_COLUMNS)
-    cost_rows = [_cost(summary) for summary in summaries]
-    parts = [_aligned(right_columns, right_rows), _aligned(cost_columns, cost_rows)]
-    several = {s.result.name: s.several for s in summaries if s.several is not None}
-    if several:
-        k = next(iter(several.values())).samples
-        rows = [
-            (name, f"{worth.best:.1%}", f"{worth.majority:.1%}") for name, worth in several.items()
-        ]
-        parts.append(_aligned(("", f"pass@{k}", f"maj@{k}"), rows))
-    return parts
+    return [_aligned(rows) for rows in parts if rows]
 
 
-def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _aligned(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Return a table. The keys of a row are the columns; the first one has the names of arms."""
     rendered = Table(box=None, padding=(0, 1, 0, 0))
-    for column in columns:
-        is_figure = column != ""
-        # A name may take several lines. A figure is never divided.
-        rendered.add_column(
-            column,
-            justify="right" if is_figure else "left",
-            no_wrap=is_figure,
-            overflow="fold",
-        )
+    name, *figures = rows[0]
+    rendered.add_column(name, overflow="fold")  # A name may take several lines.
+    for column in figures:
+        rendered.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        rendered.add_row(*row)
+        rendered.add_row(*row.values())
     return rendered
 
 
 def noted_outcomes(summaries: Sequence[ArmSummary]) -> list[Outcome]:
     """Return the outcomes that get a column: those that an arm of *summaries* has."""
-    total = Counter[Outcome]()
-    for summary in summaries:
-        total.update(summary.outcomes)
-    return [outcome for outcome in OPTIONAL_OUTCOME_COLUMNS if total[outcome]]
+    return [
+        outcome
+        for outcome in OPTIONAL_OUTCOME_COLUMNS
+        if any(outcome in summary.outcomes for summary in summaries)
+    ]
 
 
-def _right(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
+def _right(summary: ArmSummary, baseline: str) -> dict[str, str]:
     result = summary.result
     count = str(result.n)
     if summary.several is not None:
@@ -562,24 +564,37 @@ def _right(summary: ArmSummary, baseline: str) -> tuple[str, ...]:
     if result.name != baseline:
         against = f"{summary.difference.points:+.1f}"
         p = "" if summary.p is None else f"{summary.p:.2g}"
-    accuracy = Interval(result.accuracy, *result.accuracy_interval)
-    return result.name, count, f"{accuracy:.1%}", against, p
+    return {
+        "": result.name,
+        "n": count,
+        "accuracy": f"{result.accuracy_estimate:.1%}",
+        f"against {_short(baseline)}": against,
+        "p": p,
+    }
 
 
-def _cost(summary: ArmSummary) -> tuple[str, ...]:
+def _short(baseline: str) -> str:
+    return baseline.removesuffix(" alone")
+
+
+def _cost(summary: ArmSummary, baseline: str) -> dict[str, str]:
     result = summary.result
     tokens = summary.tokens
-    ratio = Interval(result.ratio, *result.ratio_interval)
-    return (
-        result.name,
-        f"{result.seconds:.2f}",
-        f"{ratio:.2f}",
-        f"{tokens.small:.0f}",
-        f"{tokens.large:.0f}",
-        f"{tokens.wasted:.0f}",
-        f"{tokens.judging:.0f}" if tokens.judging else "",
-        "" if result.accept_rate is None else f"{result.accept_rate:.0%}",
-    )
+    return {
+        "": result.name,
+        "seconds": f"{result.seconds:.2f}",
+        f"vs {_short(baseline)}": f"{result.ratio_estimate:.2f}",
+        "small": f"{tokens.small:.0f}",
+        "large": f"{tokens.large:.0f}",
+        "wasted": f"{tokens.wasted:.0f}",
+        "judging": f"{tokens.judging:.0f}" if tokens.judging else "",
+        "accepted": "" if result.accept_rate is None else f"{result.accept_rate:.0%}",
+    }
+
+
+def _several(name: str, several: SeveralSamples) -> dict[str, str]:
+    k = several.samples
+    return {"": name, f"pass@{k}": f"{several.best:.1%}", f"maj@{k}": f"{several.majority:.1%}"}
 
 
 def csv_text(summaries: Sequence[ArmSummary]) -> str:
@@ -595,36 +610,24 @@ def csv_text(summaries: Sequence[ArmSummary]) -> str:
 def _figures(summary: ArmSummary) -> dict[str, str | float | None]:
     result = summary.result
     several = summary.several
-    samples = 1
-    best = None
-    majority = None
-    if several is not None:
-        samples = several.samples
-        best = several.best.value
-        majority = several.majority.value
     return {
         "arm": result.name,
-        "problems": result.n // samples,
+        "problems": result.n // several.samples if several else result.n,
         "samples": result.n,
-        "accuracy": result.accuracy,
-        "accuracy_low": result.accuracy_interval[0],
-        "accuracy_high": result.accuracy_interval[1],
-        "difference": summary.difference.value,
-        "difference_low": summary.difference.low,
-        "difference_high": summary.difference.high,
+        **_three("accuracy", result.accuracy_estimate),
+        **_three("difference", summary.difference),
         "p": summary.p,
-        "pass_at_k": best,
-        "maj_at_k": majority,
+        "pass_at_k": several.best.value if several else None,
+        "maj_at_k": several.majority.value if several else None,
         "seconds": result.seconds,
-        "ratio": result.ratio,
-        "ratio_low": result.ratio_interval[0],
-        "ratio_high": result.ratio_interval[1],
-        "small_tokens": summary.tokens.small,
-        "large_tokens": summary.tokens.large,
-        "wasted_tokens": summary.tokens.wasted,
-        "judging_tokens": summary.tokens.judging,
+        **_three("ratio", result.ratio_estimate),
+        **{f"{kind}_tokens": count for kind, count in asdict(summary.tokens).items()},
         "accept_rate": result.accept_rate,
     }
+
+
+def _three(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def small_print(baseline: str) -> str:

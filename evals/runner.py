@@ -1,6 +1,7 @@
 """
-Run the trials of a plan: workers take them from a queue, and trials of a lost worker go to the
-others.
+Run the trials of a plan.
+
+Workers take them from a queue. The trials of a lost worker go to the others.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from bisect import insort
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from stepspec.api import Solver
+from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import at_once, supervised
 from stepspec.orchestrator.errors import WorkersLost
+from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.settings import Settings
 
 from .grading.graders import Graders
@@ -25,13 +28,14 @@ from .plan import Plan, Trial, trials
 from .sample import Sample, SolvedTask, solve_once
 from .store import Place, SampleStore
 
-MAX_LOST = 3  # workers that may be lost with the same trial
+MAX_LOST = 3
+"""Workers that may be lost with the same trial."""
 WARM_UP = "What is 1 + 1?"
 WARM_UP_TOKENS = 64
 
 
 class WorkerLost(Exception):
-    """A worker is gone with its trials; the message says why. The run goes on without it."""
+    """A worker is gone with its trials. The message says why. The run goes on without it."""
 
 
 class Worker(Protocol):
@@ -44,14 +48,15 @@ class Worker(Protocol):
         self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
     ) -> SolvedTask:
         """
-        Solve a problem, with *options* in addition to those of the arm. Raise `WorkerLost` if the
-        worker is gone.
+        Solve a problem with *options* beyond those of the arm. The trace goes into *trace_to*.
+
+        Raise `WorkerLost` if the worker is gone.
         """
         ...
 
 
-# holds one worker at a time
 WorkerSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Worker]]
+"""Holds one worker at a time."""
 
 
 class WorkerGroup(Protocol):
@@ -71,28 +76,38 @@ class LocalWorker:
     """A worker in this process."""
 
     solver: Solver
+    """Solves the problems."""
     plan: Plan
+    """The plan of the run."""
     name: str = "here"
+    """The name of the worker."""
 
     async def solve(
         self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
     ) -> SolvedTask:
-        return await solve_once(
-            self.solver,
-            trial.arm,
-            trial.task.problem,
-            options={**trial.arm.options, **options},
-            sampling=self.plan.sampling.model_copy(update={"seed": trial.seed}),
-            budget=self.plan.budget,
-            trace_to=trace_to,
-        )
+        choices = {**trial.arm.options, **options}
+        run = trial.arm.run.model_copy(update={"options": choices})
+        recorder = Recorder(Stopwatch())
+        try:
+            return await solve_once(
+                self.solver,
+                replace(trial.arm, run=run),
+                trial.task.problem,
+                sampling=self.plan.sampling.with_seed(trial.seed),
+                budget=self.plan.budget,
+                observe=recorder,
+            )
+        finally:
+            if trace_to is not None and recorder.moments:
+                trace.write(trace_to, recorder.moments)
 
 
 @asynccontextmanager
 async def local_worker(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker]:
     """
-    Yield a worker in this process, once every arm has solved a short problem: no sample has
-    one-time costs.
+    Yield a worker in this process.
+
+    Every arm solves a short problem before that, so that no sample has one-time costs.
     """
     for arm in plan.arms:
         await solve_once(
@@ -103,11 +118,10 @@ async def local_worker(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker
 
 class TrialQueue:
     """
-    Hands out trials in their order, each to one worker at a time. It decides only: no I/O, no
-    waiting.
+    Hands out trials in their order, each to one worker at a time, without waiting.
 
-    A trial that is not *ready* is set aside until it is; later trials go first. The
-    trials of a lost worker go to the other workers before any new trial.
+    A trial that is not *ready* is set aside until it is ready. Later trials go first. The trials of
+    a lost worker go to the other workers before any new trial.
     """
 
     def __init__(
@@ -135,19 +149,20 @@ class TrialQueue:
         """The next trial for *worker*; None if no trial is ready."""
         if worker in self._left:
             return None
-        for index, (turn, trial) in enumerate(self._aside):
-            if self._ready(trial):
-                del self._aside[index]
-                return self._hand(turn, trial, worker)
+        for entry in self._aside:
+            if self._ready(entry[1]):
+                self._aside.remove(entry)
+                return self._hand(entry, worker)
         while self._new:
-            turn, trial = self._new.popleft()
-            if self._ready(trial):
-                return self._hand(turn, trial, worker)
-            self._aside.append((turn, trial))
+            entry = self._new.popleft()
+            if self._ready(entry[1]):
+                return self._hand(entry, worker)
+            self._aside.append(entry)
         return None
 
-    def _hand(self, turn: int, trial: Trial, worker: str) -> Trial:
-        self._held[trial.place] = turn, worker
+    def _hand(self, entry: tuple[int, Trial], worker: str) -> Trial:
+        turn, trial = entry
+        self._held[trial.place] = (turn, worker)
         return trial
 
     def done(self, trial: Trial) -> None:
@@ -156,7 +171,7 @@ class TrialQueue:
 
     def give_back(self, trial: Trial) -> None:
         """
-        Note that the worker of *trial* is lost; that worker gets no further trial.
+        Note that the worker of *trial* is lost. That worker gets no further trial.
 
         Raise `WorkersLost`, which names the trial, if it was lost with `MAX_LOST` workers.
         """
@@ -174,27 +189,18 @@ class TrialQueue:
             )
 
 
-class AcceptRates:
-    """Accept rates of arms, from the samples that are *done* so far."""
+def accept_rate(done: Mapping[Place, Sample], arm: str, number: int) -> float | None:
+    """
+    Return the accepted share of all drafts of *arm* up to sample *number*.
 
-    def __init__(self, done: Mapping[Place, Sample]) -> None:
-        self._done = done
-        # accepted drafts and all drafts of the first samples
-        self._sums: dict[str, list[tuple[int, int]]] = {}
-
-    def over(self, arm: str, number: int) -> float | None:
-        """
-        Accepted drafts over all drafts of *arm* up to sample *number*; None while one of the
-        samples is missing.
-        """
-        sums = self._sums.setdefault(arm, [])
-        while (sample := self._done.get((len(sums), arm))) is not None:
-            accepted, drafts = sums[-1] if sums else (0, 0)
-            sums.append((accepted + sample.ledger.accepted, drafts + sample.ledger.drafts))
-        if number >= len(sums):
-            return None
-        accepted, drafts = sums[number]
-        return accepted / drafts if drafts else 0.0
+    None while one of the samples is missing.
+    """
+    samples = [done.get((earlier, arm)) for earlier in range(number + 1)]
+    ledgers = [sample.ledger for sample in samples if sample is not None]
+    if len(ledgers) < len(samples):
+        return None
+    drafts = sum(ledger.drafts for ledger in ledgers)
+    return sum(ledger.accepted for ledger in ledgers) / drafts if drafts else 0.0
 
 
 async def run(
@@ -207,33 +213,36 @@ async def run(
     on_sample: Callable[[Sample], object] = lambda sample: None,
 ) -> None:
     """
-    Solve all trials of *plan* that *samples* does not have yet; *traces* is the folder for their
-    traces, if any.
+    Solve all trials of *plan* that *samples* does not have yet.
 
-    Every one of *slots* holds one worker at a time. The first failure of an endpoint ends the run;
-    finished samples are kept. Raise `WorkersLost` for a trial that was lost with several workers.
+    Each of *slots* holds one worker at a time. *traces* is the folder for the traces; None: they
+    are not kept. The first failure of an endpoint ends the run, and finished samples are kept.
+    Raise `WorkersLost` for a trial that was lost with several workers.
     """
     state = _Run(plan, graders, samples, traces, on_sample)
-    # Some may wait for a worker until all is finished.
+    # A slot may wait for a worker until all is finished.
     async with supervised(*map(state.fill, slots)):
         await state.finished()
 
 
+@dataclass
 class _Run:
     """The state that the workers of a run share."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        graders: Graders,
-        samples: SampleStore,
-        traces: Path | None,
-        on_sample: Callable[[Sample], object],
-    ) -> None:
-        self._plan, self._graders, self._samples = plan, graders, samples
-        self._traces, self._on_sample = traces, on_sample
-        self._rates = AcceptRates(samples.done)
-        todo = (trial for trial in trials(plan) if trial.place not in samples.done)
+    plan: Plan
+    """The plan."""
+    graders: Graders
+    """Grade the answers."""
+    samples: SampleStore
+    """Keeps the samples."""
+    traces: Path | None
+    """The folder for traces; None: they are not kept."""
+    on_sample: Callable[[Sample], object]
+    """Is called with each sample."""
+
+    def __post_init__(self) -> None:
+        done = self.samples.done
+        todo = (trial for trial in trials(self.plan) if trial.place not in done)
         self._queue = TrialQueue(todo, lambda trial: self._control_options(trial) is not None)
         self._changed = asyncio.Condition()
 
@@ -246,47 +255,44 @@ class _Run:
         """Keep a worker in *slot*, replacing lost ones, until no trial is left."""
         while not self._queue.finished:
             async with slot() as worker:
-                await at_once(self._work(worker) for _ in range(self._plan.concurrency))
+                await at_once(self._work(worker) for _ in range(self.plan.concurrency))
 
     async def _work(self, worker: Worker) -> None:
         while (trial := await self._next(worker.name)) is not None:
             options = self._control_options(trial) or {}
-            trace = (
-                self._traces / trace_name(trial.number, trial.arm.name) if self._traces else None
-            )
+            path = None
+            if self.traces is not None:
+                path = self.traces / trace_name(trial.number, trial.arm.name)
             try:
-                solved = await worker.solve(trial, options, trace)
+                solved = await worker.solve(trial, options, path)
             except WorkerLost:
                 self._queue.give_back(trial)
             else:
                 sample = await self._graded(trial, options, solved)
-                self._samples.add(trial.number, sample)
+                self.samples.add(trial.number, sample)
                 self._queue.done(trial)
-                self._on_sample(sample)
+                self.on_sample(sample)
             async with self._changed:
                 self._changed.notify_all()
 
     async def _next(self, worker: str) -> Trial | None:
         """Wait for a trial for *worker*; None if there will be none."""
         async with self._changed:
-            while (trial := self._queue.take(worker)) is None and not self._queue.finished_for(
-                worker
-            ):
+            while True:
+                trial = self._queue.take(worker)
+                if trial is not None or self._queue.finished_for(worker):
+                    return trial
                 await self._changed.wait()
-            return trial
 
     def _control_options(self, trial: Trial) -> Mapping[str, Any] | None:
-        """
-        The options that a control gets beyond its arm's; None while the accept rate is not known.
-        """
+        """Return the options that a control has beyond its arm's; None: not known yet."""
         if not trial.arm.like:
             return {}
-        rate = self._rates.over(trial.arm.like, trial.number)
+        rate = accept_rate(self.samples.done, trial.arm.like, trial.number)
         return None if rate is None else {"p": rate, "seed": trial.seed}
 
     async def _graded(self, trial: Trial, options: Mapping[str, Any], solved: SolvedTask) -> Sample:
-        text = solved.solution.text if solved.solution else ""
-        grade = await trial.task.gold.grade(text, self._graders)
+        grade = await trial.task.gold.grade(solved.text, self.graders)
         return solved.sample(
             trial.arm,
             correct=grade == "right",
@@ -299,6 +305,6 @@ class _Run:
 
 
 def trace_name(number: int, arm: str) -> str:
-    """The file name of a sample's trace: its number, and *arm* with letters and digits only."""
+    """Return the file name of a sample's trace: its number, and letters and digits of *arm*."""
     letters = "".join(sign if sign.isalnum() else "-" for sign in arm).strip("-")
     return f"{number:05}-{letters}.jsonl"

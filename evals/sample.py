@@ -6,11 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from stepspec.api import Solver
-from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
@@ -21,7 +19,7 @@ from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
 from stepspec.orchestrator.solution import Solution, StepFate
-from stepspec.orchestrator.trace import Recorder, Stopwatch
+from stepspec.orchestrator.trace import Stopwatch
 
 from .grading.graders import Gold
 from .plain import PLAIN, solve_plain
@@ -216,6 +214,11 @@ class SolvedTask:
     pace: Mapping[Role, float]
     """Seconds per token by role."""
 
+    @property
+    def text(self) -> str:
+        """The text after the thinking; "" without a solution."""
+        return self.solution.text if self.solution else ""
+
     def sample(self, arm: Arm, *, correct: bool, graded: bool = True, **more: Any) -> Sample:
         """Return the sample of *arm*, with *more* of its fields."""
         solution = self.solution
@@ -250,28 +253,26 @@ async def solve_once(
     arm: Arm,
     problem: str,
     *,
-    options: Mapping[str, Any] | None = None,
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     observe: Observer = lambda event: None,
-    trace_to: Path | None = None,
 ) -> SolvedTask:
     """
-    Solve *problem* as *arm* does, with its own options if *options* is None.
+    Solve *problem* as *arm* does.
 
-    Sampling fields of the arm override *sampling*. What is None is as in the settings. The arm
-    finds nothing in the prefix caches that other arms wrote.
+    The sampling of the arm overrides *sampling*. If *sampling* or *budget* is None, it is that of
+    the settings. The arm finds nothing in the prefix caches that other arms wrote.
     """
     run = arm.resolve(solver.settings.run)
     sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling))
     limits = run.budget if budget is None else Limits.of(budget)
-    own = run.options if options is None else dict(options)
-    run = run.model_copy(update={"options": own, "sampling": sampling, "budget": limits})
+    run = run.model_copy(update={"sampling": sampling, "budget": limits})
     clock = Stopwatch()
-    recorder = Recorder(clock)
+    calls: list[Called] = []
 
     def record(event: Event) -> None:
-        recorder(event)
+        if isinstance(event, Called):
+            calls.append(event)
         observe(event)
 
     try:
@@ -283,22 +284,19 @@ async def solve_once(
             solution = await solver.solve(problem, run, observe=record, clock=clock)
     except ContextTooLong:
         return SolvedTask(None, {})
-    finally:
-        if trace_to is not None and recorder.moments:
-            trace.write(trace_to, recorder.moments)
-    return SolvedTask(solution, _pace(recorder.events))
+    return SolvedTask(solution, _pace(calls))
 
 
-def _pace(events: Sequence[Event]) -> dict[Role, float]:
+def _pace(calls: Sequence[Called]) -> dict[Role, float]:
     """Return the mean seconds between two tokens, by role, of requests that wrote several."""
     seconds: defaultdict[Role, float] = defaultdict(float)
     gaps: defaultdict[Role, int] = defaultdict(int)
-    for event in events:
-        if not isinstance(event, Called) or event.verb != "write" or event.role == "critic":
+    for call in calls:
+        if call.verb != "write" or call.role == "critic":
             continue
-        if event.first is not None and event.written > 1:
-            seconds[event.role] += event.seconds - event.first
-            gaps[event.role] += event.written - 1
+        if call.first is not None and call.written > 1:
+            seconds[call.role] += call.seconds - call.first
+            gaps[call.role] += call.written - 1
     return {role: seconds[role] / gaps[role] for role in gaps}
 
 

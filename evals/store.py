@@ -21,9 +21,7 @@ REMEDY = "choose another place with --output, or begin anew with --fresh"
 
 
 def lock(file: IO[bytes], path: Path) -> None:
-    """
-    Lock *file*, called *path*. Close it and raise `ConfigurationError` if another process has.
-    """
+    """Lock the *file* at *path*. Raise `ConfigurationError` if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
@@ -37,49 +35,38 @@ class JsonlStore:
     """
     A file whose first line is a header, what it is *about*, followed by one line per record.
 
-    A *fresh* store begins anew, and an incomplete last line is dropped; otherwise the file only
-    grows, so that no line is ever lost. It has one writer at a time. Raise `ConfigurationError` for
-    a file with another header.
+    A *fresh* store begins anew. Otherwise an incomplete last line is dropped, and the file only
+    grows, so that no line is ever lost. The file has one writer at a time. Raise
+    `ConfigurationError` for a file with another header.
     """
 
     remedy: ClassVar[str] = REMEDY
     """What to do about a file with another header."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
-        self.path, self._head, self._fresh = path, orjson.dumps(dict(about)) + b"\n", fresh
-        self._check()
+        self.path = path
+        self._head = orjson.dumps(dict(about)) + b"\n"
+        self._fresh = fresh
+        self._content()
         self._read()
 
     @staticmethod
-    def about(path: Path) -> Any:
-        """
-        The header of the file at *path*; empty if the first line is no JSON, None if no complete
-        line exists yet.
-        """
-        head, ended, _ = path.read_bytes().partition(b"\n") if path.is_file() else (b"", b"", b"")
-        if not ended:
-            return None
-        try:
-            return orjson.loads(head)
-        except orjson.JSONDecodeError:
-            return {}
+    def about(path: Path) -> dict[str, Any]:
+        """Return the header of the file at *path*; {} if the first line is none."""
+        content = path.read_bytes() if path.is_file() else b""
+        return _header(content[: content.rfind(b"\n") + 1])
 
     def records(self, parse: Callable[[bytes], T], name: str) -> Iterator[T]:
         """
-        Every record, read by *parse*. Raise `ConfigurationError`, with the *name* of a record, for
-        another line.
+        Yield every record, read by *parse*.
+
+        Raise `ConfigurationError`, with the *name* of a record, for another line.
         """
-        lines = self._content().splitlines(keepends=True)
-        for number, line in enumerate(lines[1:], 2):
-            if not line.endswith(b"\n"):
-                return
+        for number, line in enumerate(self._content().splitlines()[1:], start=2):
             try:
                 yield parse(line)
-            except (
-                KeyError,
-                TypeError,
-                ValueError,
-            ) as exc:  # orjson's and pydantic's errors are ValueErrors
+            # The errors of orjson and pydantic are a ValueError.
+            except (KeyError, TypeError, ValueError) as exc:
                 raise ConfigurationError(
                     f"{self.path}, line {number}: no {name} ({exc}); remove the line, or begin anew"
                     " with --fresh"
@@ -100,47 +87,45 @@ class JsonlStore:
             ) from exc
         lock(self._file, self.path)
         try:
-            self._check()  # again: the process that held the file until now may have begun it
-        except ConfigurationError:
+            # Another process may have begun the file, or added records, before it was locked.
+            content = self._content()
+            self._file.truncate(len(content))
+            if not content:
+                self._put(self._head)
+            self._fresh = False
+            self._read()
+        except BaseException:
             self._file.close()
             raise
-        complete = self._content().rfind(b"\n") + 1
-        self._file.truncate(complete)
-        if not complete:
-            self._put(self._head)
-        self._fresh = False
-        self._read()  # again: the process that held the file until now may have added records
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """
-        Add one *line*; it is on disk when this returns. Raise `StepspecError` if the disk is full.
-        """
+        """Add one *line*. It is on disk when this returns. Raise `StepspecError` if that fails."""
         self._put(orjson.dumps(dict(line)) + b"\n")
 
-    def _check(self) -> None:
-        """Raise `ConfigurationError` if the file has another header and the store is not fresh."""
-        header, about = JsonlStore.about(self.path), orjson.loads(self._head)
-        if self._fresh or header == about or (header is None and self._unbegun()):
-            return
-        held = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
-        other = [key for key in about | held if held.get(key) != about.get(key)]
-        raise ConfigurationError(
-            f"{self.path} holds another run (other: {', '.join(other)}): {self.remedy}"
-        )
-
-    def _unbegun(self) -> bool:
-        """Whether the file does not exist, or holds only the beginning of this store's header."""
-        return not self.path.is_file() or self._head.startswith(self.path.read_bytes())
-
     def _content(self) -> bytes:
-        """The bytes of the file; empty if the store is fresh, or if the header is incomplete."""
-        if self._fresh or JsonlStore.about(self.path) is None:
+        """
+        Return the complete lines of the file; b"" if it is fresh or not begun.
+
+        Raise `ConfigurationError` if it has another header.
+        """
+        if self._fresh or not self.path.is_file():
             return b""
-        return self.path.read_bytes()
+        content = self.path.read_bytes()
+        if self._head.startswith(content) and content != self._head:
+            return b""
+        content = content[: content.rfind(b"\n") + 1]
+        held = _header(content)
+        about = _header(self._head)
+        if held != about:
+            other = [key for key in about | held if held.get(key) != about.get(key)]
+            raise ConfigurationError(
+                f"{self.path} holds another run (other: {', '.join(other)}): {self.remedy}"
+            )
+        return content
 
     def _put(self, line: bytes) -> None:
         try:
@@ -154,19 +139,28 @@ class JsonlStore:
             ) from exc
 
 
+def _header(content: bytes) -> dict[str, Any]:
+    """Return the JSON object in the first line; {} if there is none."""
+    try:
+        header = orjson.loads(content.partition(b"\n")[0])
+    except orjson.JSONDecodeError:
+        return {}
+    return cast("dict[str, Any]", header) if isinstance(header, dict) else {}
+
+
 _ADAPTER: TypeAdapter[Sample] = TypeAdapter(Sample)
-Place = tuple[int, str]  # the number of the sample, and the name of the arm
+Place = tuple[int, str]
+"""The number of a sample, and the name of its arm."""
 
 
 class SampleStore(JsonlStore):
-    """
-    The samples of one measurement, one line each, by number of the sample and name of the arm.
-    """
+    """The samples of one measurement, one line each."""
 
     done: dict[Place, Sample]
+    """The samples."""
 
     def add(self, number: int, sample: Sample) -> None:
-        """Keep the *sample* with this *number*; it is on disk when this returns."""
+        """Keep the *sample* with this *number*. It is on disk when this returns."""
         self.done[number, sample.arm] = sample
         self.write({"task": number, "outcome": sample.outcome, **asdict(sample)})
 

@@ -110,44 +110,46 @@ def own(
     return Benchmark(name, "the owner's", (problem, answer), read, prompt=prompt)
 
 
+FLAGS = {
+    "problem": "--problem-column",
+    "answer": "--answer-column",
+    "metric": "--metric",
+    "prompt": "--prompt",
+}
+"""The flags for a file, by the parameters of `own`."""
+
+
 def choose(
-    name: str, data: Path | None = None, *, problem: str | None = None, answer: str | None = None,
-    metric: str | None = None, prompt: str | None = None,
-) -> tuple[Benchmark, Path | None]:  # fmt: skip
+    name: str, data: Path | None = None, **reading: str | None
+) -> tuple[Benchmark, Path | None]:
     """
     Return the benchmark *name*, or the benchmark in the file *name*, and the file of its problems.
 
-    The file of a benchmark with a name is *data*. The other arguments are for the problems of a
-    file, as in `own`. *prompt* is the name of a prompt, the path of a file with one, or "none".
-    Raise `ConfigurationError`, which names the flag.
+    The file of a benchmark with a name is *data*. *reading* is for a file, as in `own`; None: the
+    default. Its prompt is the name of a prompt, the path of a file with one, or "none". Raise
+    `ConfigurationError`, which names the flag.
     """
-    flags = {
-        "--problem-column": problem,
-        "--answer-column": answer,
-        "--metric": metric,
-        "--prompt": prompt,
-    }
-    own_file = Path(name) if Path(name).suffix in FILES else None
-    if own_file and data:
+    given: dict[str, Any] = {key: value for key, value in reading.items() if value is not None}
+    is_file = Path(name).suffix in FILES
+    if is_file and data:
         raise ConfigurationError(f"{name} is a file already: leave --data out")
-    file = own_file or data
+    file = Path(name) if is_file else data
     if file and not file.is_file():
         raise ConfigurationError(f"no data at {file}")
-    if own_file is None:
-        given = [flag for flag, value in flags.items() if value is not None]
-        if given:
+    if not is_file:
+        for key in given:
             raise ConfigurationError(
-                f"{given[0]} is for a file of your own: {name} says itself how it is read and put"
+                f"{FLAGS[key]} is for a file of your own: {name} says itself how it is read and put"
             )
         return find(name), file
-    if metric is not None and metric not in METRICS:
+    metric = given.get("metric", "math")
+    if metric not in METRICS:
         raise ConfigurationError(
             f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}"
         )
-    chosen: dict[str, Any] = {"problem": problem, "answer": answer, "metric": metric}
-    given_values = {name: value for name, value in chosen.items() if value is not None}
-    template = BOXED if prompt is None else _template(prompt)
-    return own(own_file, prompt=template, **given_values), file
+    if "prompt" in given:
+        given["prompt"] = _template(given["prompt"])
+    return own(Path(name), **given), file
 
 
 def _template(prompt: str) -> str | None:

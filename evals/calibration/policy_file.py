@@ -1,15 +1,16 @@
 """
-Runs of a calibration on real servers, and the policy file that `solve`, `serve` and `eval` accept.
+Runs of a calibration on real servers, and the policy file.
+
+`solve`, `serve` and `eval` accept the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from datetime import date
 from typing import Any
 
-from pydantic import BaseModel
 from rich.table import Table
 
 from stepspec import policies
@@ -26,8 +27,8 @@ from ..plan import configured_arm
 from ..sample import Arm, Task, derive_seed, solve_once
 from .search import CalibrationResult, CalibrationRun, SolveAt
 
-# between the seeds of generated problems for reports and those for calibration
-SEEDS_APART = 1_000_003
+SEED_DISTANCE = 1_000_003
+"""Between the seeds of generated problems for reports and those for calibration."""
 
 
 def find_threshold(
@@ -39,43 +40,38 @@ def find_threshold(
     Raise `ConfigurationError` if there is none.
     """
     known = policies.METHODS.find(policy).threshold
-    if option is None or (known is not None and option == known.option):
-        if known is None:
-            known_thresholds = (
-                name for name, method in policies.METHODS.items() if method.threshold
-            )
-            raise ConfigurationError(
-                f"{policy!r} has no known threshold: name an option and its values, the strictest"
-                " first, as in --vary threshold --values 9,8,7 (methods with a known threshold:"
-                f" {', '.join(known_thresholds)})"
-            )
-        _check_order(values or known.values, rising=known.values[0] < known.values[-1])
-        return Threshold(known.option, tuple(values)) if values else known
-    if not values:
+    if option is None and known is None:
+        names = [name for name, method in policies.METHODS.items() if method.threshold]
+        raise ConfigurationError(
+            f"{policy!r} has no known threshold: name an option and its values, the strictest"
+            " first, as in --vary threshold --values 9,8,7 (methods with a known threshold:"
+            f" {', '.join(names)})"
+        )
+    if known is not None and option in (None, known.option):
+        option = known.option
+        order = known.values
+        values = values or order
+    elif values:
+        order = tuple(values)
+    else:
         raise ConfigurationError(f"--vary {option} needs --values, the strictest first")
-    _check_order(values, rising=values[0] < values[-1])
-    return Threshold(option, tuple(values))
-
-
-def _check_order(values: Sequence[float], *, rising: bool) -> None:
-    """Raise `ConfigurationError` unless *values* rise, or fall: the strictest has to come first."""
-    ordered = sorted(values, reverse=not rising)
+    ordered = sorted(values, reverse=order[0] > order[-1])
     if list(values) != ordered:
         right = ",".join(f"{value:g}" for value in ordered)
         raise ConfigurationError(f"--values: the strictest comes first, as in {right}")
+    return Threshold(str(option), tuple(values))
 
 
 def served_arm(settings: Settings, threshold: Threshold, value: float) -> Arm:
-    """
-    The arm that solves as a solver with these *settings* does, with the *threshold* at *value*.
-    """
+    """Return the arm that a solver with these *settings* is, with the *threshold* at *value*."""
     return configured_arm(settings, {threshold.option: value})
 
 
 def promise_conditions(settings: Settings, threshold: Threshold) -> dict[str, Any]:
     """
-    The settings that the promise depends on, without the *threshold* itself; see
-    `Settings.conditions`.
+    Return the settings that the promise depends on, without the *threshold* itself.
+
+    See `Settings.conditions`.
     """
     conditions = settings.conditions()
     conditions["options"].pop(threshold.option, None)
@@ -84,48 +80,45 @@ def promise_conditions(settings: Settings, threshold: Threshold) -> dict[str, An
 
 def changed_settings(settings: Settings) -> dict[str, Any]:
     """
-    The fields that are not at their defaults: a settings file needs them to serve what was
-    calibrated.
+    Return the run's settings that are not at their defaults.
+
+    A settings file needs them to serve what was calibrated.
     """
-    usual = Settings.model_construct()
-    changed = {
-        key: getattr(settings, key)
-        for key in arm_options()
-        if getattr(settings, key) != getattr(usual, key)
-    }
-    return changed | {
-        table: fields
-        for table, omitted in (("sampling", {"seed"}), ("budget", set[str]()))
-        if (fields := _changed_fields(getattr(settings, table), getattr(usual, table), omitted))
-    }
-
-
-def _changed_fields(model: BaseModel, usual: BaseModel, omitted: set[str]) -> dict[str, Any]:
+    names = {*arm_options(), "sampling", "budget"}
     values, defaults = (
-        m.model_dump(mode="json", exclude=omitted, exclude_none=True) for m in (model, usual)
+        each.model_dump(
+            mode="json", include=names, exclude={"sampling": {"seed"}}, exclude_none=True
+        )
+        for each in (settings, Settings.model_construct())
     )
-    return {key: value for key, value in values.items() if defaults.get(key) != value}
+    changed = {name: value for name, value in values.items() if value != defaults.get(name)}
+    for table in ("sampling", "budget"):
+        if table in changed:
+            usual = defaults[table]
+            changed[table] = {
+                name: value for name, value in changed[table].items() if value != usual.get(name)
+            }
+    return changed
 
 
 def solve_on_servers(
     solver: Solver, tasks: Sequence[Task], threshold: Threshold, graders: Graders, base_seed: int
 ) -> SolveAt:
     """
-    Return a function that solves on real servers; a run without an answer that could be graded is
-    not right.
+    Return a function that solves on real servers.
 
-    Each problem has its own sampling seed, derived from *base_seed* and the same for all values.
+    A run without an answer that could be graded is not right. Each problem has its own sampling
+    seed, derived from *base_seed* and the same for all values.
     """
 
     async def solve(problem: int, value: float | None) -> CalibrationRun:
         arm = LARGE if value is None else served_arm(solver.settings, threshold, value)
         task = tasks[problem]
-        seeded = solver.settings.sampling.model_copy(
-            update={"seed": derive_seed(base_seed, problem, 0)}
-        )
-        solved = await solve_once(solver, arm, task.problem, sampling=seeded)
-        text = solved.solution.text if solved.solution else ""
-        right = bool(text) and await task.gold.grade(text, graders) == "right"
+        seed = derive_seed(base_seed, problem, 0)
+        sampling = solver.settings.sampling.with_seed(seed)
+        solved = await solve_once(solver, arm, task.problem, sampling=sampling)
+        text = solved.text
+        right = text != "" and await task.gold.grade(text, graders) == "right"
         return CalibrationRun(problem, value, right)
 
     return solve
@@ -133,53 +126,55 @@ def solve_on_servers(
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """
-    The result of a calibration with everything that a policy file needs.
-
-    *options* are the policy's other options, *changes* the other settings that are not at their
-    defaults. The promise holds for these *models*, by role, and for runs with the settings in
-    *conditions*.
-    """
+    """The result of a calibration with everything that a policy file needs."""
 
     policy: str
+    """The calibrated policy."""
     threshold: Threshold
+    """The option that was varied, and its values."""
     benchmark: str
+    """The problems that were solved."""
     result: CalibrationResult
+    """The result."""
     options: Mapping[str, Any]
+    """The policy's other options."""
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The other settings that are not at their defaults."""
     models: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The models that the promise holds for, by role."""
     conditions: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The settings of the runs that the promise holds for."""
 
     @property
     def confidence(self) -> float:
         return round(1 - self.result.test.level, 6)
 
     def summary(self) -> str:
-        """The promise in one sentence, or the number of problems that it would take."""
-        result = self.result
-        limit = result.test.limit
-        best = result.loosest
+        """Return the promise in one sentence, or the number of problems that it would take."""
+        limit = self.result.test.limit
+        best = self.result.loosest
         if best is not None:
             return (
                 f"With {self.threshold.option} = {best.threshold:g}, {self.policy} loses at most"
                 f" {limit:.1%} of such problems to the large model alone, at"
                 f" {self.confidence:.0%} confidence."
             )
-        strictest = result.tested[0]
-        failure = (
-            f"No {self.threshold.option} of {self.policy} can be promised: at"
-            f" {strictest.threshold:g}, the strictest, {strictest.paired.n} problems with"
-            f" {strictest.paired.lost} lost and {strictest.paired.gained} gained do not show that"
-            f" the loss is at most {limit:.1%} at {self.confidence:.0%} confidence."
+        strictest = self.result.tested[0]
+        paired = strictest.paired
+        needed = self.result.problems_needed
+        remedy = (
+            "Nor would more problems at these rates: the loss itself is no less than the limit."
         )
-        if result.problems_needed is None:
-            return (
-                f"{failure} Nor would more problems at these rates: the loss itself is no less than"
-                " the limit."
+        if needed is not None:
+            remedy = (
+                f"At these rates {needed:,} problems would do: a new calibration, on problems that"
+                " were not used in this one."
             )
         return (
-            f"{failure} At these rates {result.problems_needed:,} problems would do: a new"
-            " calibration, on problems that were not used in this one."
+            f"No {self.threshold.option} of {self.policy} can be promised: at"
+            f" {strictest.threshold:g}, the strictest, {paired.n} problems with {paired.lost} lost"
+            f" and {paired.gained} gained do not show that the loss is at most {limit:.1%} at"
+            f" {self.confidence:.0%} confidence. {remedy}"
         )
 
     def table(self) -> Table:
@@ -187,19 +182,14 @@ class CalibrationSettings:
         for column in (self.threshold.option, "problems", "lost", "gained", "loss", "p", "holds"):
             table.add_column(column, justify="right")
         for test in self.result.tested:
-            paired = test.paired
-            counts = (str(paired.n), str(paired.lost), str(paired.gained))
-            table.add_row(
-                f"{test.threshold:g}",
-                *counts,
-                f"{paired.loss:.1%}",
-                f"{test.p:.4f}",
-                "yes" if test.holds else "no",
-            )
+            counts = map(str, astuple(test.paired))
+            holds = "yes" if test.holds else "no"
+            loss = f"{test.paired.loss:.1%}"
+            table.add_row(f"{test.threshold:g}", *counts, loss, f"{test.p:.4f}", holds)
         return table
 
     def json(self) -> dict[str, Any]:
-        """All fields, for `stepspec calibrate --json`."""
+        """Return all fields, for `stepspec calibrate --json`."""
         return {
             "policy": self.policy,
             "knob": asdict(self.threshold),
@@ -212,14 +202,15 @@ class CalibrationSettings:
         }
 
     def toml(self) -> str:
-        """The settings file. Raise `ConfigurationError` if nothing can be promised."""
+        """Return the settings file. Raise `ConfigurationError` if nothing can be promised."""
         best = self.result.loosest
         if best is None:
             raise ConfigurationError(self.summary())
+        value = float(best.threshold)
         calibration = {
             "policy": self.policy,
             "option": self.threshold.option,
-            "value": float(best.threshold),
+            "value": value,
             "max_loss": self.result.test.limit,
             "confidence": self.confidence,
             "benchmark": self.benchmark,
@@ -228,13 +219,12 @@ class CalibrationSettings:
             "gained": best.paired.gained,
             "date": str(date.today()),
         }
-        options = {**self.options, self.threshold.option: float(best.threshold)}
-        about = {"calibration.models": self.models, "calibration.conditions": self.conditions}
         tables = {
             "policy": self.policy,
             **self.changes,
-            "options": options,
+            "options": {**self.options, self.threshold.option: value},
             "calibration": calibration,
-            **about,
+            "calibration.models": self.models,
+            "calibration.conditions": self.conditions,
         }
         return f"# {self.summary()}\n{document(tables)}"

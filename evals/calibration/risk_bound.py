@@ -1,17 +1,18 @@
 """
-How loose may a threshold be? A promise with a confidence, from paired outcomes. Pure: no models, no
-I/O.
+How loose may a threshold be? A promise with a confidence, from paired outcomes. Pure.
 
 The loss of a method is how many more problems the large model alone gets right, as a share of all.
-Thresholds are tested from the strictest to the loosest, each at the full level, until one fails:
-fixed-sequence testing, which needs no correction (learn then test, Angelopoulos et al.,
+Thresholds are tested from the strictest to the loosest, each at the full level, until one fails.
+This is fixed-sequence testing, which needs no correction (learn then test, Angelopoulos et al.,
 arXiv:2110.01052, section 4).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -20,23 +21,23 @@ if TYPE_CHECKING:  # the functions import numpy and scipy: `stepspec` has to sta
     from numpy import float64
     from numpy.typing import NDArray
 
-NUISANCE_SHARE = 0.1  # of the level, spent on the unknown share of gained problems
+NUISANCE_SHARE = 0.1
+"""The part of the level that is spent on the unknown share of gained problems."""
 NUISANCE_POINTS = 48
-MOST_PROBLEMS = 1_000_000
+MAX_PROBLEMS = 1_000_000
+"""The largest number of problems that is named as needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """
-    Outcomes on the same *n* problems: *lost* ones only the large model got right, *gained* ones
-    only the method.
-
-    Raise `ValueError` where they do not add up.
-    """
+    """Outcomes on the same problems. Raise `ValueError` where they do not add up."""
 
     n: int
+    """The number of problems."""
     lost: int
+    """Problems that only the large model got right."""
     gained: int
+    """Problems that only the method got right."""
 
     def __post_init__(self) -> None:
         if min(self.n, self.lost, self.gained) < 0 or self.lost + self.gained > self.n:
@@ -48,23 +49,20 @@ class Paired:
         return (self.lost - self.gained) / self.n if self.n else 0.0
 
     @classmethod
-    def of(cls, large: Iterable[bool], ours: Iterable[bool]) -> Paired:
+    def of(cls, large: Sequence[bool], ours: Sequence[bool]) -> Paired:
         """Count the outcomes of the large model and of the method, problem by problem."""
-        pairs = list(zip(large, ours, strict=True))
-        return cls(
-            len(pairs), sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
-        )
+        pairs = Counter(zip(large, ours, strict=True))
+        return cls(n=len(ours), lost=pairs[True, False], gained=pairs[False, True])
 
 
 @lru_cache(maxsize=65536)
 def p_value(paired: Paired, limit: float, level: float = 0.05) -> float:
     """
-    The probability of an outcome as good as *paired*, or better, were the true loss the *limit* or
-    more.
+    Return the probability of *paired*, or of a better outcome, if the true loss is the *limit*.
 
-    Valid for any sample size, at the *level* it is compared with. The better of two exact tests,
-    for the price of two: one counts the lost alone, which is all there is to see where hardly
-    anything is gained; the other their difference.
+    It is valid for any number of problems, at the *level* that it is compared with. It is the
+    better one of two exact tests, at the price of two. One test counts the lost problems alone,
+    which tells most if hardly any problem is gained. The other one counts the difference.
     """
     from scipy.stats import binom
 
@@ -74,9 +72,9 @@ def p_value(paired: Paired, limit: float, level: float = 0.05) -> float:
 
 def _of_difference(paired: Paired, limit: float, level: float) -> float:
     """
-    The p-value of the difference of lost and gained problems.
+    Return the p-value of the difference of lost and gained problems.
 
-    Its distribution also depends on the unknown share of gained problems: the p-value is the worst
+    The distribution also depends on the unknown share of gained problems. The p-value is the worst
     case over a confidence interval of that share, plus the probability that the interval misses it
     (Berger and Boos, 1994).
     """
@@ -84,11 +82,9 @@ def _of_difference(paired: Paired, limit: float, level: float) -> float:
     from scipy.stats import beta
 
     spent = NUISANCE_SHARE * level
-    most = (
-        1.0
-        if paired.gained == paired.n
-        else float(beta.ppf(1 - spent, paired.gained + 1, paired.n - paired.gained))
-    )
+    most = 1.0
+    if paired.gained < paired.n:
+        most = float(beta.ppf(1 - spent, paired.gained + 1, paired.n - paired.gained))
     gains = np.linspace(0.0, min(most, (1 - limit) / 2), NUISANCE_POINTS)
     worst = float(np.max(_at_most(paired.lost - paired.gained, paired.n, limit + gains, gains)))
     return min(1.0, worst + spent)
@@ -98,8 +94,9 @@ def _at_most(
     difference: int, n: int, lost: NDArray[float64], gained: NDArray[float64]
 ) -> NDArray[float64]:
     """
-    The probability that at most *difference* more are lost than gained, for every pair of shares
-    that are.
+    Return the probability that at most *difference* more of *n* problems are lost than gained.
+
+    *lost* and *gained* are the true shares, pair by pair.
     """
     import numpy as np
     from scipy.stats import binom
@@ -115,10 +112,22 @@ def _at_most(
 
 
 @dataclass(frozen=True, slots=True)
+class ThresholdTest:
+    """The outcome at one threshold."""
+
+    threshold: float
+    """The threshold."""
+    paired: Paired
+    """The outcomes of the problems."""
+    p: float
+    """The p-value."""
+    holds: bool
+    """Whether the promise holds for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class LossTest:
-    """
-    An exact test whether a loss is below a limit, on a number of problems that is fixed beforehand.
-    """
+    """An exact test of a loss, on a number of problems that is fixed beforehand."""
 
     limit: float
     """The largest loss that may be promised, as a share of all problems."""
@@ -127,35 +136,38 @@ class LossTest:
 
     def p(self, paired: Paired) -> float:
         """
-        The p-value of *paired*, to be compared with the level.
+        Return the p-value of *paired*, to be compared with the level.
 
-        It is 1 on fewer problems than would do if nothing were lost, also where much is gained:
-        none is tried.
+        It is 1 on fewer problems than are needed if no problem is lost, however many are gained.
         """
-        return self._p(paired) if self._p(Paired(paired.n, 0, 0)) <= self.level else 1.0
+        if self._p(Paired(paired.n, 0, 0)) > self.level:
+            return 1.0
+        return self._p(paired)
 
     def _p(self, paired: Paired) -> float:
-        if paired.n == 0 or self.limit >= 1:
-            return 1.0 if paired.n == 0 else 0.0
+        if paired.n == 0:
+            return 1.0
+        if self.limit >= 1:
+            return 0.0
         return p_value(paired, self.limit, self.level)
 
     def at(self, threshold: float, paired: Paired) -> ThresholdTest:
         """Test the outcome at a *threshold*."""
         p = self.p(paired)
-        return ThresholdTest(threshold, paired, p, p <= self.level)
+        return ThresholdTest(threshold, paired, p, holds=p <= self.level)
 
     def needed(self, observed: Paired | None = None) -> int | None:
         """
-        The number of problems that would pass at the *observed* rates of losses and gains; without,
-        if none is lost.
+        Return the number of problems that would pass at the *observed* rates of losses and gains.
 
-        None if no number would do, because the observed loss is no less than the limit.
+        Without *observed*, no problem is lost or gained. None if no number would do, because the
+        observed loss is no less than the limit.
         """
-        lost, gained = (
-            (observed.lost / observed.n, observed.gained / observed.n)
-            if observed and observed.n
-            else (0.0, 0.0)
-        )
+        lost = 0.0
+        gained = 0.0
+        if observed and observed.n:
+            lost = observed.lost / observed.n
+            gained = observed.gained / observed.n
         if lost - gained >= self.limit:
             return None
 
@@ -165,20 +177,6 @@ class LossTest:
         most = 1
         while not enough(most):
             most *= 2
-            if most > MOST_PROBLEMS:
+            if most > MAX_PROBLEMS:
                 return None
-        least = most // 2
-        while most - least > 1:
-            middle = (least + most) // 2
-            least, most = (least, middle) if enough(middle) else (middle, most)
-        return most
-
-
-@dataclass(frozen=True, slots=True)
-class ThresholdTest:
-    """The outcome at one threshold, its p-value, and whether the promise holds for it."""
-
-    threshold: float
-    paired: Paired
-    p: float
-    holds: bool
+        return bisect_left(range(most), True, lo=most // 2 + 1, key=enough)

@@ -168,7 +168,7 @@ def extract_answer(text: str, metric: Metric) -> str:
     """
     inside = boxed(text)
     if inside is not None:
-        if metric != "choice" or _letter(inside):
+        if metric != "choice" or _letter(_plain(inside)):
             return inside
         return _stated_letter(_unboxed(text, inside)) or inside
     # A box that was cut off may lack its last digits.
@@ -263,29 +263,24 @@ def _stated_letter(text: str) -> str:
         return max(found, key=lambda match: match.end(1))[1].upper()
     lines = plain.splitlines() or [""]
     for line in (lines[-1], lines[0]):
-        alone = _ONLY_LETTER.fullmatch(line)
-        if alone:
-            return alone[1]
-        first = _LETTER_FIRST.fullmatch(line)
-        others = {*lines} - {line}
-        if first and not any(map(_OTHER_LETTER.search, (first[2], *others))):
-            return first[1].upper()
+        letter = _letter(line, *({*lines} - {line}))
+        if letter:
+            return letter
     return ""
 
 
 def same_letter(answer: str, gold: str) -> bool:
     """Whether *answer* names the choice *gold* and no other."""
-    return _letter(answer) == gold
+    return _letter(_plain(answer)) == gold
 
 
-def _letter(answer: str) -> str:
-    """Return the one letter that *answer* names; empty if there is none, or another."""
-    plain = _plain(answer)
+def _letter(plain: str, *others: str) -> str:
+    """Return the one letter that *plain* names; "" if it, or one of *others*, has another one."""
     alone = _ONLY_LETTER.fullmatch(plain)
     if alone:
         return alone[1]
     first = _LETTER_FIRST.fullmatch(plain)
-    if first and not _OTHER_LETTER.search(first[2]):
+    if first and not any(map(_OTHER_LETTER.search, (first[2], *others))):
         return first[1].upper()
     return ""
 

@@ -100,41 +100,9 @@ _UNITS = frozenset(word for line in _lines_of("units.txt") for word in line.spli
 _SMALL_WORDS = frozenset({"a", "an", "per", "each", "the", "in", "of"})
 POWERS = frozenset({"2", "3"})
 _ALIASES = {
-    "cm": "centimeter",
-    "centimetre": "centimeter",
-    "mm": "millimeter",
-    "millimetre": "millimeter",
-    "m": "meter",
-    "metre": "meter",
-    "km": "kilometer",
-    "kilometre": "kilometer",
-    "ft": "foot",
-    "feet": "foot",
-    "inche": "inch",
-    "yd": "yard",
-    "mi": "mile",
-    "g": "gram",
-    "kg": "kilogram",
-    "mg": "milligram",
-    "lb": "pound",
-    "oz": "ounce",
-    "l": "liter",
-    "litre": "liter",
-    "ml": "milliliter",
-    "millilitre": "milliliter",
-    "s": "second",
-    "sec": "second",
-    "min": "minute",
-    "h": "hour",
-    "hr": "hour",
-    "usd": "dollar",
-    "buck": "dollar",
-    "deg": "degree",
-    "cent": "cent",
-    "mph": "mile",
-    "sq": "2",
-    "square": "2",
-    "cubic": "3",
+    alias: unit
+    for unit, *aliases in map(str.split, _lines_of("unit_aliases.txt"))
+    for alias in aliases
 }
 _BARE = (  # shorter units; other short words may be a product of variables
     r"(?:[cmk]?m/s|km/h|[cmk]m|ft|yd|mi|[km]g|lbs?|oz|m[lL]|hrs?|secs?|mins?|mph|USD|EUR|GBP|deg"

@@ -11,7 +11,7 @@ from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.ledger import COUNTED, Account
 
 from ..arms import LARGE, PLAIN, SMALL
-from ..results import ORACLE, ArmSummary, Result, compare_arms, complete, oracle
+from ..results import ORACLE, ArmSummary, Result, compare_arms, complete, complete_numbers, oracle
 from ..sample import Arm, Sample
 from ..store import Place
 
@@ -19,63 +19,27 @@ PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 
 
 @dataclass(frozen=True, slots=True)
-class MeanAccount:
-    """The mean, over the samples of an arm, of each field of a party's `Account`."""
-
-    kept: float
-    discarded: float
-    judging: float
-    prompt: float
-    cached: float
-    requests: float
-    failed: float
-    writing: float
-    judged: float
-
-    @property
-    def hits(self) -> float | None:
-        """The share of the prompt tokens that were in the server's prefix cache."""
-        return self.cached / self.prompt if self.prompt else None
-
-
-@dataclass(frozen=True, slots=True)
-class MeanSteps:
-    """
-    Mean steps of a sample: kept steps by author, drafts rejected by a verdict, bets lost with a
-    rejected draft.
-    """
-
-    small: float
-    large: float
-    rejected: float
-    lost: float
-
-    @property
-    def share_small(self) -> float | None:
-        """The share of the kept steps that the small model wrote."""
-        kept = self.small + self.large
-        return self.small / kept if kept else None
-
-
-@dataclass(frozen=True, slots=True)
 class ArmFigures:
-    """
-    The figures of one arm. *median* and *tail* (95th percentile) are of the seconds of a sample.
-
-    *first* is the median of the seconds to the first step; None if no sample has it. *rejections*
-    counts rejected drafts by reason, over all samples. *busy* is the mean of the seconds of a
-    sample with a request of the party open.
-    """
+    """The figures of one arm."""
 
     arm: Arm
+    """The arm."""
     standing: ArmSummary
+    """Its result, and the comparison with the baseline."""
     median: float
+    """The median of the seconds of a sample."""
     tail: float
+    """The 95th percentile of the seconds of a sample."""
     first: float | None
-    steps: MeanSteps
-    spent: Mapping[Party, MeanAccount]
+    """The median of the seconds to the first step. None: no sample has a step."""
+    steps: Mapping[str, float]
+    """Mean steps of a sample: "small" and "large" are kept ones, "rejected" and "lost" drafts."""
+    spent: Mapping[Party, Mapping[str, float]]
+    """The mean of each field of a party's `Account`. A party without requests is left out."""
     busy: Mapping[Party, float]
+    """The mean of the seconds of a sample with a request of the party open."""
     rejections: Mapping[str, int]
+    """Rejected drafts by reason, over all samples."""
 
     @property
     def result(self) -> Result:
@@ -83,10 +47,7 @@ class ArmFigures:
 
     @property
     def bound(self) -> bool:
-        """
-        Whether this is the oracle, which is computed from the samples of both models alone and
-        never ran.
-        """
+        """Whether this is the oracle, which is computed from both models alone and never ran."""
         return self.arm.name == ORACLE
 
     @property
@@ -109,8 +70,7 @@ def compute_figures(
     Return an empty list if no problem has all samples of all arms.
     """
     by_arm = complete(done, arms, repeats)
-    if bound := oracle(by_arm):
-        by_arm[ORACLE] = bound
+    by_arm[ORACLE] = oracle(by_arm)
     known = {arm.name: arm for arm in (*arms, Arm.of(ORACLE, ""))}
     standings = compare_arms(done, arms, repeats, baseline)
     return [_arm_figures(known[s.result.name], s, by_arm[s.result.name]) for s in standings]
@@ -125,59 +85,49 @@ def samples_by_number(
     done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
 ) -> dict[str, dict[int, Sample]]:
     """Return the samples that the figures are computed from, by arm and number."""
-    numbers = {id(sample): number for (number, _), sample in done.items()}
-    by_arm = complete(done, arms, repeats)
-    return {
-        name: {numbers[id(sample)]: sample for sample in samples}
-        for name, samples in by_arm.items()
-    }
+    numbers = complete_numbers(done, arms, repeats)
+    return {arm.name: {number: done[number, arm.name] for number in numbers} for arm in arms}
 
 
 def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> ArmFigures:
     seconds = sorted(sample.seconds for sample in samples)
     accounts: dict[Party, list[Account]] = {
-        party: [getattr(s.ledger, party) for s in samples] for party in PARTIES
+        party: [getattr(sample.ledger, party) for sample in samples] for party in PARTIES
     }
     firsts = [sample.first for sample in samples if sample.first is not None]
+    # A rejected bet on a rejected draft is never repaired.
+    repairs = [step.reason for sample in samples for step in sample.steps if step.repair]
     return ArmFigures(
         arm=arm,
         standing=standing,
         median=median(seconds),
-        tail=seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
+        tail=seconds[int(0.95 * len(seconds))],
         first=median(firsts) if firsts else None,
         steps=_mean_steps(samples),
         spent={
-            party: _mean_account(each)
-            for party, each in accounts.items()
-            if any(a.requests for a in each)
+            party: _mean_account(spent)
+            for party, spent in accounts.items()
+            if any(account.requests for account in spent)
         },
-        busy={party: fmean(map(_busy, samples, each)) for party, each in accounts.items()},
-        # A rejected bet on a rejected draft is never repaired.
-        rejections=dict(
-            Counter(step.reason for sample in samples for step in sample.steps if step.repair)
-        ),
+        busy={party: fmean(map(_busy, samples, spent)) for party, spent in accounts.items()},
+        rejections=dict(Counter(repairs)),
     )
 
 
-def _mean_account(accounts: Sequence[Account]) -> MeanAccount:
-    return MeanAccount(
-        **{name: fmean(getattr(account, name) for account in accounts) for name in COUNTED}
-    )
+def _mean_account(accounts: Sequence[Account]) -> dict[str, float]:
+    return {name: fmean(getattr(account, name) for account in accounts) for name in COUNTED}
 
 
 def _busy(sample: Sample, spent: Account) -> float:
     """
-    Seconds with a request open, at most the seconds of the sample: requests of one party may
-    overlap.
+    Return the seconds with a request open.
+
+    Requests of one party may overlap. The seconds of the sample are an upper bound.
     """
     return min(sample.seconds, spent.writing + spent.judged)
 
 
-def _mean_steps(samples: Sequence[Sample]) -> MeanSteps:
-    def mean(fate: str, author: str | None = None) -> float:
-        return fmean(
-            sum(step.fate == fate and author in (None, step.author) for step in one.steps)
-            for one in samples
-        )
-
-    return MeanSteps(mean("kept", "small"), mean("kept", "large"), mean("rejected"), mean("lost"))
+def _mean_steps(samples: Sequence[Sample]) -> dict[str, float]:
+    steps = [step for sample in samples for step in sample.steps]
+    counts = Counter(step.author if step.fate == "kept" else step.fate for step in steps)
+    return {kind: counts[kind] / len(samples) for kind in ("small", "large", "rejected", "lost")}

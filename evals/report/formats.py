@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,201 +13,151 @@ import orjson
 from stepspec.service.watch.page import allowed, style
 
 from .canvas import Markup, element, join
-from .layout import Block, Links, Plot, Summary, blocks, summarise
+from .layout import Block, Links, Plot, blocks, speed_plot
 from .section import Section, provenance
 from .tables import Cell, Link, Table
-from .verdict import headline
+from .verdict import small_print
 
-FOLDER = Path(__file__).parent
-LONG_CELL = 40  # a cell with more characters gets a wider column
+TEMPLATES = Path(__file__).with_name("templates")
+WIDE_CELL_CHARACTERS = 40
+"""A cell of words with more characters gets a wider column."""
 CODE = re.compile(r"`([^`]+)`")
 
 
 def to_html(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
     """
-    Render the document; *origin* is a line with the program's version, the date and the command.
+    Return the document with the *sections* and the paths of their traces' pages.
+
+    *origin* is a line with the program's version, the date and the command.
     """
     styles = f"{style()}{_read('page.css')}"
     security = (
         f"default-src 'none'; style-src {allowed(styles)}; img-src data:; base-uri 'none';"
         " form-action 'none'"
     )
-    values = {
-        "security": security,
-        "title": join("stepspec report: ", ", ".join(section.title for section, _ in sections)),
-        "style": styles,
-        "sections": join(*(_section(number, *pair) for number, pair in enumerate(sections, 1))),
-        "made": join(origin),
-    }
-    return re.sub(r"{{(\w+)}}", lambda match: values[match[1]], _read("page.html"))
+    return _fill(
+        "page.html",
+        security=Markup(security),
+        title=f"stepspec report: {', '.join(section.title for section, _ in sections)}",
+        style=Markup(styles),
+        sections=join(*(_section(number, *pair) for number, pair in enumerate(sections, 1))),
+        made=origin,
+    )
+
+
+def _read(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _fill(template: str, **values: str) -> Markup:
+    """Return the *template* with the *values*. A value that is no markup is escaped."""
+    return Markup(re.sub(r"{{(\w+)}}", lambda match: join(values[match[1]]), _read(template)))
 
 
 def _section(number: int, section: Section, links: Links) -> Markup:
-    shown = list(blocks(section, links))
-    name = f"section-{number}"
-    return element(
-        "section",
-        element("h2", section.title, id=name),
-        element("p", section.stamp, class_="status"),
-        _summary(summarise(section), section.stamp),
-        _remarks(section),
-        element(
-            "nav",
-            *_contents(number, shown),
-            class_="contents",
-            aria_label=f"Contents of {section.title}",
-        ),
-        *(_block(f"{number}-{index}", block, section.stamp) for index, block in enumerate(shown)),
-        _provenance(f"{number}-origin", section),
-        class_="section",
-        aria_labelledby=name,
+    named = [(f"{number}-{index}", block) for index, block in enumerate(blocks(section, links))]
+    verdicts = [
+        element("li", element("strong", name), f": {sentence}")
+        for name, sentence in section.sentences
+    ]
+    contents = [element("a", block.title, href=f"#block-{name}") for name, block in named]
+    rows = [join(element("dt", key), element("dd", value)) for key, value in provenance(section)]
+    return _fill(
+        "section.html",
+        number=str(number),
+        title=section.title,
+        stamp=section.stamp,
+        headline=section.headline,
+        speed=_figure(speed_plot(section), section.stamp, "h3"),
+        verdicts=join(*verdicts),
+        note=small_print(section.max_loss, section.baseline),
+        remarks=join(*(element("p", _with_code(remark)) for remark in section.remarks)),
+        contents=join(*contents),
+        blocks=join(*(_block(name, block, section.stamp) for name, block in named)),
+        provenance=join(*rows),
     )
-
-
-def _summary(summary: Summary, stamp: str) -> Markup:
-    sentences = (
-        element("li", element("strong", name), f": {said}") for name, said in summary.sentences
-    )
-    verdicts = element("ul", *sentences, class_="verdicts") if summary.sentences else Markup()
-    return join(
-        element("p", summary.headline, class_="headline") if summary.headline else Markup(),
-        element(
-            "div",
-            _figure(summary.chart, stamp, "h3"),
-            element(
-                "section",
-                element(
-                    "h3", "Verdict on each method" if summary.sentences else "About the verdict"
-                ),
-                verdicts,
-                element("p", stamp, class_="stamp"),
-                class_="card",
-            ),
-            class_="columns summary",
-        ),
-        element("p", summary.note, class_="note"),
-    )
-
-
-def _remarks(section: Section) -> Markup:
-    remarks = [element("p", _with_code(remark)) for remark in section.remarks]
-    return element("div", *remarks, class_="notice") if remarks else Markup()
-
-
-def _with_code(text: str) -> Markup:
-    """Mark the words between backticks as code."""
-    return join(
-        *(
-            element("code", part) if index % 2 else part
-            for index, part in enumerate(CODE.split(text))
-        )
-    )
-
-
-def _contents(number: int, shown: Sequence[Block]) -> Iterator[Markup]:
-    for index, block in enumerate(shown):
-        yield element("a", block.title, href=f"#block-{number}-{index}")
-    yield element("a", "How it was measured", href=f"#block-{number}-origin")
 
 
 def _block(name: str, block: Block, stamp: str) -> Markup:
-    figures = [_figure(plot, stamp) for plot in block.plots]
-    paired = element("div", *figures, class_="columns") if figures else Markup()
-    tables = [_table(table, stamp) for table in block.tables]
-    return element(
-        "section",
-        element("h3", block.title, id=f"block-{name}"),
-        paired,
-        *tables,
-        class_="block",
-        aria_labelledby=f"block-{name}",
+    return _fill(
+        "block.html",
+        name=name,
+        title=block.title,
+        figures=join(*(_figure(plot, stamp, "h4") for plot in block.plots)),
+        tables=join(*(_table(table, stamp) for table in block.tables)),
     )
 
 
-def _figure(plot: Plot, stamp: str, heading: str = "h4") -> Markup:
-    note = element("p", _with_code(plot.note), class_="note")
-    caption = element("figcaption", note, element("p", stamp, class_="stamp"))
-    drawing = element(
-        "div", plot.draw(), class_="drawing", tabindex="0", role="region", aria_label=plot.title
+def _figure(plot: Plot, stamp: str, heading: str) -> Markup:
+    return _fill(
+        "figure.html",
+        heading=heading,
+        title=plot.title,
+        drawing=plot.drawing,
+        note=plot.note,
+        stamp=stamp,
     )
-    return element("figure", element(heading, plot.title), drawing, caption, class_="card")
 
 
 def _table(table: Table, stamp: str) -> Markup:
-    head = element(
-        "tr", *(_head(name, words=index < table.words) for index, name in enumerate(table.columns))
-    )
+    columns = list(table.rows[0])
+    head = [_head(name, words=index < table.words) for index, name in enumerate(columns)]
     rows = [
-        element("tr", *(_cell(table, index, cell) for index, cell in enumerate(row)))
+        element("tr", *(_cell(table, index, cell) for index, cell in enumerate(row.values())))
         for row in table.rows
     ]
-    content = element("table", element("thead", head), element("tbody", *rows))
-    return element(
-        "section",
-        element("h4", table.title),
-        element(
-            "div", content, class_="scroll", tabindex="0", role="region", aria_label=table.title
-        ),
-        element("p", _with_code(table.note), class_="note") if table.note else Markup(),
-        element("p", stamp, class_="stamp"),
-        class_="card",
+    return _fill(
+        "table.html",
+        title=table.title,
+        head=join(*head),
+        rows=join(*rows),
+        note=_with_code(table.note),
+        stamp=stamp,
     )
 
 
 def _head(name: str, *, words: bool) -> Markup:
     kind = "prose" if words else None
-    return element("th", name, scope="col", class_=kind) if name else element("td", class_=kind)
+    if not name:
+        return element("td", class_=kind)
+    return element("th", name, scope="col", class_=kind)
 
 
 def _cell(table: Table, index: int, cell: Cell) -> Markup:
     if isinstance(cell, Link):
         return element("td", element("a", cell.text, href=cell.target))
-    words = index < table.words
     if index == 0:
         return element("th", cell, scope="row", class_="prose")
-    return element(
-        "td", cell, class_=("prose long" if len(cell) > LONG_CELL else "prose") if words else None
-    )
+    if index >= table.words:
+        return element("td", cell)
+    return element("td", cell, class_="prose long" if len(cell) > WIDE_CELL_CHARACTERS else "prose")
 
 
-def _provenance(name: str, section: Section) -> Markup:
-    rows = (join(element("dt", key), element("dd", value)) for key, value in provenance(section))
-    return element(
-        "section",
-        element("h3", "How it was measured", id=f"block-{name}"),
-        element("div", element("dl", *rows, class_="provenance"), class_="card"),
-        class_="block",
-        aria_labelledby=f"block-{name}",
-    )
-
-
-def _read(name: str) -> str:
-    return (FOLDER / name).read_text(encoding="utf-8")
+def _with_code(text: str) -> Markup:
+    """Mark the words between backticks as code."""
+    return Markup(CODE.sub(r"<code>\1</code>", join(text)))
 
 
 def to_json(sections: Sequence[Section], origin: str) -> bytes:
-    """Encode every figure of the report, with full precision; *origin* is as for `to_html`."""
+    """Encode every figure of the report, with full precision. *origin* is as for `to_html`."""
     content = {"made": origin, "sections": [_values(section) for section in sections]}
     return orjson.dumps(content, option=orjson.OPT_INDENT_2)
 
 
 def _values(section: Section) -> dict[str, Any]:
+    verdicts = [{**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts]
     return {
         "benchmark": section.title,
         "about": section.stamp,
         "remarks": section.remarks,
         "problems": section.problems,
-        "verdict": _verdict(section),
+        "verdict": {
+            "headline": section.headline,
+            "max_loss": section.max_loss,
+            "arms": verdicts,
+        },
         "origin": [{"name": name, "value": value} for name, value in provenance(section)],
         "arms": [{**asdict(figures), "arm": figures.arm.record()} for figures in section.figures],
         "cases": section.cases,
         "measured": section.run.about,
-    }
-
-
-def _verdict(section: Section) -> dict[str, Any]:
-    return {
-        "headline": headline(section.verdicts, section.baseline),
-        "max_loss": section.max_loss,
-        "arms": [{**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts],
     }

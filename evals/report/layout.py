@@ -2,160 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 from . import charts, tables
 from .canvas import Markup
 from .figures import ArmFigures
-from .section import Case, Section
-from .tables import Cell, Link, Row, Table, number
-from .verdict import headline, points, small_print
+from .section import Case, CaseKind, Section
+from .tables import Cell, Link, Table, number
 
-# paths of the pages of traces, by the sample's number and arm
 Links: TypeAlias = Mapping[tuple[int, str], str]
-MAX_PROBLEM = 220  # characters of a problem that are shown
+"""Paths of the pages of traces, by the sample's number and arm."""
+MAX_PROBLEM_CHARACTERS = 220
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """
-    A plot of the page.
-    """
+    """A plot of the page."""
 
     title: str
     """Its heading."""
     note: str
     """What it shows, in sentences."""
-    draw: Callable[[], Markup]
-    """Draws it."""
+    drawing: Markup
+    """The drawing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
+    """A part of a section with a heading of its own."""
+
     title: str
-    plots: tuple[Plot, ...] = ()
-    tables: tuple[Table, ...] = ()
+    """The heading."""
+    tables: Sequence[Table]
+    """The tables, below the plots."""
+    plots: Sequence[Plot] = ()
+    """The plots."""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """
-    The beginning of a section: the *headline*, a chart of the times, and the sentences about arms
-    by their names.
-
-    The headline is empty if no method was measured. A sentence that is the headline is not
-    repeated.
-    """
-
-    headline: str
-    chart: Plot
-    sentences: tuple[tuple[str, str], ...]
-    note: str
-
-
-def summarise(section: Section) -> Summary:
-    methods = [verdict for verdict in section.verdicts if not verdict.like]
-    listed = [verdict for verdict in section.verdicts if verdict.like or len(methods) > 1]
-    return Summary(
-        headline(section.verdicts, section.baseline),
-        Plot(
-            f"Time of a problem, {section.baseline} = 1",
-            f"Mean seconds divided by those of {section.baseline}, with 95% intervals; less is"
-            " better.",
-            partial(charts.speed_chart, section.figures, section.baseline),
-        ),
-        tuple((verdict.arm, f"{verdict.sentence}.") for verdict in listed),
-        small_print(section.max_loss, section.baseline),
+def speed_plot(section: Section) -> Plot:
+    """Return the plot at the beginning of a section."""
+    return Plot(
+        f"Time of a problem, {section.baseline} = 1",
+        f"Mean seconds divided by those of {section.baseline}, with 95% intervals; less is better.",
+        charts.speed_chart(section.figures, section.baseline),
     )
 
 
-def blocks(section: Section, links: Links) -> Iterator[Block]:
-    compared = any(f.arm.name != section.baseline for f in section.figures if not f.bound)
-    yield Block(
-        "Accuracy and time",
-        (
-            (
-                Plot(
-                    "Accuracy against latency",
-                    "No measured arm is both faster and more accurate than"
-                    f" {_join_names(charts.front(section.figures))} (grey line). Bars are 95%"
-                    " intervals.",
-                    partial(charts.scatter, section.figures),
-                ),
-                Plot(
-                    f"Points of accuracy against {section.baseline}",
-                    "On the same problems, with 95% intervals, the fastest first. Dashed: the"
-                    f" acceptable loss, {points(section.max_loss)}; an interval to the right of it"
-                    " excludes a larger loss. An arrow is outside of the scale.",
-                    partial(
-                        charts.differences, section.figures, section.max_loss, section.baseline
-                    ),
-                ),
-            )
-            if compared
-            else ()
-        ),
-        (tables.accuracy_table(section), tables.time_table(section)),
-    )
-    yield Block(
-        "Steps and tokens by author",
-        (),
-        (tables.steps_table(section), tables.tokens_table(section)),
-    )
-    titles = {
+def blocks(section: Section, links: Links) -> list[Block]:
+    """Return the blocks of *section* in their order. Cases with a trace lead to their *links*."""
+    titles: dict[CaseKind, str] = {
         "slowest": "Slowest",
         "lost": f"Lost: only {section.baseline} was right",
         "gained": f"Gained: {section.baseline} was wrong",
     }
-    found = [
-        _case_table(titles[kind], cases, section, links)
-        for kind, cases in section.cases.items()
-        if cases
+    cases = [
+        _case_table(title, section.cases[kind], section, links)
+        for kind, title in titles.items()
+        if section.cases[kind]
     ]
-    yield Block("Problems to look at", (), tuple(found))
+    return [
+        Block(
+            "Accuracy and time",
+            [tables.accuracy_table(section), tables.time_table(section)],
+            _plots(section),
+        ),
+        Block(
+            "Steps and tokens by author",
+            [tables.steps_table(section), tables.tokens_table(section)],
+        ),
+        Block("Problems to look at", cases),
+    ]
 
 
-def _join_names(arms: list[ArmFigures]) -> str:
+def _plots(section: Section) -> list[Plot]:
+    """Return the plot that compares arms; [] if only the baseline ran."""
+    if all(f.bound or f.arm.name == section.baseline for f in section.figures):
+        return []
+    fronts = _join_names(charts.front(section.figures))
+    return [
+        Plot(
+            "Accuracy against latency",
+            f"No measured arm is both faster and more accurate than {fronts} (grey line). Bars are"
+            " 95% intervals.",
+            charts.scatter(section.figures),
+        )
+    ]
+
+
+def _join_names(arms: Sequence[ArmFigures]) -> str:
     *others, last = [f.arm.name for f in arms]
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _case_table(title: str, cases: tuple[Case, ...], section: Section, links: Links) -> Table:
-    linked = any((case.number, case.arm) in links for case in cases)
-    seconds = ("seconds", f"{section.baseline}, s")
-    return Table(
-        title,
-        ("problem", "", "arm", "outcome", *seconds, "rejected", *(("trace",) if linked else ())),
-        tuple(
-            (*_case_row(case, section), *((_link(case, links),) if linked else ()))
-            for case in cases
-        ),
-        (
-            ""
-            if linked
-            else "No traces: `stepspec eval --traces` keeps them; this table then links to them."
-        ),
-        words=4,
-    )
+def _case_table(title: str, cases: Sequence[Case], section: Section, links: Links) -> Table:
+    rows = [_case_row(case, section) for case in cases]
+    targets = [links.get((case.number, case.arm)) for case in cases]
+    if not any(targets):
+        note = "No traces: `stepspec eval --traces` keeps them; this table then links to them."
+        return Table(title, rows, note, words=4)
+    linked = [
+        {**row, "trace": Link("look", target) if target else ""}
+        for row, target in zip(rows, targets, strict=True)
+    ]
+    return Table(title, linked, words=4)
 
 
-def _case_row(case: Case, section: Section) -> Row:
+def _case_row(case: Case, section: Section) -> dict[str, Cell]:
     problem = " ".join(section.run.problems[case.problem].split())
-    shown = problem if len(problem) <= MAX_PROBLEM else f"{problem[: MAX_PROBLEM - 1]}…"
-    seconds = (number(case.seconds), number(case.baseline_seconds))
-    return (
-        str(case.problem + 1),
-        shown,
-        case.arm,
-        case.outcome,
-        *seconds,
-        f"{case.rejected} of {case.drafts}",
-    )
-
-
-def _link(case: Case, links: Links) -> Cell:
-    target = links.get((case.number, case.arm))
-    return Link("look", target) if target else ""
+    if len(problem) > MAX_PROBLEM_CHARACTERS:
+        problem = f"{problem[: MAX_PROBLEM_CHARACTERS - 1]}…"
+    return {
+        "problem": str(case.problem + 1),
+        "": problem,
+        "arm": case.arm,
+        "outcome": case.outcome,
+        "seconds": number(case.seconds),
+        f"{section.baseline}, s": number(case.baseline_seconds),
+        "rejected": f"{case.rejected} of {case.drafts}",
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -64,8 +64,7 @@ class Run:
 
 def read_folder(path: Path) -> Run:
     """Read the run folder at *path*. Raise `ConfigurationError` if *path* is not a run folder."""
-    header = JsonlStore.about(path / SAMPLES)
-    about: Record = cast("Record", header) if isinstance(header, dict) else {}
+    about = JsonlStore.about(path / SAMPLES)
     if "arms" not in about:
         raise ConfigurationError(
             f"no run in {path}: expected a folder of `stepspec eval`, with a file {SAMPLES}"
@@ -84,11 +83,11 @@ def read_folder(path: Path) -> Run:
     except (KeyError, TypeError, ValueError, ConfigurationError) as exc:
         raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc
     return Run(
-        path,
-        about,
-        record,
-        problems,
-        tuple(sorted(set(metrics))),
-        arms,
-        SampleStore(path / SAMPLES, about).done,
+        path=path,
+        about=about,
+        record=record,
+        problems=problems,
+        metrics=tuple(sorted(set(metrics))),
+        arms=arms,
+        done=SampleStore(path / SAMPLES, about).done,
     )

@@ -19,47 +19,58 @@ from ..sample import Sample
 from ..testbed.servers import miniature
 from .figures import ArmFigures, by_time, compute_figures, samples_by_number
 from .run_folder import Run
-from .verdict import MAX_LOSS, Verdict, judge_methods
+from .verdict import MAX_LOSS, Verdict, headline, judge_methods
 
-SHOWN = 5  # of the slowest cases
-SHOWN_APART = 12  # cases that only one of the method and the baseline got right
-HASH = 12  # characters of a prompt's hash in the list
+MAX_SLOWEST_CASES = 5
+MAX_CHANGED_CASES = 12
+"""The most cases that were lost, and the most that were gained."""
+HASH_CHARACTERS = 12
+"""Characters of a prompt's hash in the list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """
-    A sample of a method, and the seconds of the baseline; *rejected* of *drafts* were repaired.
-    """
+    """A sample of a method beside that of the baseline."""
 
     number: int
+    """The number of the sample."""
     problem: int
+    """The number of the problem."""
     arm: str
+    """The name of the method's arm."""
     outcome: str
+    """The outcome of the sample."""
     seconds: float
+    """Wall seconds of the sample."""
     baseline_seconds: float
+    """Wall seconds of the baseline's sample."""
     drafts: int
+    """Judged drafts."""
     rejected: int
+    """Judged drafts that were repaired."""
 
 
-Cases: TypeAlias = Mapping[Literal["slowest", "lost", "gained"], tuple[Case, ...]]
-"""Samples of the methods: those with the most seconds, and those lost or gained on the baseline."""
+CaseKind: TypeAlias = Literal["slowest", "lost", "gained"]
+Cases: TypeAlias = Mapping[CaseKind, Sequence[Case]]
+"""Samples of methods with the most seconds, and samples lost to or gained on the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """
-    The figures of one *run*, and verdicts on a loss of *max_loss*, the fastest first.
-
-    All of it compares with the arm *baseline*.
-    """
+    """One run with its figures. All figures compare with one arm, the baseline."""
 
     run: Run
-    figures: tuple[ArmFigures, ...]
+    """The run."""
+    figures: Sequence[ArmFigures]
+    """The figures of all arms."""
     cases: Cases
-    verdicts: tuple[Verdict, ...]
+    """Cases to look at."""
+    verdicts: Sequence[Verdict]
+    """The verdicts on methods and controls, the fastest first."""
     max_loss: float
+    """The acceptable loss of accuracy, as a share of all problems."""
     baseline: str
+    """The name of the baseline."""
 
     @property
     def title(self) -> str:
@@ -67,24 +78,12 @@ class Section:
 
     @property
     def problems(self) -> int:
-        """
-        The number of problems for which every arm has all its samples; all figures are about these.
-        """
+        """The number of problems for which every arm has all its samples. All figures use these."""
         return self.figures[0].result.n // self.run.repeats
-
-    @property
-    def dates(self) -> str:
-        days = sorted({session["date"][:10] for session in self.run.sessions})
-        return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
     @property
     def models(self) -> dict[str, str]:
         return dict(self.run.about["models"])
-
-    @property
-    def commands(self) -> list[str]:
-        """The commands that measured the run, without repetitions."""
-        return list(dict.fromkeys(shlex.join(session["command"]) for session in self.run.sessions))
 
     @property
     def miniature(self) -> bool:
@@ -93,60 +92,79 @@ class Section:
     @property
     def stamp(self) -> str:
         """The line below every plot and table: benchmark, number of problems, models, dates."""
-        repeats = "" if self.run.repeats == 1 else f" x {self.run.repeats} samples"
-        pair = " (the miniature pair)" if self.miniature else ""
-        models = f"{self.models['large']} with {self.models['small']}{pair}"
-        return f"{self.title}, n = {self.problems}{repeats}; {models}; {self.dates}"
+        count = str(self.problems)
+        if self.run.repeats > 1:
+            count += f" x {self.run.repeats} samples"
+        models = f"{self.models['large']} with {self.models['small']}"
+        if self.miniature:
+            models += " (the miniature pair)"
+        days = sorted({session["date"][:10] for session in self.run.sessions})
+        dates = " to ".join(dict.fromkeys((days[0], days[-1])))
+        return f"{self.title}, n = {count}; {models}; {dates}"
+
+    @property
+    def headline(self) -> str:
+        """The verdicts on all methods in one sentence."""
+        return headline(self.verdicts, self.baseline)
+
+    @property
+    def sentences(self) -> list[tuple[str, str]]:
+        """Methods and controls with their verdicts. The headline is that of a lone method."""
+        only_method = sum(not verdict.like for verdict in self.verdicts) == 1
+        return [
+            (verdict.arm, f"{verdict.sentence}.")
+            for verdict in self.verdicts
+            if verdict.like or not only_method
+        ]
 
     @property
     def remarks(self) -> list[str]:
         """Sentences about the limits of the figures of this run."""
-        remarks = [_miniature(self.run.about.get("profile"))] if self.miniature else []
-        wanted, concurrency = len(self.run.problems), int(self.run.about["concurrency"])
-        if self.problems < wanted:
-            remarks.append(
-                f"Unfinished: {self.problems} of {wanted} problems were solved by all arms, and"
-                " only these count. The same `stepspec eval` continues the run."
-            )
-        remarks += self._sharing(concurrency)
-        if concurrency > 1:
-            remarks.append(
-                f"{concurrency} runs were executed at the same time: seconds are measured under"
-                " that load, and busy seconds are an upper bound, because requests of different"
-                " runs shared the servers."
-            )
-        if half := self.run.about.get("half"):
-            remarks.append(
-                f"Only the half of the benchmark that is reserved for the {half} was used."
-            )
         recorded = [
             remark for session in self.run.sessions for remark in session.get("remarks", ())
         ]
-        return [*remarks, *dict.fromkeys(recorded)]
+        return [*self._limits(), *dict.fromkeys(recorded)]
 
-    def _sharing(self, concurrency: int) -> list[str]:
-        """Sentences about hardware that arms, or the two models, share."""
-        remarks: list[str] = []
-        if concurrency > 1:
-            remarks.append(
+    def _limits(self) -> Iterator[str]:
+        about = self.run.about
+        wanted = len(self.run.problems)
+        if self.miniature:
+            yield _miniature(about.get("profile"))
+        if self.problems < wanted:
+            yield (
+                f"Unfinished: {self.problems} of {wanted} problems were solved by all arms, and"
+                " only these count. The same `stepspec eval` continues the run."
+            )
+        if about["concurrency"] > 1:
+            yield (
                 "Runs of different arms were in flight at the same time and shared the servers: an"
                 " arm is slower beside a demanding one. To avoid that, measure each arm in a run of"
                 " its own, or with --concurrency 1."
             )
-        places = [
-            (server["role"], urlsplit(str(server["url"])).hostname)
-            for server in self.run.sessions[0]["servers"]
-        ]
-        small, large = (
-            {host for role, host in places if role == one} for one in ("small", "large")
-        )
-        if shared := small & large:
-            remarks.append(
-                f"Both models are served at {min(map(str, shared))}. If they share a card or CPU"
-                " cores, work of the small model slows the large one in every arm with both, as it"
-                " would not on separate hardware."
+            yield (
+                f"{about['concurrency']} runs were executed at the same time: seconds are measured"
+                " under that load, and busy seconds are an upper bound, because requests of"
+                " different runs shared the servers."
             )
-        return remarks
+        hosts = self._hosts("small") & self._hosts("large")
+        if hosts:
+            yield (
+                f"Both models are served at {min(hosts)}. If they share a card or CPU cores, work"
+                " of the small model slows the large one in every arm with both, as it would not on"
+                " separate hardware."
+            )
+        if about.get("half"):
+            yield (
+                f"Only the half of the benchmark that is reserved for the {about['half']} was used."
+            )
+
+    def _hosts(self, role: str) -> set[str]:
+        servers = self.run.sessions[0]["servers"]
+        return {
+            str(urlsplit(str(server["url"])).hostname)
+            for server in servers
+            if server["role"] == role
+        }
 
 
 def _miniature(name: str | None) -> str:
@@ -161,30 +179,31 @@ def _miniature(name: str | None) -> str:
 
 def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> Section:
     """
-    Compute everything about *run*. The verdicts are about a loss of accuracy above *max_loss*, a
-    share.
+    Compute everything about *run*. The verdicts are about a loss of accuracy above *max_loss*.
 
     The *baseline* is by default the one that the run was measured with. Raise `ConfigurationError`
     if the run has no such arm, or if no problem was solved by all of its arms.
     """
     baseline = baseline or run.baseline
-    if baseline not in (known := [arm.name for arm in run.arms]):
+    known = [arm.name for arm in run.arms]
+    if baseline not in known:
         raise ConfigurationError(
             f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}"
         )
     figures = compute_figures(run.done, run.arms, run.repeats, baseline)
     if not figures:
         raise ConfigurationError(
-            f"{run.path}: no problem was solved by all arms yet; go on with the same `stepspec eval`"
+            f"{run.path}: no problem was solved by all arms yet; go on with the same"
+            " `stepspec eval`"
         )
     samples = samples_by_number(run.done, run.arms, run.repeats)
     return Section(
-        run,
-        tuple(figures),
-        choose_cases(figures, samples, run.repeats, baseline),
-        tuple(judge_methods(by_time(figures), samples, run.repeats, max_loss, baseline)),
-        max_loss,
-        baseline,
+        run=run,
+        figures=figures,
+        cases=choose_cases(figures, samples, run.repeats, baseline),
+        verdicts=judge_methods(by_time(figures), samples, run.repeats, max_loss, baseline),
+        max_loss=max_loss,
+        baseline=baseline,
     )
 
 
@@ -194,55 +213,59 @@ def choose_cases(
     repeats: int,
     baseline: str = LARGE.name,
 ) -> Cases:
-    """
-    Choose cases from the samples of the methods; *samples* has those of every arm, by their number.
-    """
+    """Choose cases of the methods from the *samples* of every arm by their number."""
     theirs = samples[baseline]
-    compared = [
-        (_case(number, repeats, sample, theirs[number]), sample.correct - theirs[number].correct)
-        for figures in arms
-        if figures.method
-        for number, sample in samples[figures.arm.name].items()
-    ]
+    cases: list[Case] = []
+    lost: list[Case] = []
+    gained: list[Case] = []
+    for arm in [f.arm.name for f in arms if f.method]:
+        for number, sample in samples[arm].items():
+            case = _case(number, repeats, sample, theirs[number])
+            cases.append(case)
+            if sample.correct and not theirs[number].correct:
+                gained.append(case)
+            if theirs[number].correct and not sample.correct:
+                lost.append(case)
+    cases.sort(key=lambda case: -case.seconds)
     return {
-        "slowest": tuple(
-            sorted((case for case, _ in compared), key=lambda case: -case.seconds)[:SHOWN]
-        ),
-        "lost": tuple(case for case, difference in compared if difference < 0)[:SHOWN_APART],
-        "gained": tuple(case for case, difference in compared if difference > 0)[:SHOWN_APART],
+        "slowest": cases[:MAX_SLOWEST_CASES],
+        "lost": lost[:MAX_CHANGED_CASES],
+        "gained": gained[:MAX_CHANGED_CASES],
     }
 
 
 def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:
     ledger = sample.ledger
     return Case(
-        number,
-        number // repeats,
-        sample.arm,
-        sample.outcome,
-        sample.seconds,
-        theirs.seconds,
-        ledger.drafts,
-        ledger.drafts - ledger.accepted,
+        number=number,
+        problem=number // repeats,
+        arm=sample.arm,
+        outcome=sample.outcome,
+        seconds=sample.seconds,
+        baseline_seconds=theirs.seconds,
+        drafts=ledger.drafts,
+        rejected=ledger.drafts - ledger.accepted,
     )
 
 
 def provenance(section: Section) -> Iterator[tuple[str, str]]:
     """Yield the rows, name and value, of the list "How it was measured"."""
-    about, (first, *_) = section.run.about, section.run.sessions
-    benchmark = section.run.record["benchmark"]
-    yield "run folder", str(section.run.path)
-    for command in section.commands:
+    run = section.run
+    about = run.about
+    first = run.sessions[0]
+    benchmark = run.record["benchmark"]
+    parts = (benchmark["source"], benchmark["subset"], benchmark["split"])
+    source = " ".join(filter(None, parts)) if benchmark["source"] else benchmark["name"]
+    yield "run folder", str(run.path)
+    for command in dict.fromkeys(shlex.join(session["command"]) for session in run.sessions):
         yield "command", command
-    yield "measured", _times(section)
+    times = [f"{s['date']} to {s.get('ended', 'interrupted')}" for s in run.sessions]
+    yield "measured", "; ".join(times)
     yield (
         "problems",
-        (
-            f"{section.problems}, {_source(benchmark)}; licence: {benchmark['licence']}; hash"
-            f" {about['problems']}"
-        ),
+        f"{section.problems}, {source}; licence: {benchmark['licence']}; hash {about['problems']}",
     )
-    yield "graded as", ", ".join(section.run.metrics)
+    yield "graded as", ", ".join(run.metrics)
     yield "sampling", _join(about["sampling"])
     yield "budget", _join(about["budget"])
     yield (
@@ -251,40 +274,28 @@ def provenance(section: Section) -> Iterator[tuple[str, str]]:
     )
     for server in first["servers"]:
         yield f"{server['role']} server", _server(server)
-    yield "prompts", _prompts(section)
+    yield "prompts", _prompts(run)
     yield "code", f"commit {first['commit'] or 'unknown'}; {_join(first['versions'])}"
     yield "machine", f"{first['platform']}, {first['cpus']} CPUs, Python {first['python']}"
 
 
-def _prompts(section: Section) -> str:
-    """The hashes of the texts that decide how problems are put and steps are judged."""
-    about, first = section.run.about, section.run.sessions[0]
-    replaced: Mapping[str, str] = about.get("prompts", {})
-    methods = [METHODS[arm.policy] for arm in section.run.arms if arm.policy in METHODS]
-    template: str | None = section.run.record["benchmark"].get("prompt")
-    names = {*replaced, *(name for method in methods for name in method.prompts)}
-    of_template = {template: about["prompt"]} if template and about.get("prompt") else {}
-    hashes: Mapping[str, str] = {**of_template, **first.get("prompts", {}), **replaced}
-    known = [name for name in sorted(hashes) if name in names or name == template]
+def _prompts(run: Run) -> str:
+    """Return the hashes of the texts that decide how problems are put and steps are judged."""
+    replaced: Mapping[str, str] = run.about.get("prompts", {})
+    hashes: dict[str, str] = {**run.sessions[0].get("prompts", {}), **replaced}
+    used = set(replaced)
+    for arm in run.arms:
+        if arm.policy in METHODS:
+            used.update(METHODS[arm.policy].prompts)
+    template = run.record["benchmark"].get("prompt")
+    if template:
+        used.add(template)
+        hashes.setdefault(template, run.about["prompt"])
     shown = [
-        f"{name} {hashes[name][:HASH]}{' (replaced)' if name in replaced else ''}" for name in known
+        f"{name} {hashes[name][:HASH_CHARACTERS]}{' (replaced)' if name in replaced else ''}"
+        for name in sorted(used & hashes.keys())
     ]
     return ", ".join(shown) or "none"
-
-
-def _times(section: Section) -> str:
-    return "; ".join(
-        f"{s['date']} to {s.get('ended', 'interrupted')}" for s in section.run.sessions
-    )
-
-
-def _source(benchmark: Mapping[str, Any]) -> str:
-    parts = [benchmark["source"], benchmark["subset"], benchmark["split"]]
-    return (
-        " ".join(str(part) for part in parts if part)
-        if benchmark["source"]
-        else str(benchmark["name"])
-    )
 
 
 def _server(server: Mapping[str, Any]) -> str:

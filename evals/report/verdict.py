@@ -1,6 +1,7 @@
 """
-The verdict on each method: is it faster, does it lose accuracy, or which number of problems would
-tell. Pure.
+The verdict on each method: whether it is faster, and whether it loses accuracy. Pure.
+
+If the problems are too few to tell, the verdict says how many more would do.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ..arms import LARGE
@@ -16,10 +17,12 @@ from ..results import Interval, Z, difference, disagreements, paired_difference
 from ..sample import Sample
 from .figures import ArmFigures
 
-MAX_LOSS = 0.02  # a share of all problems, as for `stepspec calibrate`
-# problems that show a difference in time: fewer all point one way by chance in over 5% of all runs
-FEWEST = 6
-MOST = 100_000  # further problems; larger numbers help nobody
+MAX_LOSS = 0.02
+"""The acceptable loss of accuracy as a share of all problems, as for `stepspec calibrate`."""
+MIN_PROBLEMS = 6
+"""Problems that show a difference in time. Fewer all point one way by chance in over 5% of runs."""
+MAX_FURTHER_PROBLEMS = 100_000
+"""The largest number of further problems that is named. Larger numbers help nobody."""
 
 Speed: TypeAlias = Literal["faster", "slower", "unknown"]
 Loss: TypeAlias = Literal["excluded", "shown", "unknown"]
@@ -30,36 +33,45 @@ class Verdict:
     """
     What a run shows about one method or control, compared with the baseline on the same problems.
 
-    *speedup*: mean seconds of the baseline over the mean seconds of the arm. Its 95% interval is a
-    percentile bootstrap over the problems, in which both arms keep the same problems: the
-    reciprocal of `Result.ratio`'s.
-
-    *difference*: accuracy of the arm minus that of the baseline, as a share. Its 95% interval is
-    Tango's score interval for paired shares; with several samples per problem, a percentile
-    bootstrap over the problems.
-
-    *speed* is known if the interval of the speed-up, over `FEWEST` problems or more, excludes 1. A
-    *loss* above *max_loss* is excluded if the interval of the difference lies above -*max_loss*,
-    and shown if it lies below. Each end of a 95% interval errs in 2.5% of all runs, so that each
-    statement about one end does so.
-
-    *further_for_loss* are the further problems with which the interval is as likely as not to tell;
-    None if it tells already, or if `MOST` would be too few.
-
-    A control has the name of its method in *like*, and *judge* is the accuracy of that method minus
-    that of the control, with an interval as above: what the method's judge is worth, since both
-    accept the same share of drafts.
+    Each end of a 95% interval errs in 2.5% of all runs, and so does each statement about one end.
     """
 
     arm: str
+    """The name of the arm."""
     speedup: Interval
+    """Mean seconds of the baseline over those of the arm: the reciprocal of `Result.ratio`."""
     speed: Speed
+    """Known if the interval of the speed-up excludes 1 over `MIN_PROBLEMS` problems or more."""
     difference: Interval
+    """
+    Accuracy of the arm minus that of the baseline, as a share.
+
+    The interval is Tango's score interval for paired shares. With several samples per problem it is
+    a percentile bootstrap over the problems.
+    """
     loss: Loss
+    """
+    Whether the arm loses more than *max_loss*.
+
+    Such a loss is excluded if the interval of the difference lies above -*max_loss*, and shown if
+    it lies below.
+    """
     max_loss: float
+    """The acceptable loss, as a share of all problems."""
     further_for_loss: int | None
+    """
+    Further problems with which the interval is as likely as not to tell.
+
+    None if it tells already, or if `MAX_FURTHER_PROBLEMS` would be too few.
+    """
     like: str = ""
+    """The method that a control is like; "" for a method."""
     judge: Interval | None = None
+    """
+    What the judge of the method is worth: the accuracy of the method minus that of its control.
+
+    Both accept the same share of drafts. None for a method.
+    """
 
     @property
     def good(self) -> bool:
@@ -69,7 +81,9 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, without the name of the arm."""
-        ending = _judge_words(self.like, self.judge) if self.judge else f": {_loss_words(self)}"
+        ending = f": {_loss_words(self)}"
+        if self.judge is not None:
+            ending = _judge_words(self.like, self.judge)
         return f"{_speed_words(self)}, accuracy {_points(self.difference)}{ending}"
 
 
@@ -86,54 +100,54 @@ def judge_methods(
     *samples* has those of each arm by number, and *repeats* samples for each problem.
     """
     by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
-    return [
-        _judge(f, by_arm, by_arm[baseline], repeats, max_loss)
-        for f in figures
-        if f.method or f.arm.like
-    ]
+    verdicts: list[Verdict] = []
+    for f in figures:
+        if f.method or f.arm.like:
+            counts = disagreements(by_arm[f.arm.name], by_arm[baseline])
+            verdict = _judge(f, repeats, *counts, max_loss)
+            if f.arm.like in by_arm:
+                worth = paired_difference(by_arm[f.arm.like], by_arm[f.arm.name], repeats)
+                verdict = replace(verdict, judge=worth)
+            verdicts.append(verdict)
+    return verdicts
 
 
-def _judge(
-    f: ArmFigures,
-    by_arm: Mapping[str, list[Sample]],
-    theirs: list[Sample],
-    repeats: int,
-    max_loss: float,
-) -> Verdict:
-    ours = by_arm[f.arm.name]
-    problems = len(ours) // repeats
+def _judge(f: ArmFigures, repeats: int, gained: int, lost: int, max_loss: float) -> Verdict:
+    problems = f.result.n // repeats
     apart = f.standing.difference
-    ratio = Interval(f.result.ratio, *f.result.ratio_interval)
-    told = ratio.value and problems >= FEWEST
-    speed: Speed = (
-        "faster" if told and ratio.high < 1 else "slower" if told and ratio.low > 1 else "unknown"
-    )
-    loss: Loss = (
-        "excluded" if apart.low >= -max_loss else "shown" if apart.high < -max_loss else "unknown"
-    )
-    gained, lost = disagreements(ours, theirs)
+    loss = _loss(apart, max_loss)
+    further = None
+    if loss == "unknown":
+        further = further_for_loss(problems, gained / repeats, lost / repeats, apart, max_loss)
     return Verdict(
         arm=f.arm.name,
-        speedup=_reciprocal(ratio),
-        speed=speed,
+        speedup=_reciprocal(f.result.ratio_estimate),
+        speed=_speed(f.result.ratio_estimate, problems),
         difference=apart,
         loss=loss,
         max_loss=max_loss,
-        further_for_loss=(
-            further_for_loss(problems, gained / repeats, lost / repeats, apart, max_loss)
-            if loss == "unknown"
-            else None
-        ),
+        further_for_loss=further,
         like=f.arm.like,
-        judge=(
-            paired_difference(by_arm[f.arm.like], ours, repeats) if f.arm.like in by_arm else None
-        ),
     )
+
+
+def _speed(ratio: Interval, problems: int) -> Speed:
+    if not ratio.value or problems < MIN_PROBLEMS:
+        return "unknown"
+    if ratio.high < 1:
+        return "faster"
+    return "slower" if ratio.low > 1 else "unknown"
+
+
+def _loss(apart: Interval, max_loss: float) -> Loss:
+    if apart.low >= -max_loss:
+        return "excluded"
+    return "shown" if apart.high < -max_loss else "unknown"
 
 
 def _reciprocal(ratio: Interval) -> Interval:
     value, low, high = (
-        1 / each if each else math.inf for each in (ratio.value, ratio.high, ratio.low)
+        1 / figure if figure else math.inf for figure in (ratio.value, ratio.high, ratio.low)
     )
     return Interval(value, low, high)
 
@@ -142,35 +156,32 @@ def further_for_loss(
     problems: int, gained: float, lost: float, apart: Interval, max_loss: float
 ) -> int | None:
     """
-    Return how many further problems exclude a loss above *max_loss*; None if that are more than
-    `MOST`.
+    Return how many further problems exclude a loss above *max_loss*.
 
     So far, *gained* of *problems* were right in this arm only, *lost* in the other arm only, and
     *apart* is the interval of the difference. Both arms are assumed to be equally accurate on the
-    further problems and to disagree as often as so far: with this number the lower end of the
-    interval is expected at -*max_loss*, so that the interval excludes the loss in about half of all
-    continuations. If the arm is in fact less accurate, more are needed.
+    further problems and to disagree as often as so far. The lower end of the interval is then
+    expected at -*max_loss*, so that about half of all continuations exclude the loss. If the arm is
+    in fact less accurate, more problems are needed. None if `MAX_FURTHER_PROBLEMS` are too few.
     """
     half = (gained + lost) / 2 / problems  # of the share on which the arms disagree
-    score = apart == difference(problems, gained, lost)
+    is_score = apart == difference(problems, gained, lost)
     added = 2 * Z * Z  # by the two problems of `bootstrap_mean`
-    spread = min(
-        Z * Z * (gained + lost), max(0.0, ((apart.value - apart.low) * (problems + 2)) ** 2 - added)
-    )
+    half_width = (apart.value - apart.low) * (problems + 2)
+    spread = min(Z * Z * (gained + lost), max(0.0, half_width**2 - added))
 
     def excluded(further: int) -> bool:
         total = problems + further
-        if score:
+        if is_score:
             low = difference(total, gained + half * further, lost + half * further).low
-        else:  # a bootstrap interval, which narrows about with the root of the number of problems
-            low = apart.value * problems / total - math.sqrt(spread * total / problems + added) / (
-                total + 2
-            )
+        else:  # A bootstrap interval narrows about with the root of the number of problems.
+            width = math.sqrt(spread * total / problems + added) / (total + 2)
+            low = apart.value * problems / total - width
         return low >= -max_loss
 
-    # a loss that a number excludes, all larger ones do
-    least = bisect_left(range(MOST + 1), True, lo=1, key=excluded)
-    return least if least <= MOST else None
+    # If a number of problems excludes the loss, all larger numbers do.
+    least = bisect_left(range(MAX_FURTHER_PROBLEMS + 1), True, lo=1, key=excluded)
+    return least if least <= MAX_FURTHER_PROBLEMS else None
 
 
 def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
@@ -181,8 +192,8 @@ def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
     if len(methods) == 1:
         return f"{methods[0].arm}: {methods[0].sentence}."
     limit = points(methods[0].max_loss)
-    if good := [verdict for verdict in methods if verdict.good]:
-        best = max(good, key=lambda verdict: verdict.speedup.value)
+    best = max(methods, key=lambda verdict: (verdict.good, verdict.speedup.value))
+    if best.good:
         return (
             f"Of {len(methods)} methods, {best.arm} is the fastest that excludes a loss above"
             f" {limit}: {_speed_words(best)}."
@@ -227,47 +238,41 @@ def _speed_words(verdict: Verdict) -> str:
 def _times(word: str, ratio: Interval) -> str:
     """Write *ratio* with as few decimals as show that its lower end is not 1."""
     digits = next((digits for digits in (1, 2) if round(ratio.low, digits) != 1), 3)
-    value, low, high = (f"{number:.{digits}f}" for number in (ratio.value, ratio.low, ratio.high))
-    return f"{value}x {word} [{low}, {high}]"
+    return f"{ratio:.{digits}f}".replace(" [", f"x {word} [")
 
 
 def _loss_words(verdict: Verdict) -> str:
-    low = verdict.difference.points.low
-    high = verdict.difference.points.high
-    less = verdict.difference.high < 0
-    if verdict.loss == "shown":
-        return f"a loss of at least {-high:.1f} points at 95%"
-    if verdict.loss == "excluded":
-        if verdict.difference.low > 0:
-            return "more accurate at 95%"
-        return f"{'a loss, but none' if less else 'no loss'} above {abs(low):.1f} points at 95%"
+    points_apart = verdict.difference.points
     limit = points(verdict.max_loss)
-    further = verdict.further_for_loss
-    shown = (
-        f"a loss, and too few problems to tell if it is above {limit}"
-        if less
-        else (f"too few problems to exclude a loss above {limit}")
-    )
-    return (
-        f"{shown};"
-        f" {f'about {_about(further)} more would' if further else f'{MOST:,} more would not'}"
-    )
+    is_loss = verdict.difference.high < 0
+    match verdict.loss:
+        case "shown":
+            return f"a loss of at least {-points_apart.high:.1f} points at 95%"
+        case "excluded":
+            if verdict.difference.low > 0:
+                return "more accurate at 95%"
+            found = "a loss, but none" if is_loss else "no loss"
+            return f"{found} above {abs(points_apart.low):.1f} points at 95%"
+        case "unknown":
+            found = f"too few problems to exclude a loss above {limit}"
+            if is_loss:
+                found = f"a loss, and too few problems to tell if it is above {limit}"
+            if verdict.further_for_loss is None:
+                return f"{found}; {MAX_FURTHER_PROBLEMS:,} more would not"
+            return f"{found}; about {_about(verdict.further_for_loss)} more would"
 
 
 def _judge_words(like: str, judge: Interval) -> str:
-    found = (
-        "better than"
-        if judge.low > 0
-        else "worse than"
-        if judge.high < 0
-        else "not shown to differ from"
-    )
+    found = "not shown to differ from"
+    if judge.low > 0:
+        found = "better than"
+    if judge.high < 0:
+        found = "worse than"
     return f"; the judge of {like} adds {_points(judge)}: {found} chance"
 
 
 def _points(share: Interval) -> str:
-    found = share.points
-    return f"{found.value:+.1f} points [{found.low:+.1f}, {found.high:+.1f}]"
+    return f"{share.points:+.1f}".replace(" [", " points [")
 
 
 def _about(number: int) -> str:

@@ -23,7 +23,13 @@ from stepspec.evals import ray_pool
 from stepspec.evals.arms import LARGE
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial
-from stepspec.evals.ray_pool import PATIENCE, PAUSE, RemoteWorker, WorkerPool, cluster
+from stepspec.evals.ray_pool import (
+    PATIENCE_SECONDS,
+    PAUSE_SECONDS,
+    RemoteWorker,
+    WorkerPool,
+    cluster,
+)
 from stepspec.evals.ray_worker import describe_process
 from stepspec.evals.runner import Worker, WorkerLost
 from stepspec.evals.sample import SolvedTask, Task
@@ -137,17 +143,12 @@ async def test_an_actor_answers_and_errors_of_ray_about_it_are_reworded(
 ) -> None:
     monkeypatch.setattr(ray_pool, "ray", FakeRay(answer()))
     actor: Any = ray_pool._Actor()  # pyright: ignore[reportPrivateUsage]
-    calls = [
-        actor.describe,
-        lambda: actor.enter(None, None),
-        lambda: actor.solve(None, {}, traced=False),
-    ]
-    for call in calls:
+    for method in ("describe", "enter", "solve"):
         if expected is None:
-            assert await call() == "solved"
+            assert await actor.call(method) == "solved"
             continue
         with pytest.raises(expected[0], match=expected[1]):
-            await call()
+            await actor.call(method)
 
 
 SETTINGS = Settings.model_validate(
@@ -171,6 +172,9 @@ class Scripted:
     calls: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     stopped: int = 0
 
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self, method)(*arguments)
+
     async def describe(self) -> Mapping[str, str]:
         await asyncio.sleep(self.comes)
         return {**DESCRIBED, "host": "there", "node": "n1", **self.overrides}
@@ -182,7 +186,10 @@ class Scripted:
         return self.entered
 
     async def solve(
-        self, trial: Trial, options: Mapping[str, Any], *, traced: bool
+        self,
+        trial: Trial,
+        options: Mapping[str, Any],
+        traced: bool,
     ) -> tuple[Any, bytes]:
         self.calls.append((trial, dict(options), traced))
         if isinstance(self.solved, WorkerLost):
@@ -264,7 +271,7 @@ def test_a_run_without_any_worker_ends_with_an_error() -> None:
     remote = Scripted(comes=1e9)
 
     async def main() -> float:
-        await asyncio.sleep(10 * PATIENCE)  # What was before the first post does not count.
+        await asyncio.sleep(10 * PATIENCE_SECONDS)  # What was before the first post does not count.
         began = asyncio.get_running_loop().time()
         with pytest.raises(
             WorkersLost, match=r"no worker for 180 s: the cluster has no CPU free .* `ray status`"
@@ -272,7 +279,7 @@ def test_a_run_without_any_worker_ends_with_an_error() -> None:
             await work(staff(remote))
         return asyncio.get_running_loop().time() - began
 
-    assert PATIENCE <= run(main())[0] <= PATIENCE + 2
+    assert PATIENCE_SECONDS <= run(main())[0] <= PATIENCE_SECONDS + 2
     assert remote.stopped == 1
 
 
@@ -282,14 +289,14 @@ async def _name(post: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    "late", [Scripted(comes=1.5 * PATIENCE), Scripted(dies_entering=1.5 * PATIENCE)]
+    "late", [Scripted(comes=1.5 * PATIENCE_SECONDS), Scripted(dies_entering=1.5 * PATIENCE_SECONDS)]
 )
 def test_as_long_as_one_is_ready_another_may_take_its_time(late: Scripted) -> None:
     async def main() -> str:
         one, other = staff(Scripted(), late, workers=2).slots(SETTINGS, PLAN)
         async with one():
             waiting = asyncio.create_task(_name(other))
-            await asyncio.sleep(1.4 * PATIENCE)
+            await asyncio.sleep(1.4 * PATIENCE_SECONDS)
         return await waiting
 
     assert run(main())[0].endswith(" on there")
@@ -297,7 +304,7 @@ def test_as_long_as_one_is_ready_another_may_take_its_time(late: Scripted) -> No
 
 def test_a_worker_that_ends_before_it_is_ready_is_replaced_for_a_limited_time() -> None:
     frail = [Scripted(dies_entering=1e9), Scripted(dies_entering=1e9)]
-    assert run(work(staff(*frail, Scripted()))) == (SOLVED, PAUSE * len(frail))
+    assert run(work(staff(*frail, Scripted()))) == (SOLVED, PAUSE_SECONDS * len(frail))
     assert [remote.stopped for remote in frail] == [1] * len(frail)
     with pytest.raises(
         WorkersLost, match=r"no worker for 180 s.* ended before it was ready: out of memory"

@@ -1,7 +1,4 @@
-"""
-The command ``calibrate``: find the loosest threshold that keeps the loss below a limit, with a
-confidence.
-"""
+"""The command ``calibrate``: find the loosest threshold that keeps the loss below a limit."""
 
 from __future__ import annotations
 
@@ -15,10 +12,9 @@ import typer
 from rich.progress import TaskID
 
 from stepspec import prompts
-from stepspec.api import Solver
 from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
 from stepspec.evals.calibration.policy_file import (
-    SEEDS_APART,
+    SEED_DISTANCE,
     CalibrationSettings,
     changed_settings,
     find_threshold,
@@ -31,10 +27,11 @@ from stepspec.evals.calibration.search import (
     CalibrationResult,
     RunStore,
     SolveAt,
+    limited,
     search,
 )
 from stepspec.evals.grading.graders import Graders, require_graders
-from stepspec.evals.plan import check_arm, testbed_settings
+from stepspec.evals.plan import check_arm
 from stepspec.evals.progress import progress_bars
 from stepspec.evals.provenance import digest
 from stepspec.evals.sample import Task
@@ -43,8 +40,8 @@ from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.policies import Threshold
 
-from .command_line import numbers, only_without_testbed, writable, write_settings
-from .eval import contact
+from .command_line import numbers, writable, write_settings
+from .eval import configured, contact_before_download, seed_of
 from .flags import (
     BUDGET,
     SAMPLING,
@@ -144,11 +141,8 @@ def calibrate(
     chosen, file = choose(
         benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
     )
-    if testbed:
-        only_without_testbed()
-    own_solver = None if testbed else Solver()
-    settings = own_solver.settings if own_solver else testbed_settings()
-    seed = (settings.sampling.seed or 0) if seed is None else seed
+    own_solver, settings = configured(testbed=testbed)
+    seed = seed_of(settings, seed)
     policy = settings.policy
     threshold = find_threshold(
         policy, vary, numbers("--values", values or "", float, positive=False)
@@ -156,8 +150,8 @@ def calibrate(
     for value in threshold.values:
         check_arm(served_arm(settings, threshold, value), settings)
     writable("--output", output)
-    if own_solver and chosen.source and data is None:
-        wait(contact(settings))  # before a data set is downloaded
+    if own_solver:
+        contact_before_download(settings, chosen, data)
     path = output.with_suffix(".trials.jsonl")
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
@@ -165,11 +159,18 @@ def calibrate(
     test = LossTest(max_loss, level=round(1 - confidence, 9))
     _check_size(len(tasks), test)
     about = {
-        "benchmark": chosen.name, "policy": policy, "option": threshold.option, "values": threshold.values,
-        "seed": seed, "testbed": testbed, "weights": weights_digest("large", "small") if testbed else None,
-        "max_loss": max_loss, "confidence": confidence,
-        "besides": changed_settings(settings), "conditions": promise_conditions(settings, threshold),
-    }  # fmt: skip
+        "benchmark": chosen.name,
+        "policy": policy,
+        "option": threshold.option,
+        "values": threshold.values,
+        "seed": seed,
+        "testbed": testbed,
+        "weights": weights_digest("large", "small") if testbed else None,
+        "max_loss": max_loss,
+        "confidence": confidence,
+        "besides": changed_settings(settings),
+        "conditions": promise_conditions(settings, threshold),
+    }
     solving = own_solver or pair_solver(profile, stderr)
 
     async def main() -> CalibrationSettings:
@@ -179,20 +180,27 @@ def calibrate(
             held = {**about, "problems": digest(put), "models": dict(solver.models)}
             with RunStore(path, held, fresh=fresh) as store:
                 solve = solve_on_servers(solver, put, threshold, graders, seed)
-                result = await _search(solve, len(put), threshold, test, store, concurrency)
+                solve = limited(solve, concurrency)
+                result = await _search(solve, len(put), threshold, test, store)
             return CalibrationSettings(
-                policy, threshold, f"{chosen.name}, {CALIBRATED_ON}", result, solver.settings.options,
-                changed_settings(solver.settings), dict(solver.models),
-                promise_conditions(solver.settings, threshold),
-            )  # fmt: skip
+                policy=policy,
+                threshold=threshold,
+                benchmark=f"{chosen.name}, {CALIBRATED_ON}",
+                result=result,
+                options=solver.settings.options,
+                changes=changed_settings(solver.settings),
+                models=dict(solver.models),
+                conditions=promise_conditions(solver.settings, threshold),
+            )
 
     _show(wait(main(), resumable=True), output, as_json=json)
 
 
 def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> None:
     """
-    Print what is calibrated, and write the policy file; exit with 1 if no threshold keeps the
-    promise.
+    Print what is calibrated, and write the policy file.
+
+    Exit with 1 if no threshold keeps the promise.
     """
     if as_json:
         stdout.print_json(orjson.dumps(calibrated.json()).decode())
@@ -213,7 +221,7 @@ def _check_size(count: int, test: LossTest) -> None:
 
 
 async def _search(
-    solve: SolveAt, count: int, threshold: Threshold, test: LossTest, store: RunStore, at_once: int
+    solve: SolveAt, count: int, threshold: Threshold, test: LossTest, store: RunStore
 ) -> CalibrationResult:
     """Search the threshold with *count* problems, and show how far it is."""
     with progress_bars(stderr) as progress:
@@ -224,16 +232,17 @@ async def _search(
                 bars[value] = progress.add_task(f"{threshold.option} {value:g}", total=count)
             progress.advance(bars[value])
 
-        return await search(solve, count, threshold, test, store, at_once, on_problem)
+        return await search(solve, count, threshold, test, store, on_problem)
 
 
 def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:
     """
-    The calibration half of *benchmark*, at most *count* problems; a generated benchmark uses other
-    seeds instead.
+    Return at most *count* problems of the calibration half of *benchmark*.
+
+    A generated benchmark has no halves. It uses other seeds instead.
     """
     if benchmark.made is not None and data is None:
-        return load(benchmark, seed=seed + SEEDS_APART, limit=count)
+        return load(benchmark, seed=seed + SEED_DISTANCE, limit=count)
     tasks = [task for task in load(benchmark, data, seed=seed) if half(task) == "calibration"]
     if not tasks:
         raise ConfigurationError(

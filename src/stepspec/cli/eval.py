@@ -1,16 +1,18 @@
 """
-The command ``eval``, and arms by name: ``specreason``, ``bild:scale=step,ahead=0``, or a policy
-file.
+The command ``eval``, and arms by name.
+
+An arm is a method such as ``specreason`` or ``bild:scale=step,ahead=0``, or a policy file.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -79,18 +81,17 @@ def arms(
     settings: Settings | None = None,
 ) -> tuple[Arm, ...]:
     """
-    The *baselines*, the *chosen* methods, and *controls* of some of these methods. The first
-    baseline is the usual one.
+    Return the *baselines*, the *chosen* methods, and *controls* of some of these methods.
 
-    The *options* are of every chosen method that is no policy file, unless it sets its own. If none
-    is chosen, the method of the *settings* is. Raise `ConfigurationError` for an unknown name, and
-    for an arm that is named twice.
+    The first baseline is the usual one. The *options* are of every chosen method that is no policy
+    file, unless it sets its own. If none is chosen, the method of the *settings* is. Raise
+    `ConfigurationError` for an unknown name, and for an arm that is named twice.
     """
-    unknown = [name for name in baselines if name not in BASELINES]
-    if unknown:
-        raise ConfigurationError(
-            f"no such baseline: {unknown[0]!r}; there are {', '.join(BASELINES)}"
-        )
+    for name in baselines:
+        if name not in BASELINES:
+            raise ConfigurationError(
+                f"no such baseline: {name!r}; there are {', '.join(BASELINES)}"
+            )
     methods = [arm(spec, options) for spec in chosen]
     if settings is not None and not chosen:
         methods = [configured_arm(settings, options)]
@@ -99,17 +100,15 @@ def arms(
         *methods,
         *(control(name, methods) for name in controls),
     )
-    names = [competitor.name for competitor in competing]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ConfigurationError(f"the arm {twice.pop()!r} is there twice")
+    for name, count in Counter(competitor.name for competitor in competing).items():
+        if count > 1:
+            raise ConfigurationError(f"the arm {name!r} is there twice")
     return competing
 
 
 def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
     """
-    Parse one method: its name with options after a colon, or a policy file as ``stepspec
-    calibrate`` writes it.
+    Read one method: its name with options after a colon, or a policy file.
 
     A method that is no file has the *options* too, unless it sets its own.
     """
@@ -121,26 +120,17 @@ def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
         raise ConfigurationError(
             f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them"
         )
-    return _arm(
-        spec,
-        policy,
-        {**options, **{name.strip(): json_or_text(value.strip()) for name, _, value in pairs}},
-    )
+    own = {name.strip(): json_or_text(value.strip()) for name, _, value in pairs}
+    return _arm(spec, policy, {**options, **own})
 
 
 def calibrated(chosen: Sequence[str]) -> dict[str, str]:
-    """
-    The benchmarks that the policy files among the *chosen* arms were calibrated on, by the arm's
-    name.
-    """
-    files = [Path(spec) for spec in chosen if spec.endswith(FILE)]
-    entries: dict[str, Any] = {path.stem: _settings(path).get("calibration") for path in files}
-    tables = {
-        name: cast("dict[str, Any]", entry)
-        for name, entry in entries.items()
-        if isinstance(entry, dict)
-    }
-    return {name: str(table["benchmark"]) for name, table in tables.items() if "benchmark" in table}
+    """Return what the policy files among *chosen* were calibrated on, by the names of the arms."""
+    problems: dict[str, str] = {}
+    for path in [Path(spec) for spec in chosen if spec.endswith(FILE)]:
+        with suppress(KeyError, TypeError):
+            problems[path.stem] = str(_settings(path)["calibration"]["benchmark"])
+    return problems
 
 
 def _calibrated(chosen: Sequence[str] | None, settings: Settings) -> dict[str, str]:
@@ -164,18 +154,15 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> Arm:
-    """
-    Read the policy and the run options from a settings file; other settings, such as URLs, are
-    ignored.
-    """
+    """Read the policy and the run options from a settings file. Other settings are ignored."""
     settings = _settings(path)
     options = {name: settings[name] for name in arm_options() if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
 
 
 def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
-    own = {key: value for key, value in options.items() if key not in arm_options()}
-    overrides: Any = {key: value for key, value in options.items() if key in arm_options()}
+    own = dict(options)
+    overrides: Any = {key: own.pop(key) for key in arm_options() if key in options}
     try:
         made = Arm.of(name, policy, own, **overrides)
     except ConfigurationError as exc:
@@ -183,36 +170,32 @@ def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
     try:
         policies.check(policy, own)
     except ConfigurationError as exc:
-        unknown = set(own) - set(policies.METHODS.find(policy).options)
-        raise ConfigurationError(
-            f"{exc}; of any arm: {', '.join(arm_options())}" if unknown else str(exc)
-        ) from exc
+        if set(own) <= set(policies.METHODS.find(policy).options):
+            raise
+        raise ConfigurationError(f"{exc}; of any arm: {', '.join(arm_options())}") from exc
     return made
 
 
 def control(name: str, methods: Sequence[Arm]) -> Arm:
-    """
-    A control that accepts steps at random, as often as the arm *name* does, and is like that arm
-    otherwise.
-    """
-    for method in methods:
-        if method.name == name:
-            built = policies.METHODS.find(method.policy).source
-            run = method.run.with_overrides(
-                {
-                    "policy": CONTROL,
-                    "ending": method.run.ending or ended_by(built),
-                    "answer": method.run.answer or answered_by(built),
-                }
-            )
-            return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
-    known = ", ".join(repr(method.name) for method in methods)
-    raise ConfigurationError(
-        f"--random {name!r}: not one of the methods of this run, which are {known}"
+    """Return a control that accepts steps at random, as often as the arm *name* does."""
+    known = {method.name: method for method in methods}
+    if name not in known:
+        raise ConfigurationError(
+            f"--random {name!r}: not one of the methods of this run, which are"
+            f" {', '.join(map(repr, known))}"
+        )
+    method = known[name]
+    source = policies.METHODS.find(method.policy).source
+    run = method.run.with_overrides(
+        {
+            "policy": CONTROL,
+            "ending": method.run.ending or ended_by(source),
+            "answer": method.run.answer or answered_by(source),
+        }
     )
+    return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
 
 
-WIDTH = 170
 EXAMPLES = """
 Examples:
 
@@ -331,36 +314,30 @@ def command(
         benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
     )
     _check_half(chosen, source, part)
-    if testbed:
-        only_without_testbed()
-    own_solver = None if testbed else Solver()
-    settings = own_solver.settings if own_solver else testbed_settings()
-    baselines = baseline or ["plain", "small"]
-    competing = arms(policy or [], baselines, random or [], parse_options(option), settings)
-    seed = (settings.sampling.seed or 0) if seed is None else seed
+    own_solver, settings = configured(testbed=testbed)
+    competing = arms(
+        policy or [], baseline or ["plain", "small"], random or [], parse_options(option), settings
+    )
+    seed = seed_of(settings, seed)
     if table is not None:
         writable("--csv", table)
     folder = output or Path("runs") / chosen.name
     with prompts.replacing(settings.prompts):
         plan = _plan(settings, competing, samples, seed, concurrency)
-        if own_solver and chosen.source and source is None:
-            wait(contact(settings))  # before a data set is downloaded
+        if own_solver:
+            contact_before_download(settings, chosen, source)
         all_tasks = _tasks(chosen, source, seed, None, part)
-        tasks = (
-            all_tasks[:limit]
-            if chosen.made is None or source
-            else _tasks(chosen, source, seed, limit, part)
-        )
+        tasks = all_tasks[:limit]
+        is_made = chosen.made is not None and source is None
+        if is_made and limit is not None:
+            tasks = _tasks(chosen, source, seed, limit, part)
         require_graders(task.gold for task in tasks)
         plan = replace(plan, tasks=tasks, baseline=competing[0].name)
         pair = own_solver or pair_solver(profile, stderr)
         sharing = _team(ray, workers, testbed=testbed)
-        remarks = (
-            []
-            if source is None and chosen.made
-            else overlaps(_calibrated(policy, settings), chosen.name, part)
-        )
-        remarks += duplicates(tasks)
+        remarks = duplicates(tasks)
+        if not is_made:
+            remarks[:0] = overlaps(_calibrated(policy, settings), chosen.name, part)
         _remark(remarks)
 
         async def work() -> list[ArmSummary]:
@@ -391,7 +368,7 @@ def command(
 
 
 def _remark(remarks: list[str]) -> None:
-    """Print remarks about the figures: at the start, and again with the figures."""
+    """Print remarks about the figures. They stand at the start and again with the figures."""
     for remark in remarks:
         stderr.print(remark, style="yellow", highlight=False, soft_wrap=True)
 
@@ -446,7 +423,7 @@ def _tasks(
 def _plan(
     settings: Settings, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int
 ) -> Plan:
-    """The plan without its tasks, which may take long to load."""
+    """Return the plan without its tasks, which may take long to load."""
     for arm in competing:
         check_arm(arm, settings)
     if len({arm.resolve(settings.run).system for arm in competing}) > 1:
@@ -461,22 +438,41 @@ def _plan(
     return Plan((), competing, sampling, settings.budget.budget(), samples, seed, concurrency)
 
 
-async def contact(settings: Settings) -> None:
+def configured(*, testbed: bool) -> tuple[Solver | None, Settings]:
+    """Return the configured solver with its settings; no solver for the miniature pair."""
+    if testbed:
+        only_without_testbed()
+        return None, testbed_settings()
+    solver = Solver()
+    return solver, solver.settings
+
+
+def seed_of(settings: Settings, seed: int | None) -> int:
+    """Return *seed*, or the configured one if it is None."""
+    if seed is None:
+        return settings.sampling.seed or 0
+    return seed
+
+
+def contact_before_download(settings: Settings, benchmark: Benchmark, file: Path | None) -> None:
     """
-    Connect to the servers once, in an event loop of its own. Raise a `StepspecError` if one cannot
-    be used.
+    Connect to the servers once if the data set of *benchmark* has to be downloaded.
+
+    Raise a `StepspecError` if a server cannot be used.
     """
-    async with Solver(settings) as solver:
-        solver.require_both()
+
+    async def contact() -> None:
+        async with Solver(settings) as solver:
+            solver.require_both()
+
+    if benchmark.source and file is None:
+        wait(contact())
 
 
 def _put(
     benchmark: Benchmark, plan: Plan, tasks: tuple[Task, ...], models: Mapping[str, str]
 ) -> tuple[Benchmark, Plan, tuple[Task, ...]]:
-    """
-    The same problems as the *models* know them: those of a file without a template for the
-    miniature models.
-    """
+    """Return the same problems as the *models* know them. The miniature ones know no template."""
     if benchmark.name in BENCHMARKS or not miniature(models.values()):
         return benchmark, plan, tasks
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)

@@ -88,22 +88,14 @@ def command(
 
 
 def write(folder: Path, sections: Sequence[Section]) -> None:
-    """
-    Write the report in all formats into *folder*, and a page for each trace to which the report
-    links.
-    """
-    from stepspec.evals.report.formats import (  # which import matplotlib
-        to_html,
-        to_json,
-    )
+    """Write both formats of the report, and the pages of the traces that it links to."""
+    from stepspec.evals.report.formats import to_html, to_json  # which import matplotlib
 
-    origin = _origin()
-    prefixes = (
-        [""] if len(sections) == 1 else [f"{number}-" for number in range(1, len(sections) + 1)]
-    )
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    origin = f"Made by stepspec {__version__} on {datetime.date.today()}: {command}"
     linked = [
-        (part, _write_traces(folder, part, prefix))
-        for part, prefix in zip(sections, prefixes, strict=True)
+        (section, _write_traces(folder, section, f"{number}-" if len(sections) > 1 else ""))
+        for number, section in enumerate(sections, start=1)
     ]
     (folder / "report.html").write_text(to_html(linked, origin), encoding="utf-8")
     (folder / "report.json").write_bytes(to_json(sections, origin))
@@ -111,27 +103,16 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
 
 def _show(section: Section) -> None:
     """Print the verdicts, without markup: intervals stand in brackets."""
-    from stepspec.evals.report.layout import summarise
-
-    summary = summarise(section)
-    lines = [
-        section.stamp,
-        summary.headline,
-        *(f"  {name}: {said}" for name, said in summary.sentences),
-    ]
-    for line in filter(None, lines):
+    sentences = [f"  {name}: {sentence}" for name, sentence in section.sentences]
+    for line in filter(None, (section.stamp, section.headline, *sentences)):
         stdout.print(line, highlight=False, soft_wrap=True)
-
-
-def _origin() -> str:
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return f"Made by stepspec {__version__} on {datetime.date.today()}: {command}"
 
 
 def _write_traces(folder: Path, section: Section, prefix: str) -> Links:
     """
-    Write a page for the trace of each case that has one; return the pages' paths, relative to
-    *folder*.
+    Write a page for the trace of each case that has one.
+
+    Return the paths of the pages, relative to *folder*.
     """
     links: dict[tuple[int, str], str] = {}
     for case in {case for cases in section.cases.values() for case in cases}:

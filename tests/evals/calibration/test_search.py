@@ -14,6 +14,7 @@ from stepspec.evals.calibration.search import (
     CalibrationResult,
     CalibrationRun,
     RunStore,
+    limited,
     search,
 )
 from stepspec.orchestrator.errors import ConfigurationError
@@ -50,7 +51,13 @@ class World:
     def calibrate(self, path: Path, concurrency: int = 4) -> CalibrationResult:
         with RunStore(path, {"knob": "threshold"}) as trials:
             return run(
-                search(self.solve, len(self.grades), KNOB, LossTest(0.1, 0.05), trials, concurrency)
+                search(
+                    limited(self.solve, concurrency),
+                    len(self.grades),
+                    KNOB,
+                    LossTest(0.1, 0.05),
+                    trials,
+                )
             )[0]
 
 
@@ -119,5 +126,5 @@ async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
         RunStore(tmp_path / "trials.jsonl", {}) as trials,
         pytest.raises(RuntimeError, match="the server is gone"),
     ):
-        await search(solve, 9, KNOB, LossTest(0.02, 0.05), trials, 9)
+        await search(solve, 9, KNOB, LossTest(0.02, 0.05), trials)
     assert len(asyncio.all_tasks()) == 1

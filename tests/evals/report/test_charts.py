@@ -18,7 +18,7 @@ from stepspec.evals.report.canvas import Markup, element
 from stepspec.evals.report.figures import ArmFigures, compute_figures
 from stepspec.evals.sample import Arm
 
-from .made import ARMS, crowd, large, mixed, samples, small
+from .made import ARMS, crowd, mixed, samples
 
 HOSTILE = "<script>alert(1)</script>&$x$"
 
@@ -80,26 +80,6 @@ def test_the_speed_chart_has_a_row_for_every_arm_that_ran_the_fastest_first(
     assert "1.00" in texts(drawn)
     assert "large alone: 1.00" in label(drawn)
     assert drawn.count('class="mark"') == 3
-
-
-def test_differences_have_the_acceptable_loss_and_no_row_for_the_large_model(
-    arms: list[ArmFigures],
-) -> None:
-    drawn = charts.differences(arms, 0.02)
-    assert {"-2", "0"} <= {*texts(drawn)}
-    assert LARGE.name not in texts(drawn)
-    assert "SpecReason: +0.0 [" in label(drawn)
-    assert "var(--wrong)" in drawn  # the line of the acceptable loss
-
-
-def test_what_is_outside_of_the_scale_of_the_methods_is_an_arrow() -> None:
-    done = {(n, LARGE.name): large(4.0) for n in range(40)} | {
-        (n, SHIPPED.name): mixed(3.0) for n in range(40)
-    }
-    done |= {(n, SMALL.name): small(1.0, correct=False) for n in range(40)}
-    drawn = charts.differences(compute_figures(done, ARMS), 0.02)
-    assert "small alone: -100.0" in label(drawn)
-    assert drawn.count('class="mark"') == 2  # the baseline's is outside, and clipped
 
 
 def test_a_drawing_follows_the_theme_and_the_policy_of_the_page(arms: list[ArmFigures]) -> None:

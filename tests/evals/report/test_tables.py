@@ -14,7 +14,7 @@ from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import tables
 from stepspec.evals.report.layout import Links, blocks
 from stepspec.evals.report.section import Section, provenance
-from stepspec.evals.report.tables import Link, Row, Table
+from stepspec.evals.report.tables import Link, Table
 
 from .made import folder, make_section, samples
 
@@ -25,14 +25,13 @@ def section(tmp_path: Path) -> Section:
 
 
 def row(table: Table, name: str) -> dict[str, object]:
-    found: Row = next(row for row in table.rows if row[0] == name)
-    return dict(zip(table.columns, found, strict=True))
+    return dict(next(row for row in table.rows if row[""] == name))
 
 
 def test_every_row_has_a_cell_for_every_column(section: Section) -> None:
     for block in blocks(section, {}):
         for table in block.tables:
-            assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
+            assert len({tuple(row) for row in table.rows}) == 1, table.title
 
 
 def test_accuracy(section: Section) -> None:
@@ -122,8 +121,9 @@ def test_links_lead_from_the_problems_to_their_traces(section: Section) -> None:
     case = section.cases["lost"][0]
     links = {(case.number, case.arm): "traces/2.html"}
     linked = [row for table in _tables(section, links) for row in table.rows]
-    found, *_ = [row for row in linked if row[:4] == ("3", "What is 1 + 3?", "SpecReason", "wrong")]
-    assert found[-1] == Link("look", "traces/2.html")
+    words = ("3", "What is 1 + 3?", "SpecReason", "wrong")
+    found, *_ = [row for row in linked if tuple(row.values())[:4] == words]
+    assert found["trace"] == Link("look", "traces/2.html")
     assert any("keeps them" in table.note for table in _tables(section, {}))
 
 
