@@ -1,6 +1,4 @@
-"""
-Problems under load: what is measured of one arm under one load. A `Crowd` runs a block.
-"""
+"""Measure one arm under one load. A `Crowd` runs a block of problems."""
 
 from __future__ import annotations
 
@@ -14,30 +12,32 @@ from stepspec.api import Solver
 from stepspec.evals.sample import Arm, Sample, Task, derive_seed, solve_once
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Committed, Event
 from stepspec.orchestrator.solution import Solution
 
+DEADLINE_SECONDS = 1e7  # of a simulated problem
+BUDGET = Budget(tokens=10**6, answer=10**4)
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """
-    One counted problem; times are in seconds since it arrived.
-
-    *first_step* is when the first verified step was committed, *first_answer* when the first text
-    of the answer was there; None if that did not happen. *tokens* are the kept ones. *failure* is
-    why there is no solution, or "". The *sample* is what other evaluations keep; None without a
-    solution.
-    """
+    """One counted problem. Times are in seconds since it arrived."""
 
     latency: float
+    """When the problem was solved."""
     first_step: float | None = None
+    """When the first verified step was committed; None: no step was."""
     first_answer: float | None = None
+    """When the first text of the answer was there; None: there is no answer."""
     tokens: int = 0
+    """Kept tokens."""
     correct: bool = False
+    """Whether the solution is right."""
     failure: str = ""
+    """Why there is no solution; "": there is one."""
     sample: Sample | None = None
+    """What evaluations keep of the solution; None: there is no solution."""
 
 
 Block: TypeAlias = tuple[Timing, ...]
@@ -48,11 +48,10 @@ Attempt: TypeAlias = Callable[[Task, int], Awaitable[Timing]]
 
 class Crowd:
     """
-    The problems of one block: a warm-up, the *counted* tasks, and *others* until the counted have
-    ended.
+    The problems of one block in a closed loop. At any time *concurrency* problems are solved.
 
-    It is a closed loop: there are *concurrency* problems at any time. *warm_up* is the number of
-    problems before the counted ones; None: as many as there are at once.
+    *warm_up* of the *others* come before the *counted* tasks; None: *concurrency* of them. Others
+    follow until all counted tasks have ended.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class Crowd:
         others: Sequence[Task],
         attempt: Attempt,
         seed: int,
-        block: int,
         *,
         warm_up: int | None = None,
     ) -> None:
@@ -70,7 +68,6 @@ class Crowd:
         self._count = len(counted)
         self._attempt = attempt
         self._seed = seed
-        self._block = block
         more = ((None, task) for task in itertools.cycle(others))
         self._entries: Iterator[tuple[int | None, Task]] = itertools.chain(
             itertools.islice(more, concurrency if warm_up is None else warm_up),
@@ -98,7 +95,7 @@ class Crowd:
 
     async def _solve(self, place: int | None, task: Task) -> None:
         try:
-            timing = await self._attempt(task, derive_seed(self._seed, self._block, place or 0))
+            timing = await self._attempt(task, derive_seed(self._seed, 0, place or 0))
         except Exception as exc:  # raised by `run`
             self._error = exc
             self._over.set()
@@ -116,16 +113,12 @@ async def attempt(
     solver: Solver,
     arm: Arm,
     grade: Grade,
-    deadline: float,
-    sampling: Sampling | None,
-    budget: Budget | None,
     task: Task,
     seed: int,
+    *,
+    deadline: float = DEADLINE_SECONDS,
 ) -> Timing:
-    """
-    Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the
-    result.
-    """
+    """Solve *task* by *arm* within *deadline* seconds. The result has the failure of an endpoint."""
     clock = asyncio.get_running_loop().time
     began = clock()
     first = dict[type, float]()
@@ -139,9 +132,9 @@ async def attempt(
     solution = None
     try:
         async with asyncio.timeout(deadline):
-            seeded = (sampling or solver.settings.run.sampling).with_seed(seed)
+            seeded = solver.settings.run.sampling.with_seed(seed)
             solved = await solve_once(
-                solver, arm, task.problem, sampling=seeded, budget=budget, observe=observe
+                solver, arm, task.problem, sampling=seeded, budget=BUDGET, observe=observe
             )
         solution = solved.solution
     except TimeoutError:
@@ -153,5 +146,11 @@ async def attempt(
         return Timing(seconds, failure=failure)
     tokens = solution.ledger.small.kept + solution.ledger.large.kept
     sample = solved.sample(arm, correct=await grade(solution, task), seed=seed)
-    begun = first.get(Committed), first.get(Answering)
-    return Timing(seconds, *begun, tokens, sample.correct, sample=sample)
+    return Timing(
+        latency=seconds,
+        first_step=first.get(Committed),
+        first_answer=first.get(Answering),
+        tokens=tokens,
+        correct=sample.correct,
+        sample=sample,
+    )

@@ -12,12 +12,16 @@ from stepspec.evals.results import Interval
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table of texts, whose first *left* columns are words."""
+    """A table of texts."""
 
     columns: tuple[str, ...]
+    """The headings."""
     rows: Sequence[Sequence[str]]
+    """The texts of each row."""
     title: str = ""
+    """The title above the table; "": none."""
     left: int = 1
+    """How many of the first columns are words, which stand on the left."""
 
     def table(self) -> Table:
         title = self.title or None

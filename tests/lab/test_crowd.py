@@ -92,8 +92,8 @@ def block_of(
     deadline: float = 100.0,
 ) -> tuple[Sequence[Timing], float]:
     """Run one block; return its timings and the seconds that it took."""
-    solving = partial(attempt, solver.solver, SHIPPED, is_seven, deadline, None, None)
-    block, seconds = run(Crowd(concurrency, counted, OTHERS, solving, 3, 0).run())
+    solving = partial(attempt, solver.solver, SHIPPED, is_seven, deadline=deadline)
+    block, seconds = run(Crowd(concurrency, counted, OTHERS, solving, 3).run())
     assert solver.open == 0
     return block, seconds
 

@@ -42,7 +42,7 @@ def script(*turns: Turn) -> Script:
 
 
 def seconds(arm: Arm, *turns: Turn) -> float:
-    return simulate(1, arm, [script(*turns)], SECOND, SECOND, problems=2).mean
+    return simulate(1, arm, [script(*turns)], start_servers(SECOND, SECOND), problems=2).mean
 
 
 def test_a_token_takes_a_pass_and_so_does_a_verdict() -> None:
@@ -158,7 +158,9 @@ def test_short_drafts_go_through_steps_and_meet_every_difference() -> None:
 
 def test_the_same_arguments_give_the_same_figures() -> None:
     costs = ServerCosts(0.03, 0.001, 0.0001, 0.000001)
-    first, again = (simulate(4, METHODS[0], [MIXED], costs, costs, problems=12) for _ in range(2))
+    first, again = (
+        simulate(4, METHODS[0], [MIXED], start_servers(costs, costs), problems=12) for _ in range(2)
+    )
     assert first == again
     assert first.problems_per_second == 4 / first.mean
 
@@ -166,7 +168,7 @@ def test_the_same_arguments_give_the_same_figures() -> None:
 def test_a_card_of_its_own_saves_time() -> None:
     costs = ServerCosts(0.03, 0.01, sequences=4)
     own, shared = (
-        simulate(8, AHEAD, [MIXED], costs, costs, problems=16, shared=shared).mean
+        simulate(8, AHEAD, [MIXED], start_servers(costs, costs, shared=shared), problems=16).mean
         for shared in (False, True)
     )
     assert own < shared
@@ -174,4 +176,4 @@ def test_a_card_of_its_own_saves_time() -> None:
 
 def test_a_simulation_without_problems_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least one problem"):
-        simulate(1, LARGE, [], SECOND, SECOND)
+        simulate(1, LARGE, [], start_servers(SECOND, SECOND))
