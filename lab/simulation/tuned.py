@@ -1,4 +1,4 @@
-"""What `stepspec tune` says of simulated servers, and the gain in a simulation of whole problems."""
+"""What `stepspec tune` says of simulated servers, beside the gain in a simulation."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ def measure(
 def compared(
     pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: int
 ) -> Iterator[dict[str, Any]]:
-    """
-    The gain that `stepspec tune` says and the simulated one, for each of *arms*, alone and with
-    *users*.
-    """
+    """Yield the gain that `stepspec tune` says and the simulated one, alone and with *users*."""
     found = measure(pair, arms, chains, accepted, users)
     assert found.paces is not None
     for arm in arms:
