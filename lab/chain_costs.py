@@ -15,6 +15,7 @@ import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -78,9 +79,7 @@ class Figure:
 
 @asynccontextmanager
 async def solver_at(url: str, *, suffix_scoring: bool = False) -> AsyncGenerator[Solver]:
-    """
-    Yield a solver whose models are both served at *url*; garbage is collected as in the service.
-    """
+    """Yield a solver with both models at *url*. Garbage is collected as in the service."""
     small = Endpoint(role="small", url=url, max_concurrency=4096)
     large = small.model_copy(update={"role": "large", "suffix_scoring": suffix_scoring})
     before = gc.get_threshold()
@@ -219,14 +218,11 @@ def callbacks_timed() -> Generator[Callable[[], float]]:
 def long_run(solver: Solver, chain: Chain, events: Sequence[Event]) -> Run:
     """Return a run with *chain* behind it; each of its steps had these *events*."""
     run = Run(solver, chain)
-    for step in chain.steps:
-        for event in events:
-            changed: Any = {
-                name: step
-                for name in ("draft", "step")
-                if isinstance(getattr(event, name, 0), Step)
-            }
-            run.recorder(replace(event, **changed))
+    for step, event in product(chain.steps, events):
+        changed: Any = {
+            name: step for name in ("draft", "step") if isinstance(getattr(event, name, 0), Step)
+        }
+        run.recorder(replace(event, **changed))
     return run
 
 
@@ -296,10 +292,9 @@ def crowds() -> list[Figure]:
 
 def table_of(figures: Sequence[Figure]) -> Table:
     """Return *figures* with their goals as a table."""
-    made = Table(title="CPU time and memory of long chains and of many")
-    made.add_column("what")
-    for heading in ("figure", "goal"):
-        made.add_column(heading, justify="right")
+    made = Table("what", title="CPU time and memory of long chains and of many")
+    made.add_column("figure", justify="right")
+    made.add_column("goal", justify="right")
     made.add_column("")
     for figure in figures:
         goal = "" if figure.goal is None else f"{figure.goal:g} {figure.unit}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, harmonic_mean
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from rich.console import Console
 from scipy.optimize import minimize
 
 from lab.step_numbers import new_numbers, slip, wrong_equations
-from lab.tables import Sheet, written
+from lab.tables import Sheet
 from stepspec import Solver
 from stepspec.cli.program import script
 from stepspec.evals.results import Interval
@@ -126,8 +126,6 @@ class LabelledStep:
 
     solution: str
     """The name of the solution."""
-    index: int
-    """The number of the step, from 0."""
     right: bool
     """Whether people found it right, or False for a slip."""
     text: str
@@ -299,7 +297,6 @@ def labelled_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]
     return [
         LabelledStep(
             solution=solution.id,
-            index=index,
             right=index != solution.label,
             text=solution.steps[index],
             before=" ".join((solution.problem, *solution.steps[:index])),
@@ -312,16 +309,9 @@ def labelled_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]
 def slipped_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]:
     """Return the steps with slips in place of right ones."""
     return [
-        LabelledStep(
-            solution=solution.id,
-            index=index,
-            right=False,
-            text="",
-            before="",
-            evidence=each,
-        )
-        for index, each in enumerate(evidence.slips)
-        if each is not None
+        LabelledStep(solution.id, right=False, text="", before="", evidence=slipped)
+        for slipped in evidence.slips
+        if slipped is not None
     ]
 
 
@@ -398,17 +388,13 @@ def first_wrong_f1(
     for steps in solutions:
         all_right = all(step.right for step in steps)
         rejected = [step for step in steps if reading(step) < threshold]
-        if all_right:
-            hits[True].append(not rejected)
-        else:
-            hits[False].append(bool(rejected) and not rejected[0].right)
+        hit = not rejected
+        if not all_right:
+            hit = bool(rejected) and not rejected[0].right
+        hits[all_right].append(hit)
     if not hits[True] or not hits[False]:
         return 0.0
-    of_right = fmean(hits[True])
-    of_wrong = fmean(hits[False])
-    if of_right + of_wrong == 0:
-        return 0.0
-    return 2 * of_right * of_wrong / (of_right + of_wrong)
+    return harmonic_mean([fmean(hits[True]), fmean(hits[False])])
 
 
 def best_threshold(solutions: Sequence[Sequence[LabelledStep]], reading: Reading) -> float:
@@ -473,15 +459,10 @@ def reads_tokens_alone(name: str) -> bool:
 def show(rows: Sequence[JudgeFigures], right: int, wrong: int) -> str:
     """Return the figures as a table in Markdown."""
     ordered = sorted(rows, key=lambda row: -row.auroc.value)
-    cells = [
-        (
-            row.name,
-            written(row.auroc),
-            f"{row.f1:.2f}",
-            "" if row.slips is None else f"{row.slips:.2f}",
-        )
-        for row in ordered
-    ]
+    cells: list[tuple[str, ...]] = []
+    for row in ordered:
+        slips = "" if row.slips is None else f"{row.slips:.2f}"
+        cells.append((row.name, f"{row.auroc:.2f}", f"{row.f1:.2f}", slips))
     columns = ("reading", "AUROC, people's labels", "F1", "AUROC, slips")
     return Sheet(columns, cells, f"{right} right steps, {wrong} first wrong ones").markdown()
 

@@ -1,5 +1,5 @@
 """
-Steps of SpecReason with real models, as somebody logged them; what simulations draw from them.
+Logged steps of SpecReason with real models, and what simulations draw from them.
 
 `lab/data/README.md` names the source.
 """
@@ -133,8 +133,8 @@ LATENT_CORRELATION = 0.75
 """
 Correlation of the quality of a draft with that of the next one.
 
-With this value the verdicts of long chains correlate by 0.46 at 80% accepted, as `persistence` finds
-in the log.
+With this value the verdicts of long chains correlate by 0.46 at 80% accepted, as `persistence`
+finds in the log.
 """
 
 

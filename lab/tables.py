@@ -1,4 +1,4 @@
-"""Tables of texts, for the terminal and for documents, and how an interval is written in them."""
+"""Tables of texts, for the terminal and for documents."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
-
-from stepspec.evals.results import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,3 @@ class Sheet:
         rule = tuple("---" if place < self.left else "--:" for place in range(len(self.columns)))
         lines = "\n".join(f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.rows))
         return f"**{self.title}**\n\n{lines}" if self.title else lines
-
-
-def written(interval: Interval | None, spec: str = ".2f") -> str:
-    return "" if interval is None else f"{interval:{spec}}"

@@ -1,9 +1,9 @@
 """
-A GGUF file as a folder in Hugging Face's format, in bfloat16: ``python -m lab.real.convert FILE
-FOLDER LIB``.
+Convert a GGUF file to bfloat16: ``python -m lab.real.convert FILE FOLDER LIB``.
 
-It runs in a process of its own: LIB is a folder with the packages gguf and sentencepiece, which
-stepspec does not need. The tokenizer and the chat template are those in the file.
+FOLDER gets Hugging Face's format. The program runs in a process of its own. LIB is a folder with
+the packages gguf and sentencepiece, which stepspec does not need. The tokenizer and the chat
+template are those in the file.
 """
 
 from __future__ import annotations
