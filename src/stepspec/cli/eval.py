@@ -1,6 +1,7 @@
 """
-The command ``eval``, and arms by name: ``specreason``, ``bild:scale=step,ahead=0``, or a policy
-file.
+The command ``eval``, and the names of arms.
+
+A name is ``specreason``, ``bild:scale=step,ahead=0``, or a policy file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -79,12 +80,11 @@ def arms(
     settings: Settings | None = None,
 ) -> tuple[Arm, ...]:
     """
-    The *baselines*, the *chosen* methods, and *controls* of some of these methods. The first
-    baseline is the usual one.
+    Return the *baselines*, the *chosen* methods, and *controls* of some of these methods.
 
-    The *options* are of every chosen method that is no policy file, unless it sets its own. If none
-    is chosen, the method of the *settings* is. Raise `ConfigurationError` for an unknown name, and
-    for an arm that is named twice.
+    Every chosen method that is no policy file has the *options*, unless it sets its own. Without a
+    chosen method, the method of the *settings* is measured. Raise `ConfigurationError` for an
+    unknown name, and for an arm that is named twice.
     """
     unknown = [name for name in baselines if name not in BASELINES]
     if unknown:
@@ -108,47 +108,41 @@ def arms(
 
 def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
     """
-    Parse one method: its name with options after a colon, or a policy file as ``stepspec
-    calibrate`` writes it.
+    Parse one method: its name with options after a colon, or a policy file.
 
     A method that is no file has the *options* too, unless it sets its own.
     """
     if spec.endswith(FILE):
         return _from_file(Path(spec))
     policy, _, rest = spec.partition(":")
-    pairs = [part.partition("=") for part in rest.split(",")] if rest else []
-    if not all(equals for _, equals, _ in pairs):
-        raise ConfigurationError(
-            f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them"
-        )
-    return _arm(
-        spec,
-        policy,
-        {**options, **{name.strip(): json_or_text(value.strip()) for name, _, value in pairs}},
-    )
+    own = dict(options)
+    for part in rest.split(",") if rest else ():
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigurationError(
+                f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them"
+            )
+        own[name.strip()] = json_or_text(value.strip())
+    return _arm(spec, policy, own)
 
 
 def calibrated(chosen: Sequence[str]) -> dict[str, str]:
-    """
-    The benchmarks that the policy files among the *chosen* arms were calibrated on, by the arm's
-    name.
-    """
-    files = [Path(spec) for spec in chosen if spec.endswith(FILE)]
-    entries: dict[str, Any] = {path.stem: _settings(path).get("calibration") for path in files}
-    tables = {
-        name: cast("dict[str, Any]", entry)
-        for name, entry in entries.items()
-        if isinstance(entry, dict)
-    }
-    return {name: str(table["benchmark"]) for name, table in tables.items() if "benchmark" in table}
+    """Return the benchmarks of the calibrations in the policy files of *chosen*, by the arm."""
+    found: dict[str, str] = {}
+    for path in (Path(spec) for spec in chosen if spec.endswith(FILE)):
+        match _settings(path).get("calibration"):
+            case {"benchmark": benchmark}:
+                found[path.stem] = str(benchmark)
+            case _:
+                pass
+    return found
 
 
-def _calibrated(chosen: Sequence[str] | None, settings: Settings) -> dict[str, str]:
+def _calibrated(chosen: Sequence[str], settings: Settings) -> dict[str, str]:
     """Like `calibrated`, for the configured method if none is *chosen*."""
-    if chosen:
+    if chosen or settings.calibration is None:
         return calibrated(chosen)
-    calibration = settings.calibration
-    return {settings.policy: calibration.benchmark} if calibration else {}
+    return {settings.policy: settings.calibration.benchmark}
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -164,18 +158,15 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> Arm:
-    """
-    Read the policy and the run options from a settings file; other settings, such as URLs, are
-    ignored.
-    """
+    """Read the policy and the run options from a settings file. Ignore other settings."""
     settings = _settings(path)
     options = {name: settings[name] for name in arm_options() if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
 
 
 def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
-    own = {key: value for key, value in options.items() if key not in arm_options()}
-    overrides: Any = {key: value for key, value in options.items() if key in arm_options()}
+    own = dict(options)
+    overrides: Any = {key: own.pop(key) for key in arm_options() if key in own}
     try:
         made = Arm.of(name, policy, own, **overrides)
     except ConfigurationError as exc:
@@ -183,36 +174,32 @@ def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
     try:
         policies.check(policy, own)
     except ConfigurationError as exc:
-        unknown = set(own) - set(policies.METHODS.find(policy).options)
-        raise ConfigurationError(
-            f"{exc}; of any arm: {', '.join(arm_options())}" if unknown else str(exc)
-        ) from exc
+        if own.keys() <= policies.METHODS.find(policy).options.keys():
+            raise
+        raise ConfigurationError(f"{exc}; of any arm: {', '.join(arm_options())}") from exc
     return made
 
 
 def control(name: str, methods: Sequence[Arm]) -> Arm:
     """
-    A control that accepts steps at random, as often as the arm *name* does, and is like that arm
-    otherwise.
+    Return a control that accepts steps at random, as often as the arm *name* does.
+
+    It is like that arm otherwise. Raise `ConfigurationError` if no method has the name.
     """
-    for method in methods:
-        if method.name == name:
-            built = policies.METHODS.find(method.policy).source
-            run = method.run.with_overrides(
-                {
-                    "policy": CONTROL,
-                    "ending": method.run.ending or ended_by(built),
-                    "answer": method.run.answer or answered_by(built),
-                }
-            )
-            return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
-    known = ", ".join(repr(method.name) for method in methods)
-    raise ConfigurationError(
-        f"--random {name!r}: not one of the methods of this run, which are {known}"
-    )
+    method = next((method for method in methods if method.name == name), None)
+    if method is None:
+        known = ", ".join(repr(method.name) for method in methods)
+        raise ConfigurationError(
+            f"--random {name!r}: not one of the methods of this run, which are {known}"
+        )
+    run = method.run
+    built = policies.METHODS.find(method.policy).source
+    ending = run.ending or ended_by(built)
+    answer = run.answer or answered_by(built)
+    like = run.with_overrides({"policy": CONTROL, "ending": ending, "answer": answer})
+    return replace(method, name=f"{CONTROL} like {name}", run=like, like=name)
 
 
-WIDTH = 170
 EXAMPLES = """
 Examples:
 
@@ -337,7 +324,8 @@ def command(
     settings = own_solver.settings if own_solver else testbed_settings()
     baselines = baseline or ["plain", "small"]
     competing = arms(policy or [], baselines, random or [], parse_options(option), settings)
-    seed = (settings.sampling.seed or 0) if seed is None else seed
+    if seed is None:
+        seed = settings.sampling.seed or 0
     if table is not None:
         writable("--csv", table)
     folder = output or Path("runs") / chosen.name
@@ -345,22 +333,17 @@ def command(
         plan = _plan(settings, competing, samples, seed, concurrency)
         if own_solver and chosen.source and source is None:
             wait(contact(settings))  # before a data set is downloaded
+        generated = source is None and chosen.made is not None
         all_tasks = _tasks(chosen, source, seed, None, part)
-        tasks = (
-            all_tasks[:limit]
-            if chosen.made is None or source
-            else _tasks(chosen, source, seed, limit, part)
-        )
+        tasks = _tasks(chosen, source, seed, limit, part) if generated else all_tasks[:limit]
         require_graders(task.gold for task in tasks)
         plan = replace(plan, tasks=tasks, baseline=competing[0].name)
         pair = own_solver or pair_solver(profile, stderr)
         sharing = _team(ray, workers, testbed=testbed)
-        remarks = (
-            []
-            if source is None and chosen.made
-            else overlaps(_calibrated(policy, settings), chosen.name, part)
-        )
-        remarks += duplicates(tasks)
+        remarks = duplicates(tasks)
+        if not generated:
+            overlapping = overlaps(_calibrated(policy or [], settings), chosen.name, part)
+            remarks = [*overlapping, *remarks]
         _remark(remarks)
 
         async def work() -> list[ArmSummary]:
@@ -384,9 +367,8 @@ def command(
         _show(summaries, competing[0].name, as_json=json)
         if table is not None:
             write_file(table, csv_text(summaries))
-        stderr.print(
-            f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True
-        )
+        wrote = f"wrote {folder}; next: stepspec report {folder}"
+        stderr.print(wrote, highlight=False, soft_wrap=True)
         _remark(remarks)
 
 
@@ -446,7 +428,7 @@ def _tasks(
 def _plan(
     settings: Settings, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int
 ) -> Plan:
-    """The plan without its tasks, which may take long to load."""
+    """Return the plan without its tasks, which may take long to load."""
     for arm in competing:
         check_arm(arm, settings)
     if len({arm.resolve(settings.run).system for arm in competing}) > 1:
@@ -462,10 +444,7 @@ def _plan(
 
 
 async def contact(settings: Settings) -> None:
-    """
-    Connect to the servers once, in an event loop of its own. Raise a `StepspecError` if one cannot
-    be used.
-    """
+    """Connect to the servers once. Raise a `StepspecError` if a server cannot be used."""
     async with Solver(settings) as solver:
         solver.require_both()
 
@@ -473,10 +452,7 @@ async def contact(settings: Settings) -> None:
 def _put(
     benchmark: Benchmark, plan: Plan, tasks: tuple[Task, ...], models: Mapping[str, str]
 ) -> tuple[Benchmark, Plan, tuple[Task, ...]]:
-    """
-    The same problems as the *models* know them: those of a file without a template for the
-    miniature models.
-    """
+    """Return the problems as the *models* know them. Miniature models know no template of a file."""
     if benchmark.name in BENCHMARKS or not miniature(models.values()):
         return benchmark, plan, tasks
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
