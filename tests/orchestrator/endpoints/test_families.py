@@ -109,7 +109,7 @@ async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_befor
 
 
 @every_family
-async def test_a_block_that_another_model_closed_is_closed_in_the_models_own_way_and_marks_stay_text(
+async def test_a_block_closed_by_another_model_is_closed_in_the_models_own_way_and_marks_stay_text(
     family: Family,
 ) -> None:
     """
