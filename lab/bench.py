@@ -13,7 +13,6 @@ import asyncio
 import dataclasses
 import datetime
 import platform
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -48,7 +47,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import TokenSpeculation
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
-from .tables import Sheet
+from .tables import Sheet, exit_with
 from .worlds import SHORT, describe_pace
 
 THREE = Arm.of("three models", "specreason")
@@ -117,11 +116,10 @@ def small_print(profile: str, *more: str) -> str:
         "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
         f" served by real vLLM on this CPU; {pace}. Seconds are the mean of one problem. Vs large:"
         " wall time divided by that of the large model alone. Vs floor: divided by the time to"
-        " write every"
-        " kept token on the model that wrote it. Brackets are 95% intervals. By large: the large"
-        " model's share of the kept tokens. Accepted: share of the judged drafts. Waste: share of"
-        " the written tokens that were not kept. Judging: tokens read or written to judge one"
-        " problem, without those in a prefix cache."
+        " write every kept token on the model that wrote it. Brackets are 95% intervals. By large:"
+        " the large model's share of the kept tokens. Accepted: share of the judged drafts. Waste:"
+        " share of the written tokens that were not kept. Judging: tokens read or written to judge"
+        " one problem, without those in a prefix cache."
     )
 
 
@@ -471,10 +469,7 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
                 f" {of_large:.2f}"
             )
     failures = missed(results["greedy"]) if "greedy" in results else []
-    for failure in failures:
-        console.print(f"missed: {failure}", style="red")
-    if failures:
-        sys.exit(1)
+    exit_with([f"missed: {failure}" for failure in failures], console)
 
 
 def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:

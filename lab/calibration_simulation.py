@@ -29,7 +29,7 @@ from stepspec.evals.progress import progress_bars
 from stepspec.evals.results import Interval, wilson
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .tables import Sheet
+from .tables import Sheet, exit_with
 
 THRESHOLDS = 10
 LEVEL = 0.05  # the share of promises that may be broken
@@ -172,11 +172,7 @@ def main(
         ]
     about = f"a loss of at most {limit:.0%}, at 95% confidence, {datetime.date.today()}"
     Console(width=130).print(table(f"the promise: {about}", rows))
-    failures = missed(rows)
-    for line in failures:
-        stderr.print(line, style="red", highlight=False, soft_wrap=True)
-    if failures:
-        raise typer.Exit(1)
+    exit_with(missed(rows), stderr)
 
 
 def missed(rows: Sequence[Row]) -> list[str]:

@@ -140,13 +140,16 @@ async def step_ms(url: str, method: str, tokens: int) -> float:
     async with solver_at(url, suffix_scoring=method == "reading") as solver:
         run = Run(solver, grown(tokens, solver.small.vocabulary), method)
         await run.think(1)
-        rounds: list[float] = []
-        for _ in range(ROUNDS):
-            gc.collect()
-            began = time.process_time()
-            await run.think(STEPS)
-            rounds.append(time.process_time() - began)
+        rounds = [await cpu_seconds([run], STEPS) for _ in range(ROUNDS)]
     return 1000 * min(rounds) / STEPS
+
+
+async def cpu_seconds(runs: Sequence[Run], steps: int) -> float:
+    """Return the CPU time in which each of *runs* thinks a number of *steps*."""
+    gc.collect()
+    began = time.process_time()
+    await asyncio.gather(*(run.think(steps) for run in runs))
+    return time.process_time() - began
 
 
 async def peak_bytes(url: str, tokens: int) -> int:
@@ -192,10 +195,7 @@ async def token_us(url: str, chains: int) -> float:
         for _ in range(ROUNDS):
             runs = [Run(solver, Chain.of(PROBLEM)) for _ in range(chains)]
             await asyncio.gather(*(run.think(1) for run in runs))
-            gc.collect()
-            began = time.process_time()
-            await asyncio.gather(*(run.think(CROWD_STEPS) for run in runs))
-            rounds.append(time.process_time() - began)
+            rounds.append(await cpu_seconds(runs, CROWD_STEPS))
     return 1e6 * min(rounds) / (chains * CROWD_STEPS * STEP_TOKENS)
 
 
@@ -266,7 +266,7 @@ def lengths() -> list[Figure]:
     figures: list[Figure] = []
     for method in ("specreason", "reading"):
         for tokens in LENGTHS:
-            # a server that knows the text would have the whole prompt in its cache
+            # A server that knows the text would have the whole prompt in its cache.
             with stand_in_process(*SERVER) as url:
                 value = asyncio.run(step_ms(url, method, tokens))
             goal = GOAL_STEP_MS if tokens == LENGTHS[-1] else None

@@ -34,7 +34,7 @@ from stepspec.servers.launcher.process import Child, child, reserve_port
 from tests.stand_in import COMMAND, environment
 
 from .service_program import Program, queued, serve, settled
-from .tables import Sheet
+from .tables import Sheet, exit_with
 
 EXAMPLES = """
 Examples:
@@ -546,15 +546,12 @@ def main(
     else:
         console.print(table.table())
     complaints = [complaint for result in results for complaint in result.complaints]
-    for complaint in complaints[:30]:
-        console.print(complaint, style="bold red", highlight=False, markup=False)
     fates = Counter(outcome.fate for result in results for outcome in result.outcomes)
     console.print(
         f"{len(results)} faults, {sum(fates.values())} requests, lost {fates['lost']}, wrong"
         f" {fates['wrong']}"
     )
-    if complaints:
-        raise typer.Exit(1)
+    exit_with(complaints[:30], console)
 
 
 if __name__ == "__main__":

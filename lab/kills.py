@@ -37,7 +37,7 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.servers.launcher import Served, Server, launch
 
 from .faults import free_ports
-from .tables import Sheet
+from .tables import Sheet, exit_with
 
 EXAMPLES = """
 Examples:
@@ -236,12 +236,12 @@ def main(
             measure(solutions, profile, policy, seed, lambda: progress.advance(bar))
         )
     console.print(table(found))
-    different = [kill for kill in found if not kill.equal]
-    for kill in different:
-        text = f"{kill.role} at {kill.url}, after {kill.share:.0%}: {kill.why}"
-        console.print(text, style="bold red")
-    if different:
-        raise typer.Exit(1)
+    different = [
+        f"{kill.role} at {kill.url}, after {kill.share:.0%}: {kill.why}"
+        for kill in found
+        if not kill.equal
+    ]
+    exit_with(different, console)
 
 
 if __name__ == "__main__":

@@ -93,22 +93,18 @@ class Comparison:
 
     runs: Sequence[LoggedRun]
     """The logged runs."""
-    arms: Mapping[str, Seconds]
-    """The seconds of each run, by the name of the arm."""
-    alone: Mapping[str, Seconds]
-    """The seconds of each run by the large model alone under the same load, by the same names."""
+    arms: Mapping[str, tuple[Seconds, Seconds]]
+    """The seconds by each arm, and by the large model alone under the same load."""
 
     def ratio(self, arm: str, problem: str | None = None) -> float:
         """Return the time of *arm* over the large model's, for all runs or those of *problem*."""
         places = [place for place, each in enumerate(self.runs) if problem in (None, each.problem)]
-        return sum(self.arms[arm][place] for place in places) / sum(
-            self.alone[arm][place] for place in places
-        )
+        seconds, alone = (sum(times[place] for place in places) for times in self.arms[arm])
+        return seconds / alone
 
     def worst(self, arm: str) -> float:
         """Return the time of the worst run of *arm* over the large model's."""
-        pairs = zip(self.arms[arm], self.alone[arm], strict=True)
-        return max(seconds / alone for seconds, alone in pairs)
+        return max(seconds / alone for seconds, alone in zip(*self.arms[arm], strict=True))
 
     @property
     def problems(self) -> list[str]:
@@ -152,22 +148,24 @@ class Comparison:
 
 def compare(runs: Sequence[LoggedRun], pair: Pair, orders: int) -> Comparison:
     """Replay *runs* by every arm on the servers of *pair*."""
-    arms = dict[str, Seconds]()
-    alone = dict[str, Seconds]()
-    large = [_run_by_itself(each, LARGE, pair) for each in runs]
-    for arm in (SEQUENTIAL, AHEAD, AUTO):
-        arms[arm.name] = [_run_by_itself(each, arm, pair) for each in runs]
-    arms["oracle"] = _better(arms["ahead"], large)
-    alone |= dict.fromkeys(arms, large)
+    large, sequential, ahead, auto = (
+        [seconds_of({0: logged}, arm, pair, 1)[0] for logged in runs]
+        for arm in (LARGE, SEQUENTIAL, AHEAD, AUTO)
+    )
+    single = {
+        "sequential": sequential,
+        "ahead": ahead,
+        "auto": auto,
+        "oracle": _better(ahead, large),
+    }
+    arms = {name: (seconds, large) for name, seconds in single.items()}
     for users in CROWDS:
         together = partial(_mean_of_orders, runs, pair, users, orders)
-        crowd = large if users == 1 else together(LARGE)
-        always = arms["ahead"] if users == 1 else together(AHEAD)
-        arms[f"auto_{users}"] = together(AUTO)
-        arms[f"ahead_{users}"] = always
-        arms[f"oracle_{users}"] = _better(always, crowd)
-        alone |= {f"{name}_{users}": crowd for name in ("auto", "ahead", "oracle")}
-    return Comparison(runs=runs, arms=arms, alone=alone)
+        alone = large if users == 1 else together(LARGE)
+        always = ahead if users == 1 else together(AHEAD)
+        crowd = {"auto": together(AUTO), "ahead": always, "oracle": _better(always, alone)}
+        arms |= {f"{name}_{users}": (seconds, alone) for name, seconds in crowd.items()}
+    return Comparison(runs=runs, arms=arms)
 
 
 def _better(first: Seconds, second: Seconds) -> Seconds:
@@ -178,17 +176,11 @@ def _mean_of_orders(
     runs: Sequence[LoggedRun], pair: Pair, users: int, orders: int, arm: Arm
 ) -> Seconds:
     """Return the mean seconds of each run, over random *orders* in which one solver has them."""
-    found = [seconds_of(_shuffled(runs, seed), arm, pair, users) for seed in range(orders)]
+    found: list[dict[int, float]] = []
+    for seed in range(orders):
+        places = random.Random(seed).sample(range(len(runs)), len(runs))
+        found.append(seconds_of({place: runs[place] for place in places}, arm, pair, users))
     return [fmean(by_run[place] for by_run in found) for place in range(len(runs))]
-
-
-def _shuffled(runs: Sequence[LoggedRun], seed: int) -> dict[int, LoggedRun]:
-    places = random.Random(seed).sample(range(len(runs)), len(runs))
-    return {place: runs[place] for place in places}
-
-
-def _run_by_itself(logged: LoggedRun, arm: Arm, pair: Pair) -> float:
-    return seconds_of({0: logged}, arm, pair, 1)[0]
 
 
 def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) -> dict[int, float]:

@@ -35,7 +35,7 @@ from stepspec.orchestrator.concurrency import background
 
 from .faults import NAMED_PLACES, PLACES, Deployment, Fate, deployed
 from .service_program import queued, resident, settled
-from .tables import Sheet
+from .tables import Sheet, exit_with
 
 EXAMPLES = """
 Examples:
@@ -400,11 +400,7 @@ def main(
         output.with_suffix(".json").write_text(
             json.dumps([asdict(each) for each in soak.samples]), encoding="utf-8"
         )
-    found = complaints(soak) + stalls(soak)
-    for complaint in found:
-        console.print(complaint, style="bold red", highlight=False, markup=False)
-    if found:
-        raise typer.Exit(1)
+    exit_with(complaints(soak) + stalls(soak), console)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import typer
+from rich.console import Console
 from rich.table import Table
 
 
@@ -34,6 +36,15 @@ class Sheet:
         return rendered
 
     def markdown(self) -> str:
-        rule = tuple("---" if place < self.left else "--:" for place in range(len(self.columns)))
+        words = len(self.columns[: self.left])
+        rule = ["---"] * words + ["--:"] * (len(self.columns) - words)
         lines = "\n".join(f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.rows))
         return f"**{self.title}**\n\n{lines}" if self.title else lines
+
+
+def exit_with(complaints: Sequence[str], console: Console) -> None:
+    """Print *complaints*, and exit with 1 if there are any."""
+    for complaint in complaints:
+        console.print(complaint, style="bold red", highlight=False, markup=False)
+    if complaints:
+        raise typer.Exit(1)

@@ -21,7 +21,7 @@ from stepspec.evals.progress import progress_bars
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..charts import Curve, load_curves
-from ..tables import Sheet
+from ..tables import Sheet, exit_with
 from .choosing import choose
 from .grid import GPUS, Chains, Pair, break_even, find_pair, plain, simulate_cell
 from .measured import rows
@@ -200,11 +200,12 @@ def tuned(
         found.extend(compared(known, arms, chains, share, users))
     _write(output, {"cells": found})
     _print(found)
-    off = [row for row in found if row["over"] and abs(row["over"] - 1) > MAX_TUNED_ERROR]
-    for row in off:
-        console.print(f"missed: {row['method']}, {row['users']} users: {row['over'] - 1:+.0%}")
-    if off:
-        raise typer.Exit(1)
+    missed = [
+        f"missed: {row['method']}, {row['users']} users: {row['over'] - 1:+.0%}"
+        for row in found
+        if row["over"] and abs(row["over"] - 1) > MAX_TUNED_ERROR
+    ]
+    exit_with(missed, console)
 
 
 @app.command()

@@ -32,7 +32,11 @@ NUMBERS: Mapping[str, type] = {"integer": int, "number": float}
 
 def completion(names: Iterable[str]) -> Callable[[str], list[str]]:
     """Return a completion of *names* for a shell."""
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
 BenchmarkName: TypeAlias = Annotated[
