@@ -237,8 +237,7 @@ def write_numbers(folder: Path, samples: Samples) -> None:
     """Copy the *samples* into *folder*, without their texts."""
     for cell, by_problem in samples.items():
         with RunStore(folder / cell.file, cell.about()) as store:
-            for number in by_problem.keys() - store.done.keys():
-                numbers = dict(by_problem[number])
-                del numbers["text"]
-                del numbers["seconds"]
-                store.add(numbers)
+            for number, sample in by_problem.items():
+                if number in store.done:
+                    continue
+                store.add({key: sample[key] for key in sample if key not in ("text", "seconds")})
