@@ -232,12 +232,17 @@ def refusal(status: int, body: Any, headers: Mapping[str, str]) -> Outcome:
 
     If the service is only busy or degraded, it has to say when to come back.
     """
-    error = body.get("error") or {}
-    if not error.get("message"):
+    try:
+        message = body["error"]["message"]
+        code = body["error"].get("code")
+    except (LookupError, TypeError):
+        message = ""
+        code = None
+    if not message:
         return Outcome("wrong", f"HTTP {status} without a message: {body}")
     if status in (429, 503) and "Retry-After" not in headers:
         return Outcome("wrong", f"HTTP {status} without Retry-After")
-    return Outcome("refused", str(error.get("code") if status == 200 else status))
+    return Outcome("refused", str(code if status == 200 else status))
 
 
 Work: TypeAlias = Callable[[Deployment, int], Coroutine[Any, Any, list[Outcome]]]
@@ -387,7 +392,9 @@ ALONE = frozenset[Fate]({"degraded"})
 REFUSED = frozenset[Fate]({"refused"})
 EVEN_ALONE = FINE | ALONE
 EVEN_REFUSED = FINE | REFUSED
-KILLED_SERVICE = Fault("service killed (kill -9)", FINE | {"cut"}, killed_service)
+EVEN_CUT = frozenset[Fate]({"answered", "cut"})
+EVEN_LEFT = frozenset[Fate]({"answered", "left"})
+KILLED_SERVICE = Fault("service killed (kill -9)", EVEN_CUT, killed_service)
 FAULTS = (
     Fault("small down", ALONE, dead(SMALL)),
     Fault("small killed under the requests", EVEN_ALONE, dead(SMALL, after=0.15)),
@@ -424,7 +431,7 @@ FAULTS = (
     always("small", "408 always", ALONE, "408"),
     always("small", "503 always", ALONE, "503"),
     Fault("hostile problems", EVEN_REFUSED, hostile),
-    Fault("clients leave", FINE | {"left"}, leaving),
+    Fault("clients leave", EVEN_LEFT, leaving),
     Fault("full disk under the log", FINE, full_disk),
     KILLED_SERVICE,
 )

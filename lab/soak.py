@@ -72,7 +72,7 @@ _CALL = {
 }
 
 
-def _hostile(path: str = _CHAT, **fields: Any) -> tuple[str, bytes]:
+def _hostile(path: str = _CHAT, /, **fields: Any) -> tuple[str, bytes]:
     """Return *path* and a body with a model and these *fields*."""
     return path, json.dumps({"model": "auto", **fields}).encode()
 
@@ -159,6 +159,8 @@ class Load:
 
     def __init__(self, deployment: Deployment, soak: Soak) -> None:
         self._deployment = deployment
+        self._http = deployment.http
+        self._base = deployment.program.base
         self._soak = soak
         self.part: Part = "before"
 
@@ -196,8 +198,7 @@ class Load:
     async def strike(self, path: str, body: bytes) -> None:
         """Send a hostile *body*, which has to be refused."""
         part = self.part
-        url = self._deployment.program.base + path
-        async with self._deployment.http.post(url, data=io.BytesIO(body)) as reply:
+        async with self._http.post(self._base + path, data=io.BytesIO(body)) as reply:
             answer = await reply.read()
         self._soak.hostile += 1
         if not refused(reply.status, len(answer), failing="faults" in (part, self.part)):
@@ -234,11 +235,11 @@ class Load:
         running = 0
         for place in PLACES:
             with suppress(aiohttp.ClientError, TimeoutError):
-                running += await queued(self._deployment.http, self._deployment.url(place))
+                running += await queued(self._http, self._deployment.url(place))
         return running
 
     async def _get(self, path: str) -> str:
-        async with self._deployment.http.get(f"{self._deployment.program.base}{path}") as reply:
+        async with self._http.get(self._base + path) as reply:
             return await reply.text()
 
 
