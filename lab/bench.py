@@ -304,16 +304,12 @@ def missed(results: Sequence[Result]) -> list[str]:
     failures = [
         f"{name}: {value:.3f}, bar {bar}" for name, value, bar in bars if value > bar + 1e-9
     ]
-    others = [
-        by_name[arm.name] for arm in OTHERS if arm.name in by_name and arm.policy != SHIPPED.policy
-    ]
-    if others:
-        good = [r.name for r in (thinking, *others) if _good(r, large)]
-        if THINKING.name not in good or len(good) < 2:
-            bar = f"{BEST_OF_LARGE} vs large at {BEST_POINTS_LOST:.0%} of accuracy"
-            failures.append(
-                f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}"
-            )
+    other_names = [arm.name for arm in OTHERS if arm.policy != SHIPPED.policy]
+    others = [by_name[name] for name in other_names if name in by_name]
+    good = [result.name for result in (thinking, *others) if _good(result, large)]
+    if others and (THINKING.name not in good or len(good) < 2):
+        bar = f"{BEST_OF_LARGE} vs large at {BEST_POINTS_LOST:.0%} of accuracy"
+        failures.append(f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}")
     return failures
 
 

@@ -35,12 +35,16 @@ PROBLEM = "What is 6 x 7?"
 STEP_TOKENS = 20
 MANY_STEPS = 100_000
 ROOM = 300_000  # tokens
-SERVER = (
-    *("--steps", str(MANY_STEPS)),
-    *("--step-tokens", str(STEP_TOKENS)),
-    *("--room", str(ROOM)),
-    "--scale-out",
+SHAPE = (
+    "--steps",
+    str(MANY_STEPS),
+    "--step-tokens",
+    str(STEP_TOKENS),
+    "--room",
+    str(ROOM),
 )
+"""Flags of a stand-in server that writes long chains."""
+SERVER = (*SHAPE, "--scale-out")
 
 LENGTHS = (1_000, 8_000, 64_000)
 STEPS = 10  # of one round at one length

@@ -36,6 +36,7 @@ from rich.table import Table
 from lab.chain_costs import (
     MANY_STEPS,
     ROOM,
+    SHAPE,
     STEP_TOKENS,
     Run,
     crowds,
@@ -391,8 +392,7 @@ def main(
 
 def _measured(rounds: int, token_ms: float) -> list[Round]:
     """Measure all cells against a server of its own. Exit if no round is complete."""
-    shape = ("--steps", str(MANY_STEPS), "--step-tokens", str(STEP_TOKENS), "--room", str(ROOM))
-    with stand_in_process(*shape, "--block", "0", "--token-ms", str(token_ms)) as base:
+    with stand_in_process(*SHAPE, "--block", "0", "--token-ms", str(token_ms)) as base:
         measured = asyncio.run(measure(base, CELLS, rounds, Console(stderr=True)))
     if not measured:
         sys.exit(130)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, cast
 
@@ -324,23 +324,25 @@ def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:
     """Derive the flag of the run option *name* from its declaration."""
     option = run_options()[name]
     schema = TypeAdapter(option_types()[name]).json_schema()
-    names = option.flags or (f"--{name.replace('_', '-')}",)
-    help = helps.get(name, option.help)
+    *others, last = option.flags or (f"--{name.replace('_', '-')}",)
     kinds = {kind.get("type"): kind for kind in schema.get("anyOf", [schema])}
+    made = Flag((name,), (*others, last), str, helps.get(name, option.help))
+    if name == "policy":
+        return replace(made, more={"autocompletion": completion(policies.METHODS)})
     if "object" in kinds:
-        return Flag((name,), names, list[str], help, {"metavar": "NAME=VALUE"}, parse_options)
+        more = {"metavar": "NAME=VALUE"}
+        return replace(made, kind=list[str], more=more, parse=parse_options)
     if "array" in kinds:
-        return Flag((name,), names, list[str], help, parse=_unescape_all)
+        return replace(made, kind=list[str], parse=_unescape_all)
     if "boolean" in kinds:
-        both = (*names[:-1], f"{names[-1]}/--no-{names[-1].removeprefix('--')}")
-        return Flag((name,), both, bool, help)
-    for kind, number in NUMBERS.items():
-        limits = kinds.get(kind)
-        if limits is not None:
-            most = limits.get("maximum", limits.get("exclusiveMaximum"))
-            return Flag((name,), names, number, help, {"min": limits.get("minimum"), "max": most})
-    more = {"autocompletion": completion(policies.METHODS)} if name == "policy" else {}
-    return Flag((name,), names, str, help, more)
+        both = (*others, f"{last}/--no-{last.removeprefix('--')}")
+        return replace(made, names=both, kind=bool)
+    for kind in NUMBERS.keys() & kinds.keys():
+        limits = kinds[kind]
+        most = limits.get("maximum", limits.get("exclusiveMaximum"))
+        more = {"min": limits.get("minimum"), "max": most}
+        return replace(made, kind=NUMBERS[kind], more=more)
+    return made
 
 
 def _unescape_all(texts: Sequence[str]) -> list[str]:
