@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from stepspec.api import Solver
-from stepspec.evals.sample import Arm, Sample, Task, derive_seed, solve_once
-from stepspec.orchestrator.budget import Budget
+from stepspec.evals.sample import Arm, Sample, Task, derive_seed, sample_once
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Committed, Event
-from stepspec.orchestrator.solution import Solution
 
 DEADLINE_SECONDS = 1e7  # of a simulated problem
-BUDGET = Budget(tokens=10**6, answer=10**4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +27,17 @@ class Timing:
     """When the first verified step was committed; None: no step was."""
     first_answer: float | None = None
     """When the first text of the answer was there; None: there is no answer."""
-    tokens: int = 0
-    """Kept tokens."""
-    correct: bool = False
-    """Whether the solution is right."""
     failure: str = ""
     """Why there is no solution; "": there is one."""
     sample: Sample | None = None
     """What evaluations keep of the solution; None: there is no solution."""
+
+    @property
+    def tokens(self) -> int:
+        """Kept tokens."""
+        if self.sample is None:
+            return 0
+        return self.sample.ledger.small.kept + self.sample.ledger.large.kept
 
 
 Block: TypeAlias = tuple[Timing, ...]
@@ -106,17 +106,8 @@ class Crowd:
                 self._over.set()
 
 
-Grade: TypeAlias = Callable[[Solution, Task], Awaitable[bool]]
-
-
 async def attempt(
-    solver: Solver,
-    arm: Arm,
-    grade: Grade,
-    task: Task,
-    seed: int,
-    *,
-    deadline: float = DEADLINE_SECONDS,
+    solver: Solver, arm: Arm, task: Task, seed: int, *, deadline: float = DEADLINE_SECONDS
 ) -> Timing:
     """Solve *task* by *arm* within *deadline* seconds. The result has an endpoint's failure."""
     clock = asyncio.get_running_loop().time
@@ -127,30 +118,19 @@ async def attempt(
         if isinstance(event, Committed | Answering):
             first.setdefault(type(event), clock() - began)
 
-    failure = "the problem is too long"
-    solved = None
-    solution = None
+    failure = ""
+    sample: Sample | None = None
     try:
         async with asyncio.timeout(deadline):
-            seeded = solver.settings.run.sampling.with_seed(seed)
-            solved = await solve_once(
-                solver, arm, task.problem, sampling=seeded, budget=BUDGET, observe=observe
-            )
-        solution = solved.solution
+            sample = await sample_once(solver, arm, task, seed, observe)
     except TimeoutError:
         failure = f"no answer within {deadline:g} s"
     except EndpointError as exc:
         failure = str(exc)
-    seconds = clock() - began
-    if solved is None or solution is None:
-        return Timing(seconds, failure=failure)
-    tokens = solution.ledger.small.kept + solution.ledger.large.kept
-    sample = solved.sample(arm, correct=await grade(solution, task), seed=seed)
     return Timing(
-        latency=seconds,
+        latency=clock() - began,
         first_step=first.get(Committed),
         first_answer=first.get(Answering),
-        tokens=tokens,
-        correct=sample.correct,
+        failure=failure,
         sample=sample,
     )

@@ -47,6 +47,7 @@ from lab.chain_costs import (
 )
 from stepspec.cli.program import script
 from stepspec.evals.progress import progress_bars
+from stepspec.evals.results import Interval
 from stepspec.orchestrator.chain import Chain
 from tests.stand_in import StandIn, stand_in_process
 
@@ -103,25 +104,6 @@ class Round:
     """Milliseconds of wall time per step."""
     server: float
     """The share of a core that the server took."""
-
-
-@dataclass(frozen=True, slots=True)
-class Typical:
-    """A median over rounds with the extremes of the rounds."""
-
-    value: float
-    """The median."""
-    low: float
-    """The least value of a round."""
-    high: float
-    """The largest value of a round."""
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Typical:
-        return cls(median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 class RecordingStandIn(StandIn):
@@ -271,11 +253,11 @@ class Row:
     """Milliseconds of CPU time per step, by contender."""
     wall: float
     """Milliseconds of wall time per step of stepspec."""
-    cpu_of_bare: Typical
+    cpu_of_bare: Interval
     """CPU time of stepspec over that of bare aiohttp."""
-    cpu_of_sdk: Typical
+    cpu_of_sdk: Interval
     """CPU time of stepspec over that of the openai SDK."""
-    wall_of_bare: Typical
+    wall_of_bare: Interval
     """Wall time of stepspec over that of bare aiohttp."""
     server: float
     """The largest share of a core that the server took."""
@@ -308,9 +290,9 @@ def ratio(
     one: tuple[Cell, str],
     other: tuple[Cell, str],
     figure: Literal["cpu", "wall"] = "cpu",
-) -> Typical:
+) -> Interval:
     """
-    Return the time of *one* cell and contender over that of the *other*.
+    Return the median time of *one* cell and contender over that of the *other*, and its extremes.
 
     Only rounds that have both count.
     """
@@ -321,10 +303,11 @@ def ratio(
             times[key][r.number] = getattr(r, figure)
     floor = times[other]
     ours = times[one].items()
-    return Typical.of([value / floor[number] for number, value in ours if number in floor])
+    ratios = [value / floor[number] for number, value in ours if number in floor]
+    return Interval(median(ratios), min(ratios), max(ratios))
 
 
-def growth(measured: Sequence[Round], contender: str = OURS) -> Typical:
+def growth(measured: Sequence[Round], contender: str = OURS) -> Interval:
     """Return the CPU time of a step at the `LONG` cell over that at the `SHORT` cell."""
     return ratio(measured, (LONG, contender), (SHORT, contender))
 
@@ -428,14 +411,14 @@ def _print(console: Console, measured: Sequence[Round], token_ms: float) -> None
             str(row.cell.chains),
             f"{row.cell.tokens:,}",
             *(f"{row.cpu[name]:.2f}" for name in CONTENDERS),
-            str(row.cpu_of_bare),
-            str(row.cpu_of_sdk),
+            f"{row.cpu_of_bare:.2f}",
+            f"{row.cpu_of_sdk:.2f}",
             f"{row.wall:.0f}",
-            str(row.wall_of_bare),
+            f"{row.wall_of_bare:.2f}",
             f"{row.server:.0%}",
         )
     console.print(table)
-    grown_by = ", ".join(f"{name} {growth(measured, name)}" for name in CONTENDERS)
+    grown_by = ", ".join(f"{name} {growth(measured, name):.2f}" for name in CONTENDERS)
     console.print(f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}: {grown_by}")
     for name, value, bar in verdicts(measured):
         console.print(f"{'met' if value <= bar else 'missed'}: {name}: {value:.2f}, bar {bar}")

@@ -27,7 +27,7 @@ from stepspec.evals.sample import Arm, Task
 
 from .crowd import Crowd, attempt
 from .script import Script, Turn
-from .simulation.figures import SimulatedSolver, count_as_right, start_servers
+from .simulation.figures import SimulatedSolver, start_servers
 from .simulation.grid import CLOSE, GPUS, Pair, accepted_turn, find_pair, rejected_turn
 from .simulation.models import SimulatedEndpoint
 from .specreason_log import LOG, LoggedRun, LoggedStep, accept_rate, read_runs
@@ -199,7 +199,7 @@ def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) 
             async def solve(task: Task, seed: int) -> Any:
                 leading = _leading(runs[int(task.problem)])
                 led = replace(arm, run=arm.run.with_overrides({"lead": leading}))
-                return await attempt(solver, led, count_as_right, task, seed)
+                return await attempt(solver, led, task, seed)
 
             tasks = [Task(name, Answer("")) for name in scripts]
             block = await Crowd(users, tasks, tasks, solve, 0, warm_up=0).run()

@@ -14,7 +14,7 @@ from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
 from ..crowd import Block, Crowd, attempt
@@ -24,6 +24,7 @@ from .costs import ServerCosts
 from .models import SimulatedEndpoint
 from .server import Card, SimulatedServer
 
+BUDGET = Limits(tokens=10**6, answer=10**4)
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -47,7 +48,9 @@ class SimulatedSolver(Solver):
     """A solver whose models answer from scripts."""
 
     def __init__(self, small: SimulatedEndpoint, large: SimulatedEndpoint) -> None:
-        super().__init__(Settings(small=small.settings, large=large.settings, sampling=GREEDY))
+        super().__init__(
+            Settings(small=small.settings, large=large.settings, sampling=GREEDY, budget=BUDGET)
+        )
         self.small = small
         self.large = large
 
@@ -74,14 +77,10 @@ async def simulate_block(
     by_text = {task.problem: script for task, script in zip(tasks, scripts, strict=True)}
     small, large = (SimulatedEndpoint(role, servers[role], by_text) for role in servers)
     async with SimulatedSolver(small, large) as solver:
-        solving = partial(attempt, solver, arm, count_as_right)
+        solving = partial(attempt, solver, arm)
         own = tasks[: len(counted)]
         more = tasks[len(counted) :]
         return await Crowd(concurrency, own, more, solving, seed).run()
-
-
-async def count_as_right(solution: Solution, task: Task) -> bool:
-    return True
 
 
 def simulate(
