@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from lab.templates import ask, learn
 from stepspec.orchestrator.answer import close
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
 from stepspec.orchestrator.endpoints import Template
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.markers import KNOWN, THINK, begun_marks
+from tests.templates import ask, learn
 
 from .families import BY_NAME, FAMILIES, Family, FamilyServer, RealFamily
 
