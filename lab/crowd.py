@@ -1,4 +1,4 @@
-"""Measure one arm under one load. A `Crowd` runs a block of problems."""
+"""Measure one arm under one load. `run_block` runs a block of problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from stepspec.api import Solver
 from stepspec.evals.sample import Arm, Sample, Task, derive_seed, sample_once
-from stepspec.orchestrator.concurrency import background
+from stepspec.orchestrator.concurrency import supervised
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Committed, Event
 
@@ -46,64 +46,43 @@ Attempt: TypeAlias = Callable[[Task, int], Awaitable[Timing]]
 """Solves a task with a seed; failures of endpoints and deadlines are in the timing."""
 
 
-class Crowd:
+async def run_block(
+    concurrency: int,
+    counted: Sequence[Task],
+    others: Sequence[Task],
+    attempt: Attempt,
+    seed: int,
+    *,
+    warm_up: int | None = None,
+) -> Block:
     """
-    The problems of one block in a closed loop. At any time *concurrency* problems are solved.
+    Run problems in a closed loop, so that at any time *concurrency* problems are solved.
 
     *warm_up* of the *others* come before the *counted* tasks; None: *concurrency* of them. Others
-    follow until all counted tasks have ended.
+    follow until all counted tasks have ended, and are cancelled then. Raise the error of an
+    *attempt*.
     """
+    more = ((None, task) for task in itertools.cycle(others))
+    entries: Iterator[tuple[int | None, Task]] = itertools.chain(
+        itertools.islice(more, concurrency if warm_up is None else warm_up),
+        enumerate(counted),
+        more,
+    )
+    timings: dict[int, Timing] = {}
+    over = asyncio.Event()
 
-    def __init__(
-        self,
-        concurrency: int,
-        counted: Sequence[Task],
-        others: Sequence[Task],
-        attempt: Attempt,
-        seed: int,
-        *,
-        warm_up: int | None = None,
-    ) -> None:
-        self._concurrency = concurrency
-        self._count = len(counted)
-        self._attempt = attempt
-        self._seed = seed
-        more = ((None, task) for task in itertools.cycle(others))
-        self._entries: Iterator[tuple[int | None, Task]] = itertools.chain(
-            itertools.islice(more, concurrency if warm_up is None else warm_up),
-            enumerate(counted),
-            more,
-        )
-        self._timings: dict[int, Timing] = {}
-        self._error: Exception | None = None
-        self._over = asyncio.Event()
+    async def keep_busy() -> None:
+        for place, task in entries:
+            timing = await attempt(task, derive_seed(seed, 0, place or 0))
+            if place is None:
+                continue
+            timings[place] = timing
+            if len(timings) == len(counted):
+                over.set()
 
-    async def run(self) -> Block:
-        """Run until all counted problems have ended; then cancel the others."""
-        async with background(*(self._keep_busy() for _ in range(self._concurrency))):
-            await self._over.wait()
-        if self._error is not None:
-            raise self._error
-        return tuple([self._timings[place] for place in range(self._count)])
-
-    async def _keep_busy(self) -> None:
-        for place, task in self._entries:
-            await self._solve(place, task)
-            # the next one may fail as soon as it begins, without ever waiting
-            if self._error is not None:
-                return
-
-    async def _solve(self, place: int | None, task: Task) -> None:
-        try:
-            timing = await self._attempt(task, derive_seed(self._seed, 0, place or 0))
-        except Exception as exc:  # raised by `run`
-            self._error = exc
-            self._over.set()
-            return
-        if place is not None:
-            self._timings[place] = timing
-            if len(self._timings) == self._count:
-                self._over.set()
+    async with supervised(*(keep_busy() for _ in range(concurrency))):
+        await over.wait()
+    return tuple([timings[place] for place in range(len(counted))])
 
 
 async def attempt(

@@ -19,13 +19,14 @@ import typer
 from rich.console import Console
 
 from stepspec.cli.command_line import writable
+from stepspec.cli.flags import Json
 from stepspec.cli.program import new_app, run, verbatim
 from stepspec.evals.arms import LARGE
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.progress import progress_bars
 from stepspec.evals.sample import Arm, Task
 
-from .crowd import Crowd, attempt
+from .crowd import attempt, run_block
 from .script import Script, Turn
 from .simulation.figures import SimulatedSolver, start_servers
 from .simulation.grid import CLOSE, GPUS, Pair, accepted_turn, find_pair, rejected_turn
@@ -60,7 +61,7 @@ stderr = Console(stderr=True)
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="Log of steps, as lab/data/README.md says.")] = LOG,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
+    json: Json = False,
     figure: Annotated[
         Path | None, typer.Option(help="Draw the problems into this SVG or PNG file.")
     ] = None,
@@ -80,7 +81,7 @@ def replay(
         from .replay_figure import draw  # which needs matplotlib
 
         draw(figures, figure)
-    if as_json:
+    if json:
         print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())
         return
     for pace, comparison in found.items():
@@ -202,7 +203,7 @@ def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) 
                 return await attempt(solver, led, task, seed)
 
             tasks = [Task(name, Answer("")) for name in scripts]
-            block = await Crowd(users, tasks, tasks, solve, 0, warm_up=0).run()
+            block = await run_block(users, tasks, tasks, solve, 0, warm_up=0)
         return {place: timing.latency for place, timing in zip(runs, block, strict=True)}
 
     return run_on_virtual_clock(work())[0]

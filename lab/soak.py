@@ -269,11 +269,7 @@ async def trouble(deployment: Deployment, soak: Soak, rng: random.Random) -> Non
 async def measure(
     minutes: float, calm: float, concurrency: int, seed: int, tick: Callable[[float], object]
 ) -> Soak:
-    """
-    Soak for *minutes* minutes. The first and the last *calm* minutes are without faults.
-
-    Raise the error of a client that fails.
-    """
+    """Soak for *minutes* minutes. The first and the last *calm* minutes are without faults."""
     soak = Soak()
     async with deployed("--max-running", str(concurrency), force_close=False) as deployment:
         load = Load(deployment, soak)

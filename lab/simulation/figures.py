@@ -17,7 +17,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
-from ..crowd import Block, Crowd, attempt
+from ..crowd import Block, attempt, run_block
 from ..script import Script
 from ..virtual_clock import run
 from .costs import ServerCosts
@@ -54,6 +54,9 @@ class SimulatedSolver(Solver):
         self.small = small
         self.large = large
 
+    async def warm_up(self) -> None:
+        """Do nothing: a simulated server compiles nothing."""
+
 
 def start_servers(
     small: ServerCosts, large: ServerCosts, *, shared: bool = False
@@ -71,7 +74,7 @@ async def simulate_block(
     servers: Mapping[Role, SimulatedServer],
     seed: int = 0,
 ) -> Block:
-    """Run one block as `Crowd` does, on *servers*, on the clock of the running event loop."""
+    """Run one block on *servers*, on the clock of the running event loop."""
     scripts = [*counted, *others]
     tasks = [Task(f"{number}", Answer("")) for number in range(len(scripts))]
     by_text = {task.problem: script for task, script in zip(tasks, scripts, strict=True)}
@@ -80,7 +83,7 @@ async def simulate_block(
         solving = partial(attempt, solver, arm)
         own = tasks[: len(counted)]
         more = tasks[len(counted) :]
-        return await Crowd(concurrency, own, more, solving, seed).run()
+        return await run_block(concurrency, own, more, solving, seed)
 
 
 def simulate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -227,12 +227,10 @@ def break_even(
 def plain(cell: Cell) -> dict[str, Any]:
     """Return the figures of *cell* as one table of numbers, for a file."""
     figures = cell.figures
+    about = asdict(cell)
+    del about["figures"]
     return {
-        "pair": cell.pair,
-        "name": cell.name,
-        "users": cell.users,
-        "accepted": cell.accepted,
-        "cards": cell.cards,
+        **about,
         "n": figures.n,
         "mean": figures.mean,
         **figures.seconds,

@@ -19,11 +19,6 @@ MINUTES = 4.0
 PROBLEMS = 20
 
 
-class _Solver(SimulatedSolver):
-    async def warm_up(self) -> None:
-        pass
-
-
 def measure(
     pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: int
 ) -> Measured:
@@ -35,7 +30,7 @@ def measure(
         servers = start_servers(pair.small, pair.large, shared=pair.shared)
         small, large = (SimulatedEndpoint(role, servers[role], problems) for role in servers)
         small.name = "small"
-        async with _Solver(small, large) as solver:
+        async with SimulatedSolver(small, large) as solver:
             measuring = Measuring(solver, arms, list(problems), users)
             return await measuring.measure(MINUTES)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from lab.crowd import Crowd, Timing, attempt
+from lab.crowd import Timing, attempt, run_block
 from stepspec import Solution, Solver
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.grading.graders import Answer
@@ -89,7 +89,7 @@ def block_of(
 ) -> tuple[Sequence[Timing], float]:
     """Run one block; return its timings and the seconds that it took."""
     solving = partial(attempt, solver.solver, SHIPPED, deadline=deadline)
-    block, seconds = run(Crowd(concurrency, counted, OTHERS, solving, 3).run())
+    block, seconds = run(run_block(concurrency, counted, OTHERS, solving, 3))
     assert solver.open == 0
     return block, seconds
 
