@@ -30,7 +30,6 @@ from .crowd import attempt, run_block
 from .script import Script, Turn
 from .simulation.figures import SimulatedSolver, start_servers
 from .simulation.grid import CLOSE, GPUS, Pair, accepted_turn, find_pair, rejected_turn
-from .simulation.models import SimulatedEndpoint
 from .specreason_log import LOG, LoggedRun, LoggedStep, accept_rate, read_runs
 from .tables import Sheet
 from .virtual_clock import run as run_on_virtual_clock
@@ -194,8 +193,7 @@ def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) 
     async def work() -> dict[int, float]:
         servers = start_servers(pair.small, pair.large, shared=pair.shared)
         scripts = {f"{place}": script_of(logged) for place, logged in runs.items()}
-        small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
-        async with SimulatedSolver(small, large) as solver:
+        async with SimulatedSolver(servers, scripts) as solver:
 
             async def solve(task: Task, seed: int) -> Any:
                 leading = _leading(runs[int(task.problem)])

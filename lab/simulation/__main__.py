@@ -23,7 +23,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from ..charts import Curve, load_curves
 from ..tables import Sheet, exit_with
 from .choosing import choose
-from .grid import GPUS, Chains, Pair, break_even, find_pair, plain, simulate_cell
+from .grid import GPUS, Chains, Pair, break_even, crossing, find_pair, plain, simulate_cell
 from .measured import rows
 from .tuned import compared
 
@@ -148,11 +148,12 @@ def break_even_command(
     rows: list[dict[str, Any]] = []
     dots: Dots = {}
     for times, number in _tracked(product(_numbers("--speed", speed, float), loads)):
-        found = break_even(known, arm, times, number, chains, problems)
-        ratios = {f"time at {share:.0%}": ratio for share, ratio in found.ratios.items()}
-        rows.append({"speed": times, "users": number, "break_even": found.share, **ratios})
-        if found.share is not None:
-            dot = (times, found.share, f"{times:g} times")
+        ratios = break_even(known, arm, times, number, chains, problems)
+        least = crossing(ratios)
+        shown = {f"time at {share:.0%}": ratio for share, ratio in ratios.items()}
+        rows.append({"speed": times, "users": number, "break_even": least, **shown})
+        if least is not None:
+            dot = (times, least, f"{times:g} times")
             dots.setdefault(f"{number} at once", []).append(dot)
     about = {"pair": asdict(known), "chains": asdict(chains), "policy": policy}
     _write(output, {**about, "cells": rows})

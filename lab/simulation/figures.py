@@ -45,9 +45,12 @@ class Figures:
 
 
 class SimulatedSolver(Solver):
-    """A solver whose models answer from scripts."""
+    """A solver whose models answer from *scripts* on *servers*."""
 
-    def __init__(self, small: SimulatedEndpoint, large: SimulatedEndpoint) -> None:
+    def __init__(
+        self, servers: Mapping[Role, SimulatedServer], scripts: Mapping[str, Script]
+    ) -> None:
+        small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
         super().__init__(
             Settings(small=small.settings, large=large.settings, sampling=GREEDY, budget=BUDGET)
         )
@@ -78,8 +81,7 @@ async def simulate_block(
     scripts = [*counted, *others]
     tasks = [Task(f"{number}", Answer("")) for number in range(len(scripts))]
     by_text = {task.problem: script for task, script in zip(tasks, scripts, strict=True)}
-    small, large = (SimulatedEndpoint(role, servers[role], by_text) for role in servers)
-    async with SimulatedSolver(small, large) as solver:
+    async with SimulatedSolver(servers, by_text) as solver:
         solving = partial(attempt, solver, arm)
         own = tasks[: len(counted)]
         more = tasks[len(counted) :]

@@ -198,30 +198,20 @@ def slower(costs: ServerCosts, ratio: float) -> ServerCosts:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class BreakEven:
-    """The times of one arm at several shares of accepted drafts."""
-
-    ratios: Mapping[float, float]
-    """The time of the arm over that of the large model alone, by share."""
-
-    @property
-    def share(self) -> float | None:
-        """The share from which on the arm is faster than the large model; None: it never is."""
-        return crossing(self.ratios)
-
-
 def break_even(
     pair: Pair, arm: Arm, speed: float, users: int, chains: Chains, problems: int
-) -> BreakEven:
-    """Simulate *arm* with a small model that is *speed* times as fast as the pair's large one."""
+) -> dict[float, float]:
+    """
+    Simulate *arm* with a small model that is *speed* times as fast as the pair's large model.
+
+    Return the time of *arm* over that of the large model alone, by the share of accepted drafts.
+    """
     scaled = replace(pair, small=slower(pair.large, speed))
     alone = simulate_cell(scaled, LARGE, users, chains, 1.0, problems).figures.mean
-    ratios = {
+    return {
         share: simulate_cell(scaled, arm, users, chains, share, problems).figures.mean / alone
         for share in SHARES
     }
-    return BreakEven(ratios)
 
 
 def plain(cell: Cell) -> dict[str, Any]:

@@ -407,7 +407,6 @@ def _scored(piece: str, agreed: bool) -> Token:
 class SimulatedEndpoint:
     """The model of *role* on a simulated *server*. *scripts* has the texts of the problems."""
 
-    name = "simulated"
     vocabulary = "simulated"
     room = ROOM
     known = True
@@ -416,6 +415,7 @@ class SimulatedEndpoint:
 
     def __init__(self, role: Role, server: SimulatedServer, scripts: Mapping[str, Script]) -> None:
         self.role: Role = role
+        self.name = f"simulated {role}"
         self._server = server
         self._scripts = scripts
         self.settings = Endpoint(role=role, url="http://simulated")

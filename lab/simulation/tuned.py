@@ -13,7 +13,6 @@ from stepspec.evals.tune.prediction import predict
 
 from .figures import SimulatedSolver, start_servers
 from .grid import Chains, Pair, simulate_cell
-from .models import SimulatedEndpoint
 
 MINUTES = 4.0
 PROBLEMS = 20
@@ -28,9 +27,7 @@ def measure(
 
     async def work() -> Measured:
         servers = start_servers(pair.small, pair.large, shared=pair.shared)
-        small, large = (SimulatedEndpoint(role, servers[role], problems) for role in servers)
-        small.name = "small"
-        async with SimulatedSolver(small, large) as solver:
+        async with SimulatedSolver(servers, problems) as solver:
             measuring = Measuring(solver, arms, list(problems), users)
             return await measuring.measure(MINUTES)
 
