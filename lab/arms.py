@@ -1,16 +1,14 @@
-"""
-Arms that only experiments compare, and how they take turns; `stepspec.evals.arms` has the common
-ones.
-"""
+"""Arms that only experiments compare, and how they take turns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from stepspec.api import Solver
 from stepspec.evals.plan import turns
 from stepspec.evals.sample import Arm, ByRole, Sample, Task, derive_seed, sample_once
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 
 SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
@@ -26,6 +24,8 @@ THINKING_SEQUENTIAL = replace(
     THINKING, name=f"{THINKING.name}, sequential", run=THINKING.run.with_overrides({"ahead": 0})
 )
 
+NO_SOLVERS: Mapping[str, Solver] = {}
+
 
 async def measure(
     solver: Solver,
@@ -33,39 +33,38 @@ async def measure(
     tasks: Sequence[Task],
     *,
     on_sample: Callable[[int, Sample], object] = lambda number, sample: None,
-    done: Mapping[tuple[int, str], Sample] | None = None,
-    solvers: Mapping[str, Solver] | None = None,
+    done: Container[tuple[int, str]] = (),
+    solvers: Mapping[str, Solver] = NO_SOLVERS,
     base: int = 0,
 ) -> None:
     """
-    Solve every task with every arm, one at a time and in turns, so that drift hits all alike.
+    Solve every task with every arm, in turns, so that drift of the machine is alike for all arms.
 
-    An arm that one of *solvers* is named for is run by that one. What is *done* already is not done
-    again. The seed of a sample follows from *base* and the number of its task, and is the same for
-    all arms.
+    *solvers* has the solvers of some arms, by the name of the arm. Samples that are *done* are not
+    taken again. The seed of a sample follows from *base* and the number of its task. It is the same
+    for all arms.
     """
     for number, task in enumerate(tasks):
         seed = derive_seed(base, number, 0)
         for arm in turns(arms, number):
-            if not done or (number, arm.name) not in done:
-                on_sample(
-                    number, await _sample((solvers or {}).get(arm.name, solver), arm, task, seed)
-                )
+            if (number, arm.name) in done:
+                continue
+            sample = await _sample(solvers.get(arm.name, solver), arm, task, seed)
+            on_sample(number, sample)
 
 
 async def read_acceptances(solver: Solver) -> ByRole:
-    """
-    Read the servers' counters of drafted and accepted tokens; a role without speculation is left
-    out.
-    """
-    endpoints = (solver.large, solver.small)
-    acceptances = [await endpoint.acceptance() for endpoint in endpoints]
-    pairs = zip(endpoints, acceptances, strict=True)
-    return {endpoint.role: acceptance for endpoint, acceptance in pairs if acceptance is not None}
+    """Read the servers' counters of drafted and accepted tokens, by the roles that speculate."""
+    found: dict[Role, Acceptance] = {}
+    for endpoint in (solver.large, solver.small):
+        acceptance = await endpoint.acceptance()
+        if acceptance is not None:
+            found[endpoint.role] = acceptance
+    return found
 
 
 def acceptances_between(earlier: ByRole, later: ByRole) -> ByRole:
-    """The tokens that were drafted and accepted between two readings."""
+    """Return the tokens that were drafted and accepted between two readings."""
     return {
         role: acceptance - earlier.get(role, Acceptance()) for role, acceptance in later.items()
     }

@@ -1,6 +1,5 @@
 """
-Measure every method on the miniature pair: the figures of the README, compared with the project's
-bars.
+Measure every method on the miniature pair, and compare the figures with the project's bars.
 
 ``python -m lab.bench`` solves the same problems with every arm, interleaved, at the default
 sampling and greedily. One arm has three models: a nested pair of the tiny and the small model in
@@ -14,8 +13,7 @@ import asyncio
 import dataclasses
 import datetime
 import platform
-import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -49,7 +47,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import TokenSpeculation
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
-from .tables import Sheet
+from .tables import Sheet, exit_with
 from .worlds import SHORT, describe_pace
 
 THREE = Arm.of("three models", "specreason")
@@ -109,22 +107,24 @@ def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
 
 def small_print(profile: str, *more: str) -> str:
     """
-    Explain the table: the models, their *profile*, and the columns; *more* names further models.
+    Return the explanation of the table: the models, their *profile*, and the columns.
+
+    *more* names further models.
     """
     pace = describe_pace(profile, "large", "small", *more)
     return (
-        f"The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by"
-        f" real vLLM on this CPU; {pace}. Seconds are the mean of one problem. Vs large: wall time"
-        " divided by that of the large model alone. Vs floor: divided by the time to write every"
-        " kept token on the model that wrote it. Brackets are 95% intervals. By large: the large"
-        " model's share of the kept tokens. Accepted: share of the judged drafts. Waste: share of"
-        " the written tokens that were not kept. Judging: tokens read or written to judge one"
-        " problem, without those in a prefix cache."
+        "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
+        f" served by real vLLM on this CPU; {pace}. Seconds are the mean of one problem. Vs large:"
+        " wall time divided by that of the large model alone. Vs floor: divided by the time to"
+        " write every kept token on the model that wrote it. Brackets are 95% intervals. By large:"
+        " the large model's share of the kept tokens. Accepted: share of the judged drafts. Waste:"
+        " share of the written tokens that were not kept. Judging: tokens read or written to judge"
+        " one problem, without those in a prefix cache."
     )
 
 
 STACKED = (LARGE, SHIPPED)
-WARM_UP = 2  # problems
+WARM_UP_PROBLEMS = 2
 NO_NESTING: Mapping[str, Mapping[str, Any]] = {}
 
 STACKED_SMALL_PRINT = (
@@ -141,51 +141,47 @@ async def solvers(
     console: Console,
     warm_up: tuple[Arm, ...],
     seed: int,
-    problems: int,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     nested: Mapping[str, Mapping[str, Any]] = NO_NESTING,
 ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
     """
-    Start the pair and yield a greedy solver over it, and solvers with a nested pair by the name of
-    their arm.
+    Start the pair. Yield a greedy solver over it, and solvers with a nested pair by arm.
 
-    Their small model is a pair of the tiny and the small model; *nested* has its settings by arm.
-    The tiny model is started only if *nested* has an arm.
+    The small model of a nested solver is a pair of the tiny and the small model, and *nested* has
+    its settings by the name of the arm. The tiny model is started only if *nested* has an arm.
+    Each of the arms *warm_up* solves a few problems of *seed* first.
     """
     roles = (*PAIR, TINY) if nested else PAIR
     async with AsyncExitStack() as stack:
         starting = running(profile, roles, console=console, world=SHORT, speculation=speculation)
         served = await stack.enter_async_context(starting)
         large = endpoint(served["large"], "large")
-        plain = await stack.enter_async_context(
-            Solver(endpoint(served["small"], "small"), large, sampling=GREEDY)
-        )
+
+        async def solver(small: Any) -> Solver:
+            return await stack.enter_async_context(Solver(small, large, sampling=GREEDY))
+
+        plain = await solver(endpoint(served["small"], "small"))
         nested_solvers: dict[str, Solver] = {}
         for name, settings in nested.items():
-            pair = {
-                **settings,
-                "small": endpoint(served[TINY], "small"),
-                "large": endpoint(served["small"], "large"),
-            }
-            nested_solvers[name] = await stack.enter_async_context(
-                Solver(pair, large, sampling=GREEDY)
-            )
-        await measure(plain, warm_up, fresh_tasks(problems, seed), solvers=nested_solvers)
+            tiny = endpoint(served[TINY], "small")
+            judge = endpoint(served["small"], "large")
+            nested_solvers[name] = await solver({**settings, "small": tiny, "large": judge})
+        await measure(plain, warm_up, fresh_tasks(WARM_UP_PROBLEMS, seed), solvers=nested_solvers)
         yield plain, nested_solvers
 
 
 def arms(method: str) -> tuple[Arm, ...]:
-    """The arms that run over the token-level *method*; with "none" they have their usual names."""
-    return (
-        STACKED
-        if method == "none"
-        else tuple(replace(arm, name=f"{arm.name} + {method}") for arm in STACKED)
-    )
+    """Return the arms that run over the token-level *method*. Over "none" no name changes."""
+    if method == "none":
+        return STACKED
+    return tuple(replace(arm, name=f"{arm.name} + {method}") for arm in STACKED)
 
 
 def server_settings() -> dict[str, object]:
     """
-    The speculation settings of the servers: samples with other settings belong to another run.
+    Return the speculation settings of the servers.
+
+    Samples with other settings belong to another run.
     """
     return {
         method: {role: settings.configuration("small") for role, settings in speculation.items()}
@@ -200,47 +196,46 @@ async def measure_stacked(
     samples: SampleStore,
     console: Console,
 ) -> list[Result]:
-    """
-    Measure every method's arms on the same fresh problems; *samples* that exist are not measured
-    again.
-    """
+    """Measure the arms of every method on the same fresh problems. *samples* are not repeated."""
     tasks = fresh_tasks(problems, seed)
-    chosen = {method: arms(method) for method in SPECULATIONS}
+    all_arms: list[Arm] = []
     with samples:
-        for method, over in chosen.items():
-            if left := missing(over, tasks, samples):
-                speculation = SPECULATIONS[method]
-                starting = solvers(profile, console, over, seed + 1, WARM_UP, speculation)
-                async with starting as (solver, _):
-                    with progress_bars(console) as progress:
-                        advance = partial(progress.advance, progress.add_task(method, total=left))
-                        await measure(
-                            solver,
-                            over,
-                            tasks,
-                            on_sample=_keeping(samples, advance),
-                            done=samples.done,
-                        )
-    all_arms = [arm for over in chosen.values() for arm in over]
-    return summarise(
-        [samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms],
-        all_arms,
-    )
+        for method, speculation in SPECULATIONS.items():
+            over = arms(method)
+            all_arms.extend(over)
+            left = missing(over, tasks, samples)
+            if left == 0:
+                continue
+            async with solvers(profile, console, over, seed + 1, speculation) as (solver, _):
+                work = partial(measure, solver, over, tasks)
+                await measure_missing(work, method, left, samples, console)
+    found = [samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms]
+    return summarise(found, all_arms)
 
 
 def missing(chosen: Sequence[Arm], tasks: Sequence[Task], samples: SampleStore) -> int:
-    """The number of samples of the *chosen* arms that are still missing."""
+    """Return how many samples of the *chosen* arms are still missing."""
     return sum(
         (number, arm.name) not in samples.done for number in range(len(tasks)) for arm in chosen
     )
 
 
-def _keeping(samples: SampleStore, advance: Callable[[], None]) -> Callable[[int, Sample], None]:
-    def keep(number: int, sample: Sample) -> None:
-        samples.add(number, sample)
-        advance()
+async def measure_missing(
+    work: Callable[..., Awaitable[None]],
+    title: str,
+    total: int,
+    samples: SampleStore,
+    console: Console,
+) -> None:
+    """Take the *total* samples that *samples* lacks by *work*, and keep them. Show the progress."""
+    with progress_bars(console) as progress:
+        bar = progress.add_task(title, total=total)
 
-    return keep
+        def keep(number: int, sample: Sample) -> None:
+            samples.add(number, sample)
+            progress.advance(bar)
+
+        await work(on_sample=keep, done=samples.done)
 
 
 BASELINES = (LARGE, SMALL, SEQUENTIAL, SHIPPED, THINKING_SEQUENTIAL, THINKING)
@@ -272,6 +267,7 @@ BEST_OF_LARGE = 0.40
 BEST_POINTS_LOST = 0.01
 SEED = 2026  # of the problems; training never uses them, with any seed
 FIGURES = Path("build/bench.json")
+STACKED_FIGURES = Path("build/bench-stacked.json")
 EXAMPLES = """
 Examples:
 
@@ -289,38 +285,31 @@ Examples:
 
 def missed(results: Sequence[Result]) -> list[str]:
     """
-    The bars that are missed, one sentence each; bars of arms that were not measured are not
-    checked.
+    Return a sentence for each bar that is missed. Arms that were not measured have no bar.
 
-    The bars apply to `THINKING`: the miniature judge was never trained to grade an answer, and
-    rejects all of them.
+    The bars apply to `THINKING`, because the miniature judge was not trained to grade an answer and
+    rejects every answer.
     """
     by_name = {result.name: result for result in results}
     large, sequential, thinking = (
         by_name[arm.name] for arm in (LARGE, THINKING_SEQUENTIAL, THINKING)
     )
+    lost = large.accuracy - thinking.accuracy
+    of_sequential = thinking.seconds / sequential.seconds
     bars = (
-        (
-            "accuracy lost against the large model alone",
-            large.accuracy - thinking.accuracy,
-            POINTS_LOST,
-        ),
+        ("accuracy lost against the large model alone", lost, POINTS_LOST),
         ("wall time over the large model alone", thinking.ratio, OF_LARGE),
-        ("wall time over sequential", thinking.seconds / sequential.seconds, OF_SEQUENTIAL),
+        ("wall time over sequential", of_sequential, OF_SEQUENTIAL),
     )
     failures = [
         f"{name}: {value:.3f}, bar {bar}" for name, value, bar in bars if value > bar + 1e-9
     ]
-    others = [
-        by_name[arm.name] for arm in OTHERS if arm.name in by_name and arm.policy != SHIPPED.policy
-    ]
-    if others:
-        good = [r.name for r in (thinking, *others) if _good(r, large)]
-        if THINKING.name not in good or len(good) < 2:
-            bar = f"{BEST_OF_LARGE} vs large at {BEST_POINTS_LOST:.0%} of accuracy"
-            failures.append(
-                f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}"
-            )
+    other_names = [arm.name for arm in OTHERS if arm.policy != SHIPPED.policy]
+    others = [by_name[name] for name in other_names if name in by_name]
+    good = [result.name for result in (thinking, *others) if _good(result, large)]
+    if others and (THINKING.name not in good or len(good) < 2):
+        bar = f"{BEST_OF_LARGE} vs large at {BEST_POINTS_LOST:.0%} of accuracy"
+        failures.append(f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}")
     return failures
 
 
@@ -332,47 +321,43 @@ def _good(result: Result, large: Result) -> bool:
 
 
 def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
-    """
-    The *arms* at one of `SAMPLINGS`; greedy arms keep their names, the names of others include the
-    temperature.
-    """
+    """Return the *arms* at one of `SAMPLINGS`."""
     own = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
     return tuple(replace(arm, name=named(arm, sampling), sampling=own) for arm in arms)
 
 
 def named(arm: Arm, sampling: str) -> str:
-    """The name of *arm* at one of `SAMPLINGS`."""
-    return (
-        arm.name
-        if sampling == "greedy"
-        else f"{arm.name}, temperature {SAMPLINGS[sampling].temperature}"
-    )
+    """Return the name of *arm* at one of `SAMPLINGS`. A greedy arm keeps its name."""
+    if sampling == "greedy":
+        return arm.name
+    return f"{arm.name}, temperature {SAMPLINGS[sampling].temperature}"
 
 
 def heading(sampling: str) -> str:
-    """The heading of the table of one of `SAMPLINGS`."""
+    """Return the heading of the table of one of `SAMPLINGS`."""
+    if sampling == "greedy":
+        return "Greedy (temperature 0)"
     chosen = SAMPLINGS[sampling]
-    return (
-        f"Sampled at temperature {chosen.temperature}, top_p {chosen.top_p} (the default)"
-        if chosen.temperature
-        else "Greedy (temperature 0)"
-    )
+    return f"Sampled at temperature {chosen.temperature}, top_p {chosen.top_p} (the default)"
 
 
 async def bench(
-    arms: Sequence[Arm], samplings: Sequence[str], problems: int, profile: str, samples: SampleStore, console: Console,
-) -> Mapping[str, list[Result]]:  # fmt: skip
+    arms: Sequence[Arm],
+    samplings: Sequence[str],
+    problems: int,
+    profile: str,
+    samples: SampleStore,
+    console: Console,
+) -> Mapping[str, list[Result]]:
     """
-    Run the *arms* on the same fresh problems at each of the *samplings*, one at a time, all of them
-    interleaved.
+    Run the *arms* on the same fresh problems at each of the *samplings*, in turns.
 
-    What *samples* have is not run again. Return the results by sampling; the arms have their own
-    names in them.
+    What *samples* have is not run again. Return the results by sampling, with the arms' own names.
     """
     tasks = fresh_tasks(problems, SEED)
     nested = {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
     all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
-    solving = solvers(profile, console, tuple(arms), SEED + 1, problems=WARM_UP, nested=nested)
+    solving = solvers(profile, console, tuple(arms), SEED + 1, nested=nested)
     async with solving as (solver, others):
         by_arm = {
             named(arm, sampling): others[arm.name]
@@ -380,26 +365,16 @@ async def bench(
             for arm in arms
             if arm.name in others
         }
-        with samples, progress_bars(console) as progress:
+        work = partial(measure, solver, all_arms, tasks, solvers=by_arm, base=SEED)
+        with samples:
             left = missing(all_arms, tasks, samples)
-            total = problems * len(all_arms)
-            bar = progress.add_task("measuring", total=total, completed=total - left)
-            keep = _keeping(samples, partial(progress.advance, bar))
-            await measure(
-                solver,
-                all_arms,
-                tasks,
-                on_sample=keep,
-                done=samples.done,
-                solvers=by_arm,
-                base=SEED,
-            )
+            await measure_missing(work, "measuring", left, samples, console)
     results: dict[str, list[Result]] = {}
     for sampling in samplings:
-        places = [(number, arm) for number in range(len(tasks)) for arm in arms]
         renamed = [
             replace(samples.done[number, named(arm, sampling)], arm=arm.name)
-            for number, arm in places
+            for number in range(len(tasks))
+            for arm in arms
         ]
         results[sampling] = summarise(renamed, arms)
     return results
@@ -454,7 +429,7 @@ def main(
         )
     samplings = tuple(SAMPLINGS) if sampling == "both" else (sampling,)
     arms = chosen(arm, baselines=baselines)
-    output = output or (FIGURES.with_stem(f"{FIGURES.stem}-stacked") if stacked else FIGURES)
+    output = output or (STACKED_FIGURES if stacked else FIGURES)
     explanation = note(arms, profile, stacked=stacked)
     about = _about(profile, stacked=stacked)
     samples = SampleStore(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
@@ -462,16 +437,13 @@ def main(
     console = Console(width=180 if stacked else 150)
     results: Mapping[str, list[Result]]
     if stacked:
-        results = {
-            "greedy": asyncio.run(measure_stacked(problems, profile, SEED, samples, progress))
-        }
+        measuring = measure_stacked(problems, profile, SEED, samples, progress)
+        results = {"greedy": asyncio.run(measuring)}
     else:
         results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress))
-    rows = [
-        row
-        for name, summary in results.items()
-        for row in report(summary, profile, explanation, name)
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, summary in results.items():
+        rows.extend(report(summary, profile, explanation, name))
     output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     for name, summary in results.items():
         print(f"\n{heading(name)}:\n\n{markdown(summary)}\n")
@@ -493,37 +465,31 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
                 f" {of_large:.2f}"
             )
     failures = missed(results["greedy"]) if "greedy" in results else []
-    for failure in failures:
-        console.print(f"missed: {failure}", style="red")
-    if failures:
-        sys.exit(1)
+    exit_with([f"missed: {failure}" for failure in failures], console)
 
 
 def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
     """
-    The baselines and the arms called *names*; None: all, or with *baselines* none but the
-    baselines.
+    Return the baselines, and the arms called *names* unless only *baselines* are measured.
+
+    None stands for all arms.
     """
     known = {arm.name: arm for arm in OTHERS}
     wrong = [name for name in names or () if name not in known]
     if wrong:
         listed, there = (", ".join(map(repr, names)) for names in (wrong, known))
         raise ConfigurationError(f"no such arm: {listed}; there are {there}")
-    others = (
-        ()
-        if baselines
-        else (
-            tuple(known.values())
-            if names is None
-            else tuple(known[name] for name in dict.fromkeys(names))
-        )
-    )
-    return *BASELINES, *others
+    if baselines:
+        return BASELINES
+    others = known if names is None else dict.fromkeys(names)
+    return (*BASELINES, *(known[name] for name in others))
 
 
 def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
     """
-    The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile*.
+    Return the explanation of the figures.
+
+    Raise `ConfigurationError` for an unknown *profile*.
     """
     if stacked:
         return f"{small_print(profile)} {STACKED_SMALL_PRINT}"
@@ -533,22 +499,30 @@ def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
 
 
 def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
-    """The values that have to agree for samples to belong to one run; the arms may differ."""
-    about = {
+    """Return the values that are equal for all samples of one run. The arms may differ."""
+    about: dict[str, Any] = {
         "profile": profile,
         "seed": SEED,
         "models": weights_digest(*PAIR, TINY, world=SHORT),
     }
-    return {**about, "stacked": server_settings()} if stacked else about
+    if stacked:
+        about["stacked"] = server_settings()
+    return about
 
 
 def report(
     results: Sequence[Result], profile: str, note: str, sampling: str = "greedy"
 ) -> list[dict[str, Any]]:
-    """One entry per arm with its figures, and the conditions under which they were measured."""
+    """Return the figures of each arm, and the conditions under which they were measured."""
     how = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
-    about: dict[str, Any] = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED}
-    about |= {"concurrency": 1, "note": note, "sampling": how}
+    about: dict[str, Any] = {
+        "date": str(datetime.date.today()),
+        "profile": profile,
+        "seed": SEED,
+        "concurrency": 1,
+        "note": note,
+        "sampling": how,
+    }
     return [{**dataclasses.asdict(result), **about} for result in results]
 
 

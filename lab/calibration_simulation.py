@@ -1,14 +1,10 @@
 """
-Simulate calibrations on many populations whose true losses are known, and count the promises that
-are broken.
+Simulate calibrations on many populations whose true losses are known, and count broken promises.
 
-``python -m lab.calibration_simulation`` prints a table.
-
-Every population has a loss for each threshold, growing from the strictest to the loosest, and some
-gains. Each calibration uses a sample of one population; its promise is broken if the true loss at
-the promised threshold is above the limit.
-
-The bar: at most one promise of twenty is broken in a row.
+``python -m lab.calibration_simulation`` prints a table. Every population has a loss for each
+threshold, which grows from the strictest to the loosest, and some gains. Each calibration uses a
+sample of one population. Its promise is broken if the true loss at the promised threshold is above
+the limit. At most one promise of twenty may be broken in a row.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Annotated, TypeAlias
 
@@ -32,7 +29,7 @@ from stepspec.evals.progress import progress_bars
 from stepspec.evals.results import Interval, wilson
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .tables import Sheet
+from .tables import Sheet, exit_with
 
 THRESHOLDS = 10
 LEVEL = 0.05  # the share of promises that may be broken
@@ -50,10 +47,12 @@ stderr = Console(stderr=True)
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """The true shares of problems lost and gained at every threshold, the strictest first."""
+    """What a method loses and gains at every threshold, the strictest first."""
 
     lost: Shares
+    """The true shares of problems that are lost."""
     gained: Shares
+    """The true shares of problems that are gained."""
 
     @property
     def loss(self) -> Shares:
@@ -61,8 +60,9 @@ class Population:
 
     def sample(self, rng: Generator, n: int) -> list[Paired]:
         """
-        Outcomes at every threshold on the same *n* problems; a lost problem stays lost at looser
-        thresholds.
+        Return the outcomes at every threshold on the same *n* problems.
+
+        A lost problem stays lost at looser thresholds.
         """
         draw = rng.random(n)
         lost = [int((draw < share).sum()) for share in self.lost]
@@ -72,49 +72,43 @@ class Population:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """
-    The results for one *kind* of population in one *case*, as shares of all populations.
-
-    *broken* counts broken promises, *none* calibrations that promised no threshold, and *naively*
-    the promises that trusting the observed loss would break, None where that is not counted.
-    """
+    """The results for one kind of population, as shares of all populations."""
 
     kind: str
+    """The kind of the populations."""
     case: str
+    """The size of the samples."""
     populations: int
+    """The number of the populations."""
     broken: Interval
+    """Broken promises."""
     none: float
-    naively: float | None = None
+    """Calibrations that promised no threshold."""
+    naively: float = 0.0
+    """Promises that trusting the observed loss would break."""
 
 
 def growing(rng: Generator, limit: float) -> Population:
-    """
-    Losses grow by steps of random size, to several times the *limit* for most; gains are a few of
-    them.
-    """
+    """Let losses grow by random steps, to several times the *limit* for most populations."""
     steps = rng.exponential(rng.uniform(0.1, 0.8) * limit, THRESHOLDS)
     lost = np.minimum(np.cumsum(steps), 0.6)
     return Population(lost, np.cumsum(rng.uniform(0, 0.4) * steps * rng.random(THRESHOLDS)))
 
 
 def flat(rng: Generator, limit: float) -> Population:
-    """Hardly any loss at first, and then a cliff."""
+    """Let hardly any problem be lost at first, and then many."""
     place = rng.integers(1, THRESHOLDS)
-    lost = np.where(
-        np.arange(THRESHOLDS) < place, rng.uniform(0, 0.2) * limit, rng.uniform(1.5, 8) * limit
-    )
+    low = rng.uniform(0, 0.2) * limit
+    high = rng.uniform(1.5, 8) * limit
+    lost = np.where(np.arange(THRESHOLDS) < place, low, high)
     return Population(np.minimum(lost, 0.6), np.zeros(THRESHOLDS))
 
 
 def edge(rng: Generator, limit: float) -> Population:
-    """
-    The hardest: the strictest threshold loses just more than the *limit*, so that any choice breaks
-    the promise.
-    """
+    """Let the strictest threshold lose more than the *limit*: any choice breaks the promise."""
     gained = rng.uniform(0, 0.1) * np.ones(THRESHOLDS)
-    return Population(
-        np.minimum(gained + limit * 1.0001 + np.arange(THRESHOLDS) * limit, 0.6), gained
-    )
+    lost = gained + limit * 1.0001 + np.arange(THRESHOLDS) * limit
+    return Population(np.minimum(lost, 0.6), gained)
 
 
 Kinds: TypeAlias = dict[str, Callable[[Generator, float], Population]]
@@ -122,29 +116,36 @@ KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge": edge}
 
 
 def simulate(
-    kind: str, n: int, limit: float, populations: int, *, level: float = LEVEL, seed: int = 0,
+    kind: str,
+    n: int,
+    limit: float,
+    populations: int,
+    *,
+    seed: int = 0,
     on_population: Callable[[], object] = lambda: None,
-) -> Row:  # fmt: skip
-    """Calibrate on a sample of *n* problems from each of a number of *populations*."""
+) -> Row:
+    """Calibrate on a sample of *n* problems from each of *populations* populations."""
     rng = np.random.default_rng([seed, n, len(kind)])
-    broken = naively = none = 0
+    test = LossTest(limit, LEVEL)
+    broken = 0
+    naively = 0
+    none = 0
     for _ in range(populations):
         population = KINDS[kind](rng, limit)
         outcomes = population.sample(rng, n)
-        index = _loosest(outcomes, limit, level)
-        trusted = next((k for k in range(THRESHOLDS) if outcomes[k].loss > limit), THRESHOLDS) - 1
-        broken += bool(index >= 0 and population.loss[index] > limit)
-        naively += bool(trusted >= 0 and population.loss[trusted] > limit)
-        none += index < 0
+        promised = _passing(outcomes, lambda outcome: test.at(0, outcome).holds)
+        trusted = _passing(outcomes, lambda outcome: outcome.loss <= limit)
+        broken += bool(promised and population.loss[promised - 1] > limit)
+        naively += bool(trusted and population.loss[trusted - 1] > limit)
+        none += promised == 0
         on_population()
     share = wilson(broken, populations)
     return Row(kind, f"{n} problems", populations, share, none / populations, naively / populations)
 
 
-def _loosest(outcomes: list[Paired], limit: float, level: float) -> int:
-    """The index of the threshold that a calibration on these *outcomes* promises; -1 for none."""
-    test = LossTest(limit, level)
-    return sum(1 for _ in takewhile(lambda outcome: test.at(0, outcome).holds, outcomes)) - 1
+def _passing(outcomes: Sequence[Paired], passes: Callable[[Paired], bool]) -> int:
+    """Return how many thresholds pass, from the strictest on, before the first that does not."""
+    return len([*takewhile(passes, outcomes)])
 
 
 def main(
@@ -153,7 +154,7 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the populations.")] = 0,
 ) -> None:
     """
-    Simulate, print a table, and exit with 1 if promises are broken more often than the confidence
+    Simulate and print a table. Exit with 1 if promises are broken more often than the confidence
     allows.
     """
     if not 0 < limit <= LARGEST:
@@ -163,24 +164,19 @@ def main(
     sizes = (300, 1000, 4000)
     with progress_bars(stderr) as progress:
         bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
+        advance = partial(progress.advance, bar)
         rows = [
-            simulate(
-                kind, n, limit, populations, seed=seed, on_population=lambda: progress.advance(bar)
-            )
+            simulate(kind, n, limit, populations, seed=seed, on_population=advance)
             for kind in KINDS
             for n in sizes
         ]
     about = f"a loss of at most {limit:.0%}, at 95% confidence, {datetime.date.today()}"
     Console(width=130).print(table(f"the promise: {about}", rows))
-    failures = missed(rows)
-    for line in failures:
-        stderr.print(line, style="red", highlight=False, soft_wrap=True)
-    if failures:
-        raise typer.Exit(1)
+    exit_with(missed(rows), stderr)
 
 
 def missed(rows: Sequence[Row]) -> list[str]:
-    """The rows in which too many promises are broken, one sentence each."""
+    """Return a sentence for each row in which too many promises are broken."""
     return [
         f"missed: {row.kind}, {row.case}: broken in {row.broken.value:.1%}, which is more than"
         f" {LEVEL:.0%}"
@@ -200,8 +196,12 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     )
     texts = [
         (
-            *(row.kind, row.case, str(row.populations), f"{row.broken:.1%}", f"{row.none:.1%}"),
-            "" if row.naively is None else f"{row.naively:.1%}",
+            row.kind,
+            row.case,
+            str(row.populations),
+            f"{row.broken:.1%}",
+            f"{row.none:.1%}",
+            f"{row.naively:.1%}",
         )
         for row in rows
     ]

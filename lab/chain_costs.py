@@ -15,6 +15,7 @@ import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -34,12 +35,16 @@ PROBLEM = "What is 6 x 7?"
 STEP_TOKENS = 20
 MANY_STEPS = 100_000
 ROOM = 300_000  # tokens
-SERVER = (
-    *("--steps", str(MANY_STEPS)),
-    *("--step-tokens", str(STEP_TOKENS)),
-    *("--room", str(ROOM)),
-    "--scale-out",
+SHAPE = (
+    "--steps",
+    str(MANY_STEPS),
+    "--step-tokens",
+    str(STEP_TOKENS),
+    "--room",
+    str(ROOM),
 )
+"""Flags of a stand-in server that writes long chains."""
+SERVER = (*SHAPE, "--scale-out")
 
 LENGTHS = (1_000, 8_000, 64_000)
 STEPS = 10  # of one round at one length
@@ -78,9 +83,7 @@ class Figure:
 
 @asynccontextmanager
 async def solver_at(url: str, *, suffix_scoring: bool = False) -> AsyncGenerator[Solver]:
-    """
-    Yield a solver whose models are both served at *url*; garbage is collected as in the service.
-    """
+    """Yield a solver with both models at *url*. Garbage is collected as in the service."""
     small = Endpoint(role="small", url=url, max_concurrency=4096)
     large = small.model_copy(update={"role": "large", "suffix_scoring": suffix_scoring})
     before = gc.get_threshold()
@@ -141,13 +144,16 @@ async def step_ms(url: str, method: str, tokens: int) -> float:
     async with solver_at(url, suffix_scoring=method == "reading") as solver:
         run = Run(solver, grown(tokens, solver.small.vocabulary), method)
         await run.think(1)
-        rounds: list[float] = []
-        for _ in range(ROUNDS):
-            gc.collect()
-            began = time.process_time()
-            await run.think(STEPS)
-            rounds.append(time.process_time() - began)
+        rounds = [await cpu_seconds([run], STEPS) for _ in range(ROUNDS)]
     return 1000 * min(rounds) / STEPS
+
+
+async def cpu_seconds(runs: Sequence[Run], steps: int) -> float:
+    """Return the CPU time in which each of *runs* thinks a number of *steps*."""
+    gc.collect()
+    began = time.process_time()
+    await asyncio.gather(*(run.think(steps) for run in runs))
+    return time.process_time() - began
 
 
 async def peak_bytes(url: str, tokens: int) -> int:
@@ -193,10 +199,7 @@ async def token_us(url: str, chains: int) -> float:
         for _ in range(ROUNDS):
             runs = [Run(solver, Chain.of(PROBLEM)) for _ in range(chains)]
             await asyncio.gather(*(run.think(1) for run in runs))
-            gc.collect()
-            began = time.process_time()
-            await asyncio.gather(*(run.think(CROWD_STEPS) for run in runs))
-            rounds.append(time.process_time() - began)
+            rounds.append(await cpu_seconds(runs, CROWD_STEPS))
     return 1e6 * min(rounds) / (chains * CROWD_STEPS * STEP_TOKENS)
 
 
@@ -219,14 +222,11 @@ def callbacks_timed() -> Generator[Callable[[], float]]:
 def long_run(solver: Solver, chain: Chain, events: Sequence[Event]) -> Run:
     """Return a run with *chain* behind it; each of its steps had these *events*."""
     run = Run(solver, chain)
-    for step in chain.steps:
-        for event in events:
-            changed: Any = {
-                name: step
-                for name in ("draft", "step")
-                if isinstance(getattr(event, name, 0), Step)
-            }
-            run.recorder(replace(event, **changed))
+    for step, event in product(chain.steps, events):
+        changed: Any = {
+            name: step for name in ("draft", "step") if isinstance(getattr(event, name, 0), Step)
+        }
+        run.recorder(replace(event, **changed))
     return run
 
 
@@ -270,7 +270,7 @@ def lengths() -> list[Figure]:
     figures: list[Figure] = []
     for method in ("specreason", "reading"):
         for tokens in LENGTHS:
-            # a server that knows the text would have the whole prompt in its cache
+            # A server that knows the text would have the whole prompt in its cache.
             with stand_in_process(*SERVER) as url:
                 value = asyncio.run(step_ms(url, method, tokens))
             goal = GOAL_STEP_MS if tokens == LENGTHS[-1] else None
@@ -296,10 +296,9 @@ def crowds() -> list[Figure]:
 
 def table_of(figures: Sequence[Figure]) -> Table:
     """Return *figures* with their goals as a table."""
-    made = Table(title="CPU time and memory of long chains and of many")
-    made.add_column("what")
-    for heading in ("figure", "goal"):
-        made.add_column(heading, justify="right")
+    made = Table("what", title="CPU time and memory of long chains and of many")
+    made.add_column("figure", justify="right")
+    made.add_column("goal", justify="right")
     made.add_column("")
     for figure in figures:
         goal = "" if figure.goal is None else f"{figure.goal:g} {figure.unit}"

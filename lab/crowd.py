@@ -1,6 +1,4 @@
-"""
-Problems under load: what is measured of one arm under one load. A `Crowd` runs a block.
-"""
+"""Measure one arm under one load. `run_block` runs a block of problems."""
 
 from __future__ import annotations
 
@@ -11,33 +9,35 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from stepspec.api import Solver
-from stepspec.evals.sample import Arm, Sample, Task, derive_seed, solve_once
-from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints import Sampling
+from stepspec.evals.sample import Arm, Sample, Task, derive_seed, sample_once
+from stepspec.orchestrator.concurrency import supervised
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Committed, Event
-from stepspec.orchestrator.solution import Solution
+
+DEADLINE_SECONDS = 1e7  # of a simulated problem
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """
-    One counted problem; times are in seconds since it arrived.
-
-    *first_step* is when the first verified step was committed, *first_answer* when the first text
-    of the answer was there; None if that did not happen. *tokens* are the kept ones. *failure* is
-    why there is no solution, or "". The *sample* is what other evaluations keep; None without a
-    solution.
-    """
+    """One counted problem. Times are in seconds since it arrived."""
 
     latency: float
+    """When the problem was solved."""
     first_step: float | None = None
+    """When the first verified step was committed; None: no step was."""
     first_answer: float | None = None
-    tokens: int = 0
-    correct: bool = False
+    """When the first text of the answer was there; None: there is no answer."""
     failure: str = ""
+    """Why there is no solution; "": there is one."""
     sample: Sample | None = None
+    """What evaluations keep of the solution; None: there is no solution."""
+
+    @property
+    def tokens(self) -> int:
+        """Kept tokens."""
+        if self.sample is None:
+            return 0
+        return self.sample.ledger.small.kept + self.sample.ledger.large.kept
 
 
 Block: TypeAlias = tuple[Timing, ...]
@@ -46,86 +46,49 @@ Attempt: TypeAlias = Callable[[Task, int], Awaitable[Timing]]
 """Solves a task with a seed; failures of endpoints and deadlines are in the timing."""
 
 
-class Crowd:
+async def run_block(
+    concurrency: int,
+    counted: Sequence[Task],
+    others: Sequence[Task],
+    attempt: Attempt,
+    seed: int,
+    *,
+    warm_up: int | None = None,
+) -> Block:
     """
-    The problems of one block: a warm-up, the *counted* tasks, and *others* until the counted have
-    ended.
+    Run problems in a closed loop, so that at any time *concurrency* problems are solved.
 
-    It is a closed loop: there are *concurrency* problems at any time. *warm_up* is the number of
-    problems before the counted ones; None: as many as there are at once.
+    *warm_up* of the *others* come before the *counted* tasks; None: *concurrency* of them. Others
+    follow until all counted tasks have ended, and are cancelled then. Raise the error of an
+    *attempt*.
     """
+    more = ((None, task) for task in itertools.cycle(others))
+    entries: Iterator[tuple[int | None, Task]] = itertools.chain(
+        itertools.islice(more, concurrency if warm_up is None else warm_up),
+        enumerate(counted),
+        more,
+    )
+    timings: dict[int, Timing] = {}
+    over = asyncio.Event()
 
-    def __init__(
-        self,
-        concurrency: int,
-        counted: Sequence[Task],
-        others: Sequence[Task],
-        attempt: Attempt,
-        seed: int,
-        block: int,
-        *,
-        warm_up: int | None = None,
-    ) -> None:
-        self._concurrency = concurrency
-        self._count = len(counted)
-        self._attempt = attempt
-        self._seed = seed
-        self._block = block
-        more = ((None, task) for task in itertools.cycle(others))
-        self._entries: Iterator[tuple[int | None, Task]] = itertools.chain(
-            itertools.islice(more, concurrency if warm_up is None else warm_up),
-            enumerate(counted),
-            more,
-        )
-        self._timings: dict[int, Timing] = {}
-        self._error: Exception | None = None
-        self._over = asyncio.Event()
+    async def keep_busy() -> None:
+        for place, task in entries:
+            timing = await attempt(task, derive_seed(seed, 0, place or 0))
+            if place is None:
+                continue
+            timings[place] = timing
+            if len(timings) == len(counted):
+                over.set()
 
-    async def run(self) -> Block:
-        """Run until all counted problems have ended; then cancel the others."""
-        async with background(*(self._keep_busy() for _ in range(self._concurrency))):
-            await self._over.wait()
-        if self._error is not None:
-            raise self._error
-        return tuple([self._timings[place] for place in range(self._count)])
-
-    async def _keep_busy(self) -> None:
-        for place, task in self._entries:
-            await self._solve(place, task)
-            # the next one may fail as soon as it begins, without ever waiting
-            if self._error is not None:
-                return
-
-    async def _solve(self, place: int | None, task: Task) -> None:
-        try:
-            timing = await self._attempt(task, derive_seed(self._seed, self._block, place or 0))
-        except Exception as exc:  # raised by `run`
-            self._error = exc
-            self._over.set()
-            return
-        if place is not None:
-            self._timings[place] = timing
-            if len(self._timings) == self._count:
-                self._over.set()
-
-
-Grade: TypeAlias = Callable[[Solution, Task], Awaitable[bool]]
+    async with supervised(*(keep_busy() for _ in range(concurrency))):
+        await over.wait()
+    return tuple([timings[place] for place in range(len(counted))])
 
 
 async def attempt(
-    solver: Solver,
-    arm: Arm,
-    grade: Grade,
-    deadline: float,
-    sampling: Sampling | None,
-    budget: Budget | None,
-    task: Task,
-    seed: int,
+    solver: Solver, arm: Arm, task: Task, seed: int, *, deadline: float = DEADLINE_SECONDS
 ) -> Timing:
-    """
-    Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the
-    result.
-    """
+    """Solve *task* by *arm* within *deadline* seconds. The result has an endpoint's failure."""
     clock = asyncio.get_running_loop().time
     began = clock()
     first = dict[type, float]()
@@ -134,24 +97,19 @@ async def attempt(
         if isinstance(event, Committed | Answering):
             first.setdefault(type(event), clock() - began)
 
-    failure = "the problem is too long"
-    solved = None
-    solution = None
+    failure = ""
+    sample: Sample | None = None
     try:
         async with asyncio.timeout(deadline):
-            seeded = (sampling or solver.settings.run.sampling).with_seed(seed)
-            solved = await solve_once(
-                solver, arm, task.problem, sampling=seeded, budget=budget, observe=observe
-            )
-        solution = solved.solution
+            sample = await sample_once(solver, arm, task, seed, observe)
     except TimeoutError:
         failure = f"no answer within {deadline:g} s"
     except EndpointError as exc:
         failure = str(exc)
-    seconds = clock() - began
-    if solved is None or solution is None:
-        return Timing(seconds, failure=failure)
-    tokens = solution.ledger.small.kept + solution.ledger.large.kept
-    sample = solved.sample(arm, correct=await grade(solution, task), seed=seed)
-    begun = first.get(Committed), first.get(Answering)
-    return Timing(seconds, *begun, tokens, sample.correct, sample=sample)
+    return Timing(
+        latency=clock() - began,
+        first_step=first.get(Committed),
+        first_answer=first.get(Answering),
+        failure=failure,
+        sample=sample,
+    )

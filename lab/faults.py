@@ -1,12 +1,11 @@
 """
-Do to a real ``stepspec serve`` and its servers what goes wrong in operation, and account for every
-request meanwhile.
+Do to a real ``stepspec serve`` and its servers what goes wrong in operation.
 
-Stand-ins serve the small model and two replicas of the large one, each a process that can be killed
-and started again at its port. For every fault, requests are sent at once, half of them as streams.
-None may be lost: each has an answer, or an error that says so. None may be answered wrongly:
-stand-ins agree, so that every answer is that of an undisturbed run. After the fault an undegraded
-answer has to come back without a restart of the service.
+Stand-ins serve the small model and two replicas of the large one. Each is a process that can be
+killed and started again at its port. For every fault, requests are sent at once, half of them as
+streams. No request may be lost: each has an answer or an error. No answer may be wrong: stand-ins
+agree, so that every answer is that of an undisturbed run. After the fault an undegraded answer has
+to come back without a restart of the service.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import aiohttp
 import orjson
@@ -35,7 +34,7 @@ from stepspec.servers.launcher.process import Child, child, reserve_port
 from tests.stand_in import COMMAND, environment
 
 from .service_program import Program, queued, serve, settled
-from .tables import Sheet
+from .tables import Sheet, exit_with
 
 EXAMPLES = """
 Examples:
@@ -47,22 +46,15 @@ Examples:
 PATIENCE = 60.0  # seconds for one reply
 RECOVERY = 20.0  # seconds in which an undegraded answer has to be back
 STARTING = 30.0  # seconds for a stand-in to listen
-SETTINGS = {
-    "STEPSPEC_SAMPLING__TEMPERATURE": "0",
-    **{
-        f"STEPSPEC_{role}__{name}": value
-        for role in ("SMALL", "LARGE")
-        for name, value in (
-            ("RETRIES", "1"),
-            ("DEADLINES__FIRST", "3"),
-            ("DEADLINES__BETWEEN", "2"),
-            ("DEADLINES__REST", "2"),
-        )
-    },
-}
-"""Short waits, so that the suite is."""
+DEADLINES = {"first": 3, "between": 2, "rest": 2}
+SETTINGS = {"STEPSPEC_SAMPLING__TEMPERATURE": "0"}
+for _role in ("SMALL", "LARGE"):
+    SETTINGS[f"STEPSPEC_{_role}__RETRIES"] = "1"
+    SETTINGS[f"STEPSPEC_{_role}__DEADLINES"] = json.dumps(DEADLINES)
+"""Short waits, which make the suite short."""
 FLAGS = ("--steps", "6", "--step-tokens", "10", "--token-ms", "4")
 SMALL, LARGE, OTHER = PLACES = range(3)
+NAMED_PLACES = {"small": SMALL, "large": LARGE, "other": OTHER}
 
 PROBLEM = "6 x 7?"
 HOSTILE = (
@@ -78,35 +70,41 @@ HOSTILE = (
 """Problems that no user would write."""
 
 Fate = Literal["answered", "degraded", "refused", "left", "cut", "lost", "wrong"]
-FATES: tuple[Fate, ...] = ("answered", "degraded", "refused", "left", "cut", "lost", "wrong")
+FATES: tuple[Fate, ...] = get_args(Fate)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request; *note* is the status of a refusal, or what is wrong."""
+    """What became of a request."""
 
     fate: Fate
+    """Its end."""
     note: str = ""
+    """The status of a refusal, what is wrong, or the text of an answer."""
 
 
 @dataclass(eq=False)
 class Deployment:
-    """
-    The service, with these *flags*, and its servers, one at each of the *ports*.
-
-    *text* is the answer of an undisturbed run.
-    """
+    """The service and its servers."""
 
     http: aiohttp.ClientSession
+    """Sends the requests."""
     folder: Path
+    """The folder of the logs."""
     ports: Sequence[int]
+    """The port of each server."""
     flags: Sequence[str] = ()
+    """More flags of ``stepspec serve``."""
     program: Program = field(init=False)
+    """The service."""
     serving: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """Ends the service."""
     servers: dict[int, tuple[AsyncExitStack, Child]] = field(
         default_factory=dict[int, tuple[AsyncExitStack, Child]]
     )
+    """The servers that run, by their place, with what ends them."""
     text: str = ""
+    """The answer of an undisturbed run."""
 
     def url(self, place: int) -> str:
         return f"http://127.0.0.1:{self.ports[place]}"
@@ -114,7 +112,7 @@ class Deployment:
     async def serve(self) -> None:
         """Start the service, anew if it runs."""
         await self.serving.aclose()
-        (small, large, other) = map(self.url, PLACES)
+        small, large, other = map(self.url, PLACES)
         log = self.folder / "service.log"
         running = serve(small, f"{large},{other}", log, *self.flags, settings=SETTINGS)
         self.program = await self.serving.enter_async_context(running)
@@ -125,15 +123,11 @@ class Deployment:
             stack = AsyncExitStack()
             command = (*COMMAND, "--port", str(self.ports[place]), *FLAGS, *flags)
             log = self.folder / f"server-{place}.log"
-            self.servers[place] = (
-                stack,
-                await stack.enter_async_context(
-                    child(command, env=environment(), log=log, grace=1.0)
-                ),
-            )
+            running = child(command, env=environment(), log=log, grace=1.0)
+            self.servers[place] = (stack, await stack.enter_async_context(running))
         async with asyncio.timeout(STARTING):
             for place in places:
-                while not await self.listens(place):  # noqa: ASYNC110  # another process, which sets no event
+                while not await self.listens(place):  # noqa: ASYNC110  # a process sets no event
                     await asyncio.sleep(0.05)
 
     async def stop(self, *places: int) -> None:
@@ -159,28 +153,23 @@ class Deployment:
 
     async def befall(self, place: int, *faults: str) -> None:
         """Queue *faults* for the coming completions of the server at *place*."""
-        async with self.http.post(
-            f"{self.url(place)}/faults", data=orjson.dumps(faults), raise_for_status=True
-        ):
-            pass
+        url = f"{self.url(place)}/faults"
+        await self.http.post(url, data=orjson.dumps(faults), raise_for_status=True)
 
     async def ask(
         self, number: int, leaves: float | None = None, problem: str = PROBLEM
     ) -> Outcome:
         """
-        Send a request, a stream if *number* is odd; the client leaves after so many seconds, if
-        any.
+        Send a request, a stream if *number* is odd.
+
+        The client leaves after *leaves* seconds; None: it stays.
         """
         try:
-            async with asyncio.timeout(PATIENCE):
-                try:
-                    async with asyncio.timeout(leaves):
-                        return await self._ask(problem, stream=number % 2 == 1)
-                except TimeoutError:
-                    if leaves is None:
-                        raise
-                    return Outcome("left")
+            async with asyncio.timeout(leaves or PATIENCE):
+                return await self._ask(problem, stream=number % 2 == 1)
         except TimeoutError:
+            if leaves is not None:
+                return Outcome("left")
             return Outcome("lost", f"no reply within {PATIENCE:g} s")
         except aiohttp.ClientError as exc:
             return Outcome("lost", f"{type(exc).__name__}: {exc}")
@@ -196,30 +185,27 @@ class Deployment:
         ) as reply:
             if reply.status != 200:
                 return refusal(reply.status, orjson.loads(await reply.read()), reply.headers)
-            if not stream:
-                whole = orjson.loads(await reply.read())
-                return self.judge(
-                    whole["choices"][0]["message"]["content"], whole["stepspec"]["degraded"]
-                )
-            text = ""
-            degraded = list[str]()
-            ended = False
-            async for line in reply.content:
-                if line.startswith(b"data: {"):
-                    event = orjson.loads(line[6:])
-                    if "error" in event:
-                        return refusal(200, event, {})
-                    extra: Mapping[str, Any] = event.get("stepspec") or {}
-                    degraded += extra.get("degraded") or ()
-                    text += "".join(
-                        choice["delta"].get("content") or "" for choice in event["choices"]
-                    )
-                ended = ended or line.startswith(b"data: [DONE]")
-            return (
-                self.judge(text, degraded)
-                if ended
-                else Outcome("lost", "the stream has no end and no error")
-            )
+            if stream:
+                return self._judge_stream([line async for line in reply.content])
+            whole = orjson.loads(await reply.read())
+            text = whole["choices"][0]["message"]["content"]
+            return self.judge(text, whole["stepspec"]["degraded"])
+
+    def _judge_stream(self, lines: Sequence[bytes]) -> Outcome:
+        text = ""
+        degraded = list[str]()
+        for line in lines:
+            if line.startswith(b"data: [DONE]"):
+                return self.judge(text, degraded)
+            if not line.startswith(b"data: {"):
+                continue
+            event = orjson.loads(line[6:])
+            if "error" in event:
+                return refusal(200, event, {})
+            extra: Mapping[str, Any] = event.get("stepspec") or {}
+            degraded += extra.get("degraded") or ()
+            text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        return Outcome("lost", "the stream has no end and no error")
 
     def judge(self, text: str, degraded: Sequence[str]) -> Outcome:
         if self.text and text != self.text:
@@ -228,21 +214,23 @@ class Deployment:
 
     async def recovered(self) -> float:
         """
-        Return the seconds until an answer is undegraded, a stream's too. Raise `TimeoutError` after
-        `RECOVERY`.
+        Return the seconds until a whole answer and a stream are undegraded.
+
+        Raise `TimeoutError` after `RECOVERY`.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with asyncio.timeout(RECOVERY):
-            while {each.fate for each in await send(self, 2)} != {"answered"}:  # noqa: ASYNC110  # the same
+            while {each.fate for each in await send(self, 2)} != {"answered"}:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         return loop.time() - began
 
 
 def refusal(status: int, body: Any, headers: Mapping[str, str]) -> Outcome:
     """
-    Read a refusal: it has a message, and says when to come back if the service is only busy or
-    degraded.
+    Read a refusal, which has a message.
+
+    If the service is only busy or degraded, it has to say when to come back.
     """
     try:
         message = body["error"]["message"]
@@ -262,14 +250,14 @@ Work: TypeAlias = Callable[[Deployment, int], Coroutine[Any, Any, list[Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """
-    What goes wrong, what may become of a request meanwhile, and the *work* that does it and sends
-    the requests.
-    """
+    """Something that goes wrong."""
 
     name: str
+    """What goes wrong."""
     allowed: frozenset[Fate]
+    """What may become of a request meanwhile."""
     work: Work
+    """Lets it go wrong, and sends the requests."""
 
 
 async def send(deployment: Deployment, requests: int, leaves: float | None = None) -> list[Outcome]:
@@ -279,15 +267,20 @@ async def send(deployment: Deployment, requests: int, leaves: float | None = Non
 
 def dead(*places: int, after: float | None = None) -> Work:
     """
-    Kill the servers at *places* before the requests, or so many seconds *after* they were sent;
-    then start them.
+    Kill the servers at *places*, and start them after the requests.
+
+    They are killed *after* so many seconds of the requests; None: before the requests.
     """
 
     async def work(deployment: Deployment, requests: int) -> list[Outcome]:
-        sending = asyncio.create_task(send(deployment, requests)) if after is not None else None
-        await asyncio.sleep(after or 0.0)
-        await deployment.stop(*places)
-        outcomes = await (sending or send(deployment, requests))
+        if after is None:
+            await deployment.stop(*places)
+            outcomes = await send(deployment, requests)
+        else:
+            sending = asyncio.create_task(send(deployment, requests))
+            await asyncio.sleep(after)
+            await deployment.stop(*places)
+            outcomes = await sending
         await deployment.start(*places)
         return outcomes
 
@@ -295,7 +288,7 @@ def dead(*places: int, after: float | None = None) -> Work:
 
 
 def failing(faults: Iterable[str], *places: int) -> Work:
-    """Queue *faults* at the servers at *places*, and start those again after the requests."""
+    """Queue *faults* at the servers at *places*. Start the servers again after the requests."""
     queued = tuple(faults)
 
     async def work(deployment: Deployment, requests: int) -> list[Outcome]:
@@ -309,10 +302,7 @@ def failing(faults: Iterable[str], *places: int) -> Work:
 
 
 def another_model(*places: int) -> Work:
-    """
-    Start the servers at *places* again with another model behind the same URL, and then with the
-    old one.
-    """
+    """Start the servers at *places* with another model at the same URL, then with the old one."""
 
     async def work(deployment: Deployment, requests: int) -> list[Outcome]:
         await deployment.stop(*places)
@@ -325,9 +315,7 @@ def another_model(*places: int) -> Work:
 
 
 def frozen(*places: int) -> Work:
-    """
-    Stop the processes at *places* without killing them: connections stay open, and nothing answers.
-    """
+    """Stop the processes at *places* by SIGSTOP. Connections stay open, and nothing answers."""
 
     async def work(deployment: Deployment, requests: int) -> list[Outcome]:
         pids = [deployment.servers[place][1].pid for place in places]
@@ -352,10 +340,7 @@ async def hostile(deployment: Deployment, requests: int) -> list[Outcome]:
 async def leaving(deployment: Deployment, requests: int) -> list[Outcome]:
     """Leave in the middle; nothing may stay open."""
     outcomes = await send(deployment, requests, leaves=0.15)
-    servers = {
-        role: deployment.url(place)
-        for role, place in (("small", SMALL), ("large", LARGE), ("other", OTHER))
-    }
+    servers = {name: deployment.url(place) for name, place in NAMED_PLACES.items()}
     open_requests = await settled(deployment.http, deployment.program.base, servers)
     if any(open_requests.values()):
         return [*outcomes, Outcome("lost", f"still open: {open_requests}")]
@@ -375,8 +360,9 @@ async def full_disk(deployment: Deployment, requests: int) -> list[Outcome]:
 
 async def killed_service(deployment: Deployment, requests: int) -> list[Outcome]:
     """
-    Kill the service under the requests: they are cut off, and the servers notice. It is started by
-    the caller.
+    Kill the service under the requests. The requests are cut off, and the servers notice it.
+
+    The caller starts the service again.
     """
     sending = asyncio.create_task(send(deployment, requests))
     await asyncio.sleep(0.15)
@@ -388,73 +374,64 @@ async def killed_service(deployment: Deployment, requests: int) -> list[Outcome]
     ]
     async with asyncio.timeout(STARTING):
         for place in PLACES:
-            while await queued(deployment.http, deployment.url(place)):  # noqa: ASYNC110  # the same
+            while await queued(deployment.http, deployment.url(place)):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     return cut
 
 
-def may(*fates: Fate) -> frozenset[Fate]:
-    return frozenset(fates)
+def always(role: str, text: str, allowed: frozenset[Fate], fault: str) -> Fault:
+    """Return the fault *text* of the servers of *role*, which befalls all of their completions."""
+    places = (SMALL,) if role == "small" else LARGES
+    return Fault(f"{role}: {text}", allowed, failing([fault] * QUEUED_FAULTS, *places))
 
 
-MANY = 400
-FINE = may("answered")
-ALONE = may("degraded")
-REFUSED = may("refused")
-KILLED_SERVICE = Fault("service killed (kill -9)", may("answered", "cut"), killed_service)
+QUEUED_FAULTS = 400
+LARGES = (LARGE, OTHER)
+FINE = frozenset[Fate]({"answered"})
+ALONE = frozenset[Fate]({"degraded"})
+REFUSED = frozenset[Fate]({"refused"})
+EVEN_ALONE = FINE | ALONE
+EVEN_REFUSED = FINE | REFUSED
+EVEN_CUT = frozenset[Fate]({"answered", "cut"})
+EVEN_LEFT = frozenset[Fate]({"answered", "left"})
+KILLED_SERVICE = Fault("service killed (kill -9)", EVEN_CUT, killed_service)
 FAULTS = (
     Fault("small down", ALONE, dead(SMALL)),
-    Fault("small killed under the requests", may("answered", "degraded"), dead(SMALL, after=0.15)),
+    Fault("small killed under the requests", EVEN_ALONE, dead(SMALL, after=0.15)),
     Fault("one large replica down", FINE, dead(LARGE)),
     Fault("one large replica killed under the requests", FINE, dead(LARGE, after=0.15)),
-    Fault("large down", REFUSED, dead(LARGE, OTHER)),
-    Fault(
-        "large killed under the requests",
-        may("answered", "refused"),
-        dead(LARGE, OTHER, after=0.15),
-    ),
-    Fault("small: streams reset", may("answered", "degraded"), failing(["reset:3"] * MANY, SMALL)),
-    Fault("large: a few calls reset", may("answered"), failing(["reset:0", "none"] * 2, LARGE)),
-    Fault("small: 500", ALONE, failing(["500"] * MANY, SMALL)),
-    Fault("large: 503 twice, Retry-After 1", FINE, failing(["503:1"] * 2, LARGE, OTHER)),
-    Fault("large: 429 twice, Retry-After 1", FINE, failing(["429:1"] * 2, LARGE, OTHER)),
-    Fault("large: 500", REFUSED, failing(["500"] * MANY, LARGE, OTHER)),
-    Fault("small: stalls", ALONE, failing(["stall:2"] * MANY, SMALL)),
-    Fault(
-        "small: ten times slower", may("answered", "degraded"), failing(["slow:10"] * MANY, SMALL)
-    ),
-    Fault("small: out of memory", ALONE, failing(["memory"] * MANY, SMALL)),
-    Fault("large: out of memory", REFUSED, failing(["memory"] * MANY, LARGE, OTHER)),
-    Fault("small: garbage", ALONE, failing(["garbage"] * MANY, SMALL)),
-    Fault("large: garbage", REFUSED, failing(["garbage"] * MANY, LARGE, OTHER)),
-    *(
-        Fault(f"{name}: {text}", allowed, failing([kind] * MANY, *places))
-        for kind, text in (
-            ("cut", "streams without an end"),
-            ("bare", "no log-probabilities"),
-            ("null", "null for log-probabilities"),
-        )
-        for name, places, allowed in (
-            ("small", (SMALL,), may("answered", "degraded")),
-            ("large", (LARGE, OTHER), may("answered", "refused")),
-        )
-    ),
-    Fault(
-        "small: other token ids than the text",
-        may("answered", "degraded"),
-        failing(["ids"] * MANY, SMALL),
-    ),
-    Fault("small: empty text", may("answered", "degraded"), failing(["empty"] * MANY, SMALL)),
+    Fault("large down", REFUSED, dead(*LARGES)),
+    Fault("large killed under the requests", EVEN_REFUSED, dead(*LARGES, after=0.15)),
+    always("small", "streams reset", EVEN_ALONE, "reset:3"),
+    Fault("large: a few calls reset", FINE, failing(["reset:0", "none"] * 2, LARGE)),
+    always("small", "500", ALONE, "500"),
+    Fault("large: 503 twice, Retry-After 1", FINE, failing(["503:1"] * 2, *LARGES)),
+    Fault("large: 429 twice, Retry-After 1", FINE, failing(["429:1"] * 2, *LARGES)),
+    always("large", "500", REFUSED, "500"),
+    always("small", "stalls", ALONE, "stall:2"),
+    always("small", "ten times slower", EVEN_ALONE, "slow:10"),
+    always("small", "out of memory", ALONE, "memory"),
+    always("large", "out of memory", REFUSED, "memory"),
+    always("small", "garbage", ALONE, "garbage"),
+    always("large", "garbage", REFUSED, "garbage"),
+    always("small", "streams without an end", EVEN_ALONE, "cut"),
+    always("large", "streams without an end", EVEN_REFUSED, "cut"),
+    always("small", "no log-probabilities", EVEN_ALONE, "bare"),
+    always("large", "no log-probabilities", EVEN_REFUSED, "bare"),
+    always("small", "null for log-probabilities", EVEN_ALONE, "null"),
+    always("large", "null for log-probabilities", EVEN_REFUSED, "null"),
+    always("small", "other token ids than the text", EVEN_ALONE, "ids"),
+    always("small", "empty text", EVEN_ALONE, "empty"),
     Fault("small: another model at its URL", ALONE, another_model(SMALL)),
     Fault("one large replica: another model at its URL", FINE, another_model(LARGE)),
-    Fault("large: another model at both URLs", REFUSED, another_model(LARGE, OTHER)),
+    Fault("large: another model at both URLs", REFUSED, another_model(*LARGES)),
     Fault("small frozen (SIGSTOP)", ALONE, frozen(SMALL)),
     Fault("one large replica frozen (SIGSTOP)", FINE, frozen(LARGE)),
-    Fault("large frozen (SIGSTOP)", REFUSED, frozen(LARGE, OTHER)),
-    Fault("small: 408 always", ALONE, failing(["408"] * MANY, SMALL)),
-    Fault("small: 503 always", ALONE, failing(["503"] * MANY, SMALL)),
-    Fault("hostile problems", may("answered", "refused"), hostile),
-    Fault("clients leave", may("answered", "left"), leaving),
+    Fault("large frozen (SIGSTOP)", REFUSED, frozen(*LARGES)),
+    always("small", "408 always", ALONE, "408"),
+    always("small", "503 always", ALONE, "503"),
+    Fault("hostile problems", EVEN_REFUSED, hostile),
+    Fault("clients leave", EVEN_LEFT, leaving),
     Fault("full disk under the log", FINE, full_disk),
     KILLED_SERVICE,
 )
@@ -462,28 +439,25 @@ FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """
-    What became of the requests under one fault; *recovered* is in seconds, None if the service did
-    not.
-    """
+    """What became of the requests under one fault."""
 
     fault: Fault
+    """The fault."""
     outcomes: Sequence[Outcome]
+    """The outcome of each request."""
     recovered: float | None
+    """Seconds until the service recovered; None: it did not."""
 
     @property
     def complaints(self) -> list[str]:
         found = [
-            f"{self.fault.name}: {each.fate}: {each.note}"
-            for each in self.outcomes
-            if each.fate not in self.fault.allowed
+            f"{self.fault.name}: {outcome.fate}: {outcome.note}"
+            for outcome in self.outcomes
+            if outcome.fate not in self.fault.allowed
         ]
-        late = (
-            []
-            if self.recovered is not None
-            else [f"{self.fault.name}: no undegraded answer within {RECOVERY:g} s"]
-        )
-        return [*found, *late]
+        if self.recovered is None:
+            found.append(f"{self.fault.name}: no undegraded answer within {RECOVERY:g} s")
+        return found
 
 
 @asynccontextmanager
@@ -505,9 +479,7 @@ async def deployed(*flags: str, force_close: bool = True) -> AsyncGenerator[Depl
 
 
 def free_ports(count: int) -> list[int]:
-    """
-    Return ports at which nothing listens; a server that is killed has to come back at the same one.
-    """
+    """Return ports at which nothing listens. A killed server comes back at its port."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(reserve_port("127.0.0.1")) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
@@ -516,7 +488,7 @@ def free_ports(count: int) -> list[int]:
 async def suite(
     faults: Sequence[Fault], requests: int, tell: Callable[[Result], object]
 ) -> list[Result]:
-    """Try *faults* one after the other, with so many *requests* each; *tell* gets every result."""
+    """Try *faults* one after the other, with *requests* requests each. *tell* sees each result."""
     results = list[Result]()
     async with deployed() as deployment:
         for fault in faults:
@@ -562,32 +534,31 @@ def main(
     ] = False,
 ) -> None:
     """
-    Try every fault on a real service; exit with 1 if a request is lost or answered wrongly, or
+    Try every fault on a real service. Exit with 1 if a request is lost or answered wrongly, or
     nothing recovers.
     """
     console = Console(width=140)
     errors = Console(stderr=True)
     names = [fault.name for fault in FAULTS]
-    if unknown := [name for name in only or () if name not in names]:
+    unknown = [name for name in only or () if name not in names]
+    if unknown:
         raise ConfigurationError(f"--only {unknown[0]}: there are: {', '.join(names)}")
     chosen = [fault for fault in FAULTS if not only or fault.name in only]
     results = asyncio.run(
         suite(chosen, requests, lambda result: errors.print(f"tried: {result.fault.name}"))
     )
+    table = sheet(results)
     if as_markdown:
-        print(sheet(results).markdown())
+        print(table.markdown())
     else:
-        console.print(sheet(results).table())
+        console.print(table.table())
     complaints = [complaint for result in results for complaint in result.complaints]
-    for complaint in complaints[:30]:
-        console.print(complaint, style="bold red", highlight=False, markup=False)
     fates = Counter(outcome.fate for result in results for outcome in result.outcomes)
     console.print(
         f"{len(results)} faults, {sum(fates.values())} requests, lost {fates['lost']}, wrong"
         f" {fates['wrong']}"
     )
-    if complaints:
-        raise typer.Exit(1)
+    exit_with(complaints[:30], console)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """
-Grade a benchmark's own solutions as if they were answers: a good grader agrees with nearly all of
-them.
+Grade a benchmark's own solutions as if they were answers.
 
-It agrees with none of the solutions that were swapped between problems, except those with equal
-answers.
+A good grader agrees with nearly all solutions. It agrees with a solution of another problem only if
+both problems have equal answers.
 """
 
 from __future__ import annotations
@@ -45,9 +44,8 @@ def reason(task: Task, mark: Mark) -> str:
     """Say why the reference of *task* is not right."""
     if mark == "ungraded":
         return "the grader was killed: it took too long"
-    answer = extract_answer(
-        task.reference, task.gold.metric if isinstance(task.gold, Answer) else "math"
-    )
+    metric = task.gold.metric if isinstance(task.gold, Answer) else "math"
+    answer = extract_answer(task.reference, metric)
     return f"the solution gives {answer or 'no answer'!r}, the answer is {str(task.gold)!r}"
 
 

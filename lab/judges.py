@@ -10,27 +10,28 @@ and weights, the other half is reported, beside slips that this program makes in
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, harmonic_mean
 from typing import Annotated, Any
 
 import numpy as np
+import orjson
 import typer
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 from scipy.optimize import minimize
 
 from lab.step_numbers import new_numbers, slip, wrong_equations
-from lab.tables import Sheet, written
+from lab.tables import Sheet
 from stepspec import Solver
+from stepspec.cli.flags import Json
 from stepspec.cli.program import script
 from stepspec.evals.results import Interval
-from stepspec.orchestrator.chain import Chain, Step, Token
+from stepspec.orchestrator.chain import Chain, Role, Step, Token
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import Model
 from stepspec.policies import Cascade
@@ -126,8 +127,6 @@ class LabelledStep:
 
     solution: str
     """The name of the solution."""
-    index: int
-    """The number of the step, from 0."""
     right: bool
     """Whether people found it right, or False for a slip."""
     text: str
@@ -141,10 +140,19 @@ class LabelledStep:
 Reading = Callable[[LabelledStep], float]
 
 
-def of_digits(read: Callable[[list[float]], float], tokens: Iterable[ReadToken]) -> float:
-    """Apply *read* to the log-probabilities of the tokens with digits. Without digits it is 0."""
-    logprobs = [token.logprob for token in tokens if token.digit]
-    return read(logprobs) if logprobs else 0.0
+def of_digits(read: Callable[[list[float]], float], role: Role = "large") -> Reading:
+    """
+    Return the reading of the tokens with digits by the model of *role*.
+
+    *read* sums up their log-probabilities. Without digits the reading is 0.
+    """
+
+    def reading(step: LabelledStep) -> float:
+        tokens: Iterable[ReadToken] = getattr(step.evidence, role)
+        logprobs = [token.logprob for token in tokens if token.digit]
+        return read(logprobs) if logprobs else 0.0
+
+    return reading
 
 
 def gaps(tokens: Iterable[ReadToken]) -> list[float]:
@@ -163,14 +171,14 @@ def disagreement(step: LabelledStep) -> float:
 
 READINGS: Mapping[str, Reading] = {
     "length of the step": lambda step: -len(step.evidence.large),
-    "mean log-probability, digits": lambda step: of_digits(fmean, step.evidence.large),
-    "least log-probability, digits": lambda step: of_digits(min, step.evidence.large),
-    "sum of log-probabilities, digits": lambda step: of_digits(sum, step.evidence.large),
+    "mean log-probability, digits": of_digits(fmean),
+    "least log-probability, digits": of_digits(min),
+    "sum of log-probabilities, digits": of_digits(sum),
     "mean log-probability, all": lambda step: fmean(t.logprob for t in step.evidence.large),
     "least log-probability, all": lambda step: min(t.logprob for t in step.evidence.large),
     "largest gap, all": lambda step: -max(gaps(step.evidence.large)),
     "number of gaps above 1 nat": lambda step: -sum(gap > 1 for gap in gaps(step.evidence.large)),
-    "mean log-probability, digits, small model": lambda step: of_digits(fmean, step.evidence.small),
+    "mean log-probability, digits, small model": of_digits(fmean, "small"),
     "equations that do not hold": lambda step: -wrong_equations(step.text),
     "cut and continue: numbers that differ": disagreement,
     "asked: yes or no": lambda step: step.evidence.yes or 0.0,
@@ -299,7 +307,6 @@ def labelled_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]
     return [
         LabelledStep(
             solution=solution.id,
-            index=index,
             right=index != solution.label,
             text=solution.steps[index],
             before=" ".join((solution.problem, *solution.steps[:index])),
@@ -312,16 +319,9 @@ def labelled_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]
 def slipped_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]:
     """Return the steps with slips in place of right ones."""
     return [
-        LabelledStep(
-            solution=solution.id,
-            index=index,
-            right=False,
-            text="",
-            before="",
-            evidence=each,
-        )
-        for index, each in enumerate(evidence.slips)
-        if each is not None
+        LabelledStep(solution.id, right=False, text="", before="", evidence=slipped)
+        for slipped in evidence.slips
+        if slipped is not None
     ]
 
 
@@ -398,17 +398,13 @@ def first_wrong_f1(
     for steps in solutions:
         all_right = all(step.right for step in steps)
         rejected = [step for step in steps if reading(step) < threshold]
-        if all_right:
-            hits[True].append(not rejected)
-        else:
-            hits[False].append(bool(rejected) and not rejected[0].right)
+        hit = not rejected
+        if not all_right:
+            hit = bool(rejected) and not rejected[0].right
+        hits[all_right].append(hit)
     if not hits[True] or not hits[False]:
         return 0.0
-    of_right = fmean(hits[True])
-    of_wrong = fmean(hits[False])
-    if of_right + of_wrong == 0:
-        return 0.0
-    return 2 * of_right * of_wrong / (of_right + of_wrong)
+    return harmonic_mean([fmean(hits[True]), fmean(hits[False])])
 
 
 def best_threshold(solutions: Sequence[Sequence[LabelledStep]], reading: Reading) -> float:
@@ -473,15 +469,10 @@ def reads_tokens_alone(name: str) -> bool:
 def show(rows: Sequence[JudgeFigures], right: int, wrong: int) -> str:
     """Return the figures as a table in Markdown."""
     ordered = sorted(rows, key=lambda row: -row.auroc.value)
-    cells = [
-        (
-            row.name,
-            written(row.auroc),
-            f"{row.f1:.2f}",
-            "" if row.slips is None else f"{row.slips:.2f}",
-        )
-        for row in ordered
-    ]
+    cells: list[tuple[str, ...]] = []
+    for row in ordered:
+        slips = "" if row.slips is None else f"{row.slips:.2f}"
+        cells.append((row.name, f"{row.auroc:.2f}", f"{row.f1:.2f}", slips))
     columns = ("reading", "AUROC, people's labels", "F1", "AUROC, slips")
     return Sheet(columns, cells, f"{right} right steps, {wrong} first wrong ones").markdown()
 
@@ -497,7 +488,7 @@ def command(
         bool,
         typer.Option("--continue/--no-continue", help="Whether the large model continues, too."),
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what every reading of a judge is worth on steps that people labelled."""
     if bool(small) != bool(large):
@@ -509,8 +500,8 @@ def command(
     if not known:
         raise ConfigurationError(f"{evidence} has nothing yet: name --small and --large")
     rows, right, wrong = figures(solutions, known)
-    if as_json:
-        print(json.dumps([json_of(row) for row in rows], indent=2))
+    if json:
+        print(orjson.dumps([json_of(row) for row in rows], option=orjson.OPT_INDENT_2).decode())
         return
     print(show(rows, right, wrong))
 

@@ -1,11 +1,10 @@
 """
-Kill servers of the miniature pair with ``kill -9`` in the middle of solutions, with one replica to
-spare.
+Kill servers of the miniature pair with ``kill -9`` in the middle of solutions.
 
 Two real vLLM servers serve each model. For every solution, the server that works for it on one
 model is killed at a random moment. The solution has to be that of an undisturbed run, word for
 word, at temperature 0. A killed server is started again at its port, and the next solution begins
-when it is used again.
+when the server is used again.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.servers.launcher import Served, Server, launch
 
 from .faults import free_ports
-from .tables import Sheet
+from .tables import Sheet, exit_with
 
 EXAMPLES = """
 Examples:
@@ -53,12 +52,16 @@ PATIENCE = 180.0  # seconds for a killed server to be used again
 
 @dataclass(eq=False)
 class Immortal:
-    """A server that is started again at its port whenever it ends; *up* is set while it answers."""
+    """A server that is started again at its port whenever it ends."""
 
     server: Server
+    """The server."""
     folder: Path
+    """The folder of its logs."""
     up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Is set while the server answers."""
     served: Served | None = None
+    """Where the server is reached; None until it answers for the first time."""
 
     async def run(self) -> None:
         """Keep it running, until cancelled."""
@@ -78,20 +81,41 @@ class Immortal:
         assert self.served is not None
         os.killpg(self.served.pid, signal.SIGKILL)
 
+    @property
+    def url(self) -> str:
+        """The URL of the server, without ``/v1``."""
+        assert self.served is not None
+        return self.served.base_url.removesuffix("/v1")
+
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """
-    A solution during which the server of *role* at *url* was killed after *share* of the
-    undisturbed time.
-    """
+    """A solution during which a server was killed."""
 
     role: Role
+    """The model whose server was killed."""
     url: str
+    """The server that was killed."""
     share: float
+    """When it was killed, as a share of the time of the undisturbed run."""
     equal: bool
+    """Whether the solution is that of the undisturbed run."""
     in_use: bool
+    """Whether the solution was not complete yet."""
     why: str = ""
+    """What differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """A problem and its solution without a kill."""
+
+    problem: str
+    """The problem."""
+    solution: Solution
+    """The solution."""
+    seconds: float
+    """Seconds that the solution took."""
 
 
 @asynccontextmanager
@@ -114,86 +138,71 @@ async def immortals(profile: str) -> AsyncGenerator[dict[Role, list[Immortal]]]:
 
 def settings(role: Role, servers: Sequence[Immortal]) -> Endpoint:
     """Return the settings of one model with all of its *servers*."""
-    first, *others = [server.served for server in servers if server.served is not None]
-    made = endpoint(first, role)
-    return made.model_copy(
-        update={
-            "replicas": tuple(other.base_url.removesuffix("/v1") for other in others),
-            "deadlines": made.deadlines.model_copy(update={"rest": 2.0}),
-        }
-    )
+    first, *others = servers
+    assert first.served is not None
+    made = endpoint(first.served, role)
+    replicas = tuple(server.url for server in others)
+    deadlines = made.deadlines.model_copy(update={"rest": 2.0})
+    return made.model_copy(update={"replicas": replicas, "deadlines": deadlines})
 
 
 async def measure(
     solutions: int, profile: str, policy: str, seed: int, tick: Callable[[], object]
 ) -> list[Killed]:
     """Kill a server during each of so many *solutions*, one after the other."""
-    rng, found = random.Random(seed), list[Killed]()
+    rng = random.Random(seed)
+    found: list[Killed] = []
     tasks = fresh_tasks(min(solutions, 10), seed)
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(immortals(profile))
-        small, large = (settings(role, servers[role]) for role in ("small", "large"))
+        small, large = (settings(role, servers[role]) for role in ROLES)
         solver = await stack.enter_async_context(
             Solver(small, large, sampling=GREEDY, policy=policy)
         )
         await solver.warm_up()
-        loop = asyncio.get_running_loop()
-        undisturbed = list[tuple[Solution, float]]()
-        for task in tasks:
-            began = loop.time()
-            undisturbed.append((await solver.solve(task.problem), loop.time() - began))
+        undisturbed = [await _undisturbed(solver, task.problem) for task in tasks]
         for number in range(solutions):
-            task = tasks[number % len(tasks)]
-            (plain, seconds) = undisturbed[number % len(tasks)]
+            plain = undisturbed[number % len(tasks)]
             role: Role = rng.choice(ROLES)
-            found.append(
-                await _one(
-                    solver,
-                    task.problem,
-                    plain,
-                    seconds,
-                    role,
-                    servers[role],
-                    rng.uniform(0.05, 0.9),
-                )
-            )
+            share = rng.uniform(0.05, 0.9)
+            found.append(await _kill_during(solver, plain, role, servers[role], share))
             tick()
             async with asyncio.timeout(PATIENCE):
-                everything = [each for both in servers.values() for each in both]
-                while solver.down or not all(each.up.is_set() for each in everything):  # noqa: ASYNC110
-                    await asyncio.sleep(0.2)  # processes, which set no event
+                await _all_used(solver, [*servers["small"], *servers["large"]])
     return found
 
 
-async def _one(
-    solver: Solver,
-    problem: str,
-    plain: Solution,
-    seconds: float,
-    role: Role,
-    servers: Sequence[Immortal],
-    share: float,
+async def _undisturbed(solver: Solver, problem: str) -> Undisturbed:
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    return Undisturbed(problem, await solver.solve(problem), clock() - began)
+
+
+async def _all_used(solver: Solver, servers: Sequence[Immortal]) -> None:
+    """Wait until all *servers* answer and are used. Processes set no event."""
+    while solver.down or not all(server.up.is_set() for server in servers):  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
+
+
+async def _kill_during(
+    solver: Solver, plain: Undisturbed, role: Role, servers: Sequence[Immortal], share: float
 ) -> Killed:
-    """Solve *problem*, and kill the server of *role* that the run is at."""
+    """Solve the problem of *plain*, and kill the server of *role* that the run is at."""
     model = solver.small if role == "small" else solver.large
     assert isinstance(model, ReplicatedEndpoint)
-    solving = asyncio.create_task(solver.solve(problem))
-    await asyncio.wait([solving], timeout=share * seconds)
+    solving = asyncio.create_task(solver.solve(plain.problem))
+    await asyncio.wait([solving], timeout=share * plain.seconds)
     runs = model.runs
-    victim = max(
-        servers,
-        key=lambda each: runs.get(str(each.served and each.served.base_url.removesuffix("/v1")), 0),
-    )
+    victim = max(servers, key=lambda server: runs.get(server.url, 0))
     in_use = not solving.done()
     victim.kill()
+    url = f"{victim.url}/v1"
     solution = await solving
-    equal = (solution.thinking, solution.answer) == (plain.thinking, plain.answer)
-    why = (
-        ""
-        if equal
-        else f"{solution.finish_reason}, degraded: {', '.join(solution.degraded) or 'no'}"
-    )
-    url = victim.served.base_url if victim.served else ""
+    usual = plain.solution
+    equal = (solution.thinking, solution.answer) == (usual.thinking, usual.answer)
+    why = ""
+    if not equal:
+        why = f"{solution.finish_reason}, degraded: {', '.join(solution.degraded) or 'no'}"
     return Killed(role, url, share, equal, in_use, why)
 
 
@@ -201,13 +210,12 @@ def table(found: Sequence[Killed]) -> Table:
     """Return how many solutions were the same, by the model whose server was killed."""
     rows: list[tuple[str, ...]] = []
     for role in (*ROLES, None):
-        of = [each for each in found if role in (each.role, None)]
-        middle = sum(each.in_use for each in of)
-        equal = sum(each.equal for each in of)
-        rows.append((role or "all", str(len(of)), str(middle), str(equal)))
-    return Sheet(
-        ("killed (kill -9)", "solutions", "in the middle of one", "the same, word for word"), rows
-    ).table()
+        kills = [kill for kill in found if role in (kill.role, None)]
+        middle = sum(kill.in_use for kill in kills)
+        equal = sum(kill.equal for kill in kills)
+        rows.append((role or "all", str(len(kills)), str(middle), str(equal)))
+    columns = ("killed (kill -9)", "solutions", "in the middle of one", "the same, word for word")
+    return Sheet(columns, rows).table()
 
 
 def main(
@@ -220,7 +228,7 @@ def main(
         int, typer.Option(help="Seed of the problems, the victims and the moments.")
     ] = 0,
 ) -> None:
-    """Kill a server during every solution; exit with 1 if one is not that of an undisturbed run."""
+    """Kill a server during every solution. Exit with 1 if one is not that of an undisturbed run."""
     console = Console()
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task("solutions with a kill", total=solutions)
@@ -228,12 +236,12 @@ def main(
             measure(solutions, profile, policy, seed, lambda: progress.advance(bar))
         )
     console.print(table(found))
-    for each in (different := [each for each in found if not each.equal]):
-        console.print(
-            f"{each.role} at {each.url}, after {each.share:.0%}: {each.why}", style="bold red"
-        )
-    if different:
-        raise typer.Exit(1)
+    different = [
+        f"{kill.role} at {kill.url}, after {kill.share:.0%}: {kill.why}"
+        for kill in found
+        if not kill.equal
+    ]
+    exit_with(different, console)
 
 
 if __name__ == "__main__":

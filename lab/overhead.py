@@ -13,14 +13,14 @@ import asyncio
 import datetime
 import gc
 import platform
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
+from itertools import product
 from statistics import median
 from typing import Annotated, Any, Literal, cast
 
@@ -36,6 +36,7 @@ from rich.table import Table
 from lab.chain_costs import (
     MANY_STEPS,
     ROOM,
+    SHAPE,
     STEP_TOKENS,
     Run,
     crowds,
@@ -46,67 +47,63 @@ from lab.chain_costs import (
 )
 from stepspec.cli.program import script
 from stepspec.evals.progress import progress_bars
+from stepspec.evals.results import Interval
 from stepspec.orchestrator.chain import Chain
 from tests.stand_in import StandIn, stand_in_process
 
 TOKEN_MS = 20.0
-OF_AIOHTTP, LONGER = 1.5, 1.3
+MAX_OF_AIOHTTP = 1.5
+MAX_LONGER = 1.3
 """
-The bars: CPU time over that of bare aiohttp; CPU time of a step of a long chain over that of a
-short one.
+The bars.
+
+The first limits the CPU time over that of bare aiohttp. The second limits the CPU time of a step of
+a long chain over that of a short chain.
 """
-OURS, BARE, SDK = CONTENDERS = ("stepspec", "aiohttp", "openai")
+OURS = "stepspec"
+BARE = "aiohttp"
+SDK = "openai"
+CONTENDERS = (OURS, BARE, SDK)
 
 Sent = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """
-    One setting: a number of *chains* at once, which have *tokens* tokens before the first of their
-    *steps*.
-    """
+    """One setting of the measurement."""
 
     chains: int
+    """Chains at once."""
     tokens: int
+    """Tokens of each chain before the measurement."""
     steps: int = 3
+    """Steps that are measured."""
 
 
 BY_CHAINS = (Cell(1, 2000, 6), Cell(16, 2000), Cell(64, 2000), Cell(256, 2000, 1))
 BY_TOKENS = (Cell(16, 500), Cell(16, 16_000))
 CELLS = (*BY_CHAINS, *BY_TOKENS)
-AT_64, SHORT, LONG = BY_CHAINS[2], BY_CHAINS[1], BY_TOKENS[1]
+AT_64 = BY_CHAINS[2]
+SHORT = BY_CHAINS[1]
+LONG = BY_TOKENS[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """
-    One contender's milliseconds per step in one cell and round; *server* is the share of a core
-    that it took.
-    """
+    """One contender in one cell and round."""
 
     number: int
+    """The number of the round; 0 warms up."""
     cell: Cell
+    """The setting."""
     contender: str
+    """Who sent the requests."""
     cpu: float
+    """Milliseconds of CPU time per step."""
     wall: float
+    """Milliseconds of wall time per step."""
     server: float
-
-
-@dataclass(frozen=True, slots=True)
-class Typical:
-    """A median over rounds with its interval, the extremes of the rounds."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Typical:
-        return cls(median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+    """The share of a core that the server took."""
 
 
 class RecordingStandIn(StandIn):
@@ -122,9 +119,7 @@ class RecordingStandIn(StandIn):
 
 
 async def recorded(chain: Chain, steps: int) -> list[Sent]:
-    """
-    Return the requests of a run for a number of *steps*, after a first step that extends *chain*.
-    """
+    """Return the requests of a run for *steps* steps, after a first step that extends *chain*."""
     server = RecordingStandIn(steps=MANY_STEPS, step_tokens=STEP_TOKENS, room=ROOM)
     async with server.listening() as url, solver_at(url) as solver:
         run = Run(solver, chain)
@@ -135,10 +130,7 @@ async def recorded(chain: Chain, steps: int) -> list[Sent]:
 
 
 async def replay_bare(http: aiohttp.ClientSession, base: str, requests: Sequence[Sent]) -> str:
-    """
-    Send *requests* one after the other and read the text of the replies, with nothing but aiohttp
-    and orjson.
-    """
+    """Send *requests* one after the other by aiohttp and orjson alone. Return the text."""
     written: list[str] = []
     for path, body in requests:
         async with http.post(base + path, data=orjson.dumps(body)) as reply:
@@ -153,23 +145,12 @@ async def replay_bare(http: aiohttp.ClientSession, base: str, requests: Sequence
 
 
 async def replay_sdk(client: AsyncOpenAI, requests: Sequence[Sent]) -> str:
-    """Send *requests* one after the other and read the text of the replies with the openai SDK."""
+    """Send *requests* one after the other by the openai SDK. Return the text."""
     written: list[str] = []
     create = cast("Callable[..., Awaitable[object]]", client.completions.create)
     for _, body in requests:
-        named = {
-            "model",
-            "prompt",
-            "max_tokens",
-            "temperature",
-            "top_p",
-            "stop",
-            "logprobs",
-            "stream",
-        }
-        known: dict[str, Any] = {name: value for name, value in body.items() if name in named}
-        more = {name: value for name, value in body.items() if name not in named}
-        made = await create(**known, extra_body=more)
+        known: dict[str, Any] = {name: body.get(name) for name in ("model", "prompt", "stream")}
+        made = await create(**known, extra_body=body)
         if isinstance(made, Completion):
             written.append(made.choices[0].text)
             continue
@@ -179,22 +160,18 @@ async def replay_sdk(client: AsyncOpenAI, requests: Sequence[Sent]) -> str:
 
 
 async def server_seconds(http: aiohttp.ClientSession, base: str) -> float:
-    """Read the CPU time of the server."""
+    """Read the CPU time of the server in seconds."""
     async with http.get(f"{base}/metrics") as reply:
-        line = next(
-            line
-            for line in (await reply.text()).splitlines()
-            if line.startswith("process_cpu_seconds_total")
-        )
-    return float(line.split()[-1])
+        text = await reply.text()
+    return float(re.findall(r"^process_cpu_seconds_total\S* (\S+)", text, re.MULTILINE)[0])
 
 
 async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Console) -> list[Round]:
     """
-    Measure every contender in each of the *cells*, *rounds* times, in turns; the SDK, which is
-    slow, in every other.
+    Measure every contender in each of the *cells*, *rounds* times, in turns.
 
-    If that is interrupted, return the complete rounds.
+    The SDK is slow and is measured in every other round. After an interruption return the complete
+    rounds.
     """
     measured: list[Round] = []
     async with AsyncExitStack() as stack:
@@ -216,10 +193,7 @@ async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Consol
         requests = {cell: await recorded(chains[cell], cell.steps) for cell in cells}
 
         async def works(name: str, cell: Cell) -> list[Callable[[], Awaitable[object]]]:
-            """
-            The work of each chain. Ours has its first step behind it: only a chain that begins is
-            encoded whole.
-            """
+            """Return the work of each chain. The first step of ours encodes the whole chain."""
             if name == BARE:
                 return [partial(replay_bare, http, base, requests[cell])] * cell.chains
             if name == SDK:
@@ -229,44 +203,41 @@ async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Consol
             return [partial(run.think, cell.steps) for run in runs]
 
         async def once(number: int, name: str, cell: Cell) -> Round:
-            each = await works(name, cell)
-            before = await server_seconds(http, base)
+            work_of_chains = await works(name, cell)
+            server_before = await server_seconds(http, base)
             gc.collect()
-            cpu, wall = time.process_time(), time.perf_counter()
-            await asyncio.gather(*(work() for work in each))
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-            server = (await server_seconds(http, base) - before) / wall
+            cpu_began = time.process_time()
+            wall_began = time.perf_counter()
+            await asyncio.gather(*(work() for work in work_of_chains))
+            cpu = time.process_time() - cpu_began
+            wall = time.perf_counter() - wall_began
             return Round(
-                number,
-                cell,
-                name,
-                1000 * cpu / (cell.chains * cell.steps),
-                1000 * wall / cell.steps,
-                server,
+                number=number,
+                cell=cell,
+                contender=name,
+                cpu=1000 * cpu / (cell.chains * cell.steps),
+                wall=1000 * wall / cell.steps,
+                server=(await server_seconds(http, base) - server_before) / wall,
             )
 
-        turns = [
-            (number, name, cell)
-            for number in range(rounds + 1)
-            for cell in cells
-            for name in in_turn(number)
-        ]
         with progress_bars(console) as progress, suppress(asyncio.CancelledError):
-            bar = progress.add_task("overhead", total=len(turns))
-            for _, group in groupby(turns, key=itemgetter(0)):
+            turns = [in_turn(number) for number in range(rounds + 1)]
+            bar = progress.add_task("overhead", total=len(cells) * sum(map(len, turns)))
+            for number, names in enumerate(turns):
                 complete: list[Round] = []
-                for number, name, cell in group:
+                for cell, name in product(cells, names):
                     complete.append(await once(number, name, cell))
                     progress.advance(bar)
-                if complete[0].number:  # The first round warms up.
-                    measured += complete
-                    for name, value, _ in verdicts(complete):
-                        progress.console.print(f"round {complete[0].number}: {name}: {value:.2f}")
+                if number == 0:  # It warms up.
+                    continue
+                measured += complete
+                for name, value, _ in verdicts(complete):
+                    progress.console.print(f"round {number}: {name}: {value:.2f}")
     return measured
 
 
 def in_turn(number: int) -> tuple[str, ...]:
-    """The contenders of a round, in their order: each goes first in some rounds."""
+    """Return the contenders of a round in their order. Each is the first in some rounds."""
     names = CONTENDERS if number % 2 else (OURS, BARE)
     first = number // 2 % len(names)
     return names[first:] + names[:first]
@@ -274,15 +245,22 @@ def in_turn(number: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of one cell: times in milliseconds per step, and ratios of the same rounds."""
+    """The figures of one cell."""
 
     cell: Cell
+    """The setting."""
     cpu: Mapping[str, float]
-    wall: Mapping[str, float]
-    cpu_of_bare: Typical
-    cpu_of_sdk: Typical
-    wall_of_bare: Typical
+    """Milliseconds of CPU time per step, by contender."""
+    wall: float
+    """Milliseconds of wall time per step of stepspec."""
+    cpu_of_bare: Interval
+    """CPU time of stepspec over that of bare aiohttp."""
+    cpu_of_sdk: Interval
+    """CPU time of stepspec over that of the openai SDK."""
+    wall_of_bare: Interval
+    """Wall time of stepspec over that of bare aiohttp."""
     server: float
+    """The largest share of a core that the server took."""
 
 
 def rows(measured: Sequence[Round]) -> list[Row]:
@@ -293,17 +271,17 @@ def rows(measured: Sequence[Round]) -> list[Row]:
             name: [r for r in measured if (r.cell, r.contender) == (cell, name)]
             for name in CONTENDERS
         }
-        summaries.append(
-            Row(
-                cell,
-                {name: median(r.cpu for r in each) for name, each in by_name.items()},
-                {name: median(r.wall for r in each) for name, each in by_name.items()},
-                ratio(measured, (cell, OURS), (cell, BARE)),
-                ratio(measured, (cell, OURS), (cell, SDK)),
-                ratio(measured, (cell, OURS), (cell, BARE), "wall"),
-                max(median(r.server for r in each) for each in by_name.values()),
-            )
+        ours = (cell, OURS)
+        row = Row(
+            cell=cell,
+            cpu={name: median(r.cpu for r in rounds) for name, rounds in by_name.items()},
+            wall=median(r.wall for r in by_name[OURS]),
+            cpu_of_bare=ratio(measured, ours, (cell, BARE)),
+            cpu_of_sdk=ratio(measured, ours, (cell, SDK)),
+            wall_of_bare=ratio(measured, ours, (cell, BARE), "wall"),
+            server=max(median(r.server for r in rounds) for rounds in by_name.values()),
         )
+        summaries.append(row)
     return summaries
 
 
@@ -312,43 +290,42 @@ def ratio(
     one: tuple[Cell, str],
     other: tuple[Cell, str],
     figure: Literal["cpu", "wall"] = "cpu",
-) -> Typical:
+) -> Interval:
     """
-    The time of *one* cell and contender over that of the *other*, in the rounds that have both.
+    Return the median time of *one* cell and contender over that of the *other*, and its extremes.
+
+    Only rounds that have both count.
     """
-    ours, floor = (
-        {
-            r.number: r.cpu if figure == "cpu" else r.wall
-            for r in measured
-            if (r.cell, r.contender) == key
-        }
-        for key in (one, other)
-    )
-    return Typical.of([ours[number] / floor[number] for number in ours if number in floor])
+    times: dict[tuple[Cell, str], dict[int, float]] = {one: {}, other: {}}
+    for r in measured:
+        key = (r.cell, r.contender)
+        if key in times:
+            times[key][r.number] = getattr(r, figure)
+    floor = times[other]
+    ours = times[one].items()
+    ratios = [value / floor[number] for number, value in ours if number in floor]
+    return Interval(median(ratios), min(ratios), max(ratios))
 
 
-def growth(measured: Sequence[Round], contender: str = OURS) -> Typical:
-    """
-    CPU time of a step of a chain of `LONG` tokens over that of one of `SHORT` tokens, in the same
-    rounds.
-    """
+def growth(measured: Sequence[Round], contender: str = OURS) -> Interval:
+    """Return the CPU time of a step at the `LONG` cell over that at the `SHORT` cell."""
     return ratio(measured, (LONG, contender), (SHORT, contender))
 
 
 def verdicts(measured: Sequence[Round]) -> list[tuple[str, float, float]]:
-    """What is compared with a bar: its name, the median, and the bar; only what was measured."""
+    """Return what is compared with a bar: its name, the median, and the bar, if it was measured."""
     compared = (
         (
             f"CPU time over bare aiohttp at {AT_64.chains} chains",
             (AT_64, OURS),
             (AT_64, BARE),
-            OF_AIOHTTP,
+            MAX_OF_AIOHTTP,
         ),
         (
             f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}",
             (LONG, OURS),
             (SHORT, OURS),
-            LONGER,
+            MAX_LONGER,
         ),
     )
     known = {(r.cell, r.contender) for r in measured}
@@ -383,7 +360,7 @@ def main(
 ) -> None:
     """
     Measure CPU time, wall time and memory that stepspec adds to its HTTP requests, and compare with
-    the bars; then how they grow with the length and with the number of chains.
+    the bars. Then measure how they grow with the length and with the number of chains.
     """
     console = Console(width=140)
     measured: list[Round] = [] if only_growth else _measured(rounds, token_ms)
@@ -398,44 +375,50 @@ def main(
 
 def _measured(rounds: int, token_ms: float) -> list[Round]:
     """Measure all cells against a server of its own. Exit if no round is complete."""
-    shape = ("--steps", str(MANY_STEPS), "--step-tokens", str(STEP_TOKENS), "--room", str(ROOM))
-    with stand_in_process(*shape, "--block", "0", "--token-ms", str(token_ms)) as base:
+    with stand_in_process(*SHAPE, "--block", "0", "--token-ms", str(token_ms)) as base:
         measured = asyncio.run(measure(base, CELLS, rounds, Console(stderr=True)))
     if not measured:
         sys.exit(130)
     return measured
 
 
+HEADINGS = (
+    "chains",
+    "tokens",
+    "cpu",
+    "aiohttp",
+    "openai",
+    "cpu vs aiohttp",
+    "vs openai",
+    "wall",
+    "wall vs aiohttp",
+    "server cpu",
+)
+
+
 def _print(console: Console, measured: Sequence[Round], token_ms: float) -> None:
     summaries = rows(measured)
     count = len({each.number for each in measured})
+    unit = f"milliseconds per step of {STEP_TOKENS} tokens and one verdict"
     table = Table(
-        title=(
-            f"milliseconds per step of {STEP_TOKENS} tokens and one verdict, medians of {count}"
-            " rounds"
-        ),
+        title=f"{unit}, medians of {count} rounds",
         caption=f"a stand-in server, {token_ms:g} ms per token; brackets: extremes of the rounds",
     )
-    headings = (
-        *("chains", "tokens", "cpu", "aiohttp", "openai", "cpu vs aiohttp", "vs openai"),
-        *("wall", "wall vs aiohttp", "server cpu"),
-    )
-    for heading in headings:
+    for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for row in summaries:
-        cpu = [f"{row.cpu[name]:.2f}" for name in (OURS, BARE, SDK)]
         table.add_row(
-            *(
-                str(row.cell.chains),
-                f"{row.cell.tokens:,}",
-                *cpu,
-                str(row.cpu_of_bare),
-                str(row.cpu_of_sdk),
-            ),
-            *(f"{row.wall[OURS]:.0f}", str(row.wall_of_bare), f"{row.server:.0%}"),
+            str(row.cell.chains),
+            f"{row.cell.tokens:,}",
+            *(f"{row.cpu[name]:.2f}" for name in CONTENDERS),
+            f"{row.cpu_of_bare:.2f}",
+            f"{row.cpu_of_sdk:.2f}",
+            f"{row.wall:.0f}",
+            f"{row.wall_of_bare:.2f}",
+            f"{row.server:.0%}",
         )
     console.print(table)
-    grown_by = ", ".join(f"{name} {growth(measured, name)}" for name in (OURS, BARE, SDK))
+    grown_by = ", ".join(f"{name} {growth(measured, name):.2f}" for name in CONTENDERS)
     console.print(f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}: {grown_by}")
     for name, value, bar in verdicts(measured):
         console.print(f"{'met' if value <= bar else 'missed'}: {name}: {value:.2f}, bar {bar}")

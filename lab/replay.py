@@ -19,17 +19,17 @@ import typer
 from rich.console import Console
 
 from stepspec.cli.command_line import writable
+from stepspec.cli.flags import Json
 from stepspec.cli.program import new_app, run, verbatim
 from stepspec.evals.arms import LARGE
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.progress import progress_bars
 from stepspec.evals.sample import Arm, Task
 
-from .crowd import Crowd, attempt
+from .crowd import attempt, run_block
 from .script import Script, Turn
-from .simulation.figures import BUDGET, DEADLINE, SimulatedSolver, count_as_right, start_servers
+from .simulation.figures import SimulatedSolver, start_servers
 from .simulation.grid import CLOSE, GPUS, Pair, accepted_turn, find_pair, rejected_turn
-from .simulation.models import SimulatedEndpoint
 from .specreason_log import LOG, LoggedRun, LoggedStep, accept_rate, read_runs
 from .tables import Sheet
 from .virtual_clock import run as run_on_virtual_clock
@@ -60,7 +60,7 @@ stderr = Console(stderr=True)
 @app.command()
 def replay(
     file: Annotated[Path, typer.Argument(help="Log of steps, as lab/data/README.md says.")] = LOG,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
+    json: Json = False,
     figure: Annotated[
         Path | None, typer.Option(help="Draw the problems into this SVG or PNG file.")
     ] = None,
@@ -80,7 +80,7 @@ def replay(
         from .replay_figure import draw  # which needs matplotlib
 
         draw(figures, figure)
-    if as_json:
+    if json:
         print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())
         return
     for pace, comparison in found.items():
@@ -93,22 +93,18 @@ class Comparison:
 
     runs: Sequence[LoggedRun]
     """The logged runs."""
-    arms: Mapping[str, Seconds]
-    """The seconds of each run, by the name of the arm."""
-    alone: Mapping[str, Seconds]
-    """The seconds of each run by the large model alone under the same load, by the same names."""
+    arms: Mapping[str, tuple[Seconds, Seconds]]
+    """The seconds by each arm, and by the large model alone under the same load."""
 
     def ratio(self, arm: str, problem: str | None = None) -> float:
         """Return the time of *arm* over the large model's, for all runs or those of *problem*."""
         places = [place for place, each in enumerate(self.runs) if problem in (None, each.problem)]
-        return sum(self.arms[arm][place] for place in places) / sum(
-            self.alone[arm][place] for place in places
-        )
+        seconds, alone = (sum(times[place] for place in places) for times in self.arms[arm])
+        return seconds / alone
 
     def worst(self, arm: str) -> float:
         """Return the time of the worst run of *arm* over the large model's."""
-        pairs = zip(self.arms[arm], self.alone[arm], strict=True)
-        return max(seconds / alone for seconds, alone in pairs)
+        return max(seconds / alone for seconds, alone in zip(*self.arms[arm], strict=True))
 
     @property
     def problems(self) -> list[str]:
@@ -152,22 +148,24 @@ class Comparison:
 
 def compare(runs: Sequence[LoggedRun], pair: Pair, orders: int) -> Comparison:
     """Replay *runs* by every arm on the servers of *pair*."""
-    arms = dict[str, Seconds]()
-    alone = dict[str, Seconds]()
-    large = [_run_by_itself(each, LARGE, pair) for each in runs]
-    for arm in (SEQUENTIAL, AHEAD, AUTO):
-        arms[arm.name] = [_run_by_itself(each, arm, pair) for each in runs]
-    arms["oracle"] = _better(arms["ahead"], large)
-    alone |= dict.fromkeys(arms, large)
+    large, sequential, ahead, auto = (
+        [seconds_of({0: logged}, arm, pair, 1)[0] for logged in runs]
+        for arm in (LARGE, SEQUENTIAL, AHEAD, AUTO)
+    )
+    single = {
+        "sequential": sequential,
+        "ahead": ahead,
+        "auto": auto,
+        "oracle": _better(ahead, large),
+    }
+    arms = {name: (seconds, large) for name, seconds in single.items()}
     for users in CROWDS:
         together = partial(_mean_of_orders, runs, pair, users, orders)
-        crowd = large if users == 1 else together(LARGE)
-        always = arms["ahead"] if users == 1 else together(AHEAD)
-        arms[f"auto_{users}"] = together(AUTO)
-        arms[f"ahead_{users}"] = always
-        arms[f"oracle_{users}"] = _better(always, crowd)
-        alone |= {f"{name}_{users}": crowd for name in ("auto", "ahead", "oracle")}
-    return Comparison(runs=runs, arms=arms, alone=alone)
+        alone = large if users == 1 else together(LARGE)
+        always = ahead if users == 1 else together(AHEAD)
+        crowd = {"auto": together(AUTO), "ahead": always, "oracle": _better(always, alone)}
+        arms |= {f"{name}_{users}": (seconds, alone) for name, seconds in crowd.items()}
+    return Comparison(runs=runs, arms=arms)
 
 
 def _better(first: Seconds, second: Seconds) -> Seconds:
@@ -178,17 +176,11 @@ def _mean_of_orders(
     runs: Sequence[LoggedRun], pair: Pair, users: int, orders: int, arm: Arm
 ) -> Seconds:
     """Return the mean seconds of each run, over random *orders* in which one solver has them."""
-    found = [seconds_of(_shuffled(runs, seed), arm, pair, users) for seed in range(orders)]
+    found: list[dict[int, float]] = []
+    for seed in range(orders):
+        places = random.Random(seed).sample(range(len(runs)), len(runs))
+        found.append(seconds_of({place: runs[place] for place in places}, arm, pair, users))
     return [fmean(by_run[place] for by_run in found) for place in range(len(runs))]
-
-
-def _shuffled(runs: Sequence[LoggedRun], seed: int) -> dict[int, LoggedRun]:
-    places = random.Random(seed).sample(range(len(runs)), len(runs))
-    return {place: runs[place] for place in places}
-
-
-def _run_by_itself(logged: LoggedRun, arm: Arm, pair: Pair) -> float:
-    return seconds_of({0: logged}, arm, pair, 1)[0]
 
 
 def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) -> dict[int, float]:
@@ -201,18 +193,15 @@ def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) 
     async def work() -> dict[int, float]:
         servers = start_servers(pair.small, pair.large, shared=pair.shared)
         scripts = {f"{place}": script_of(logged) for place, logged in runs.items()}
-        small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
-        async with SimulatedSolver(small, large) as solver:
+        async with SimulatedSolver(servers, scripts) as solver:
 
             async def solve(task: Task, seed: int) -> Any:
                 leading = _leading(runs[int(task.problem)])
                 led = replace(arm, run=arm.run.with_overrides({"lead": leading}))
-                return await attempt(
-                    solver, led, count_as_right, DEADLINE, None, BUDGET, task, seed
-                )
+                return await attempt(solver, led, task, seed)
 
             tasks = [Task(name, Answer("")) for name in scripts]
-            block = await Crowd(users, tasks, tasks, solve, 0, 0, warm_up=0).run()
+            block = await run_block(users, tasks, tasks, solve, 0, warm_up=0)
         return {place: timing.latency for place, timing in zip(runs, block, strict=True)}
 
     return run_on_virtual_clock(work())[0]

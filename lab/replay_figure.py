@@ -49,11 +49,8 @@ def draw(figures: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
         figure.supxlabel("time over that of the large model alone (1: no gain)", fontsize=12)
-        figure.savefig(path, transparent=True, metadata={"Date": None} if _is_svg(path) else None)
-
-
-def _is_svg(path: Path) -> bool:
-    return path.suffix == ".svg"
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, transparent=True, metadata=metadata)
 
 
 def _draw_panel(axes: Axes, figures: Mapping[str, Any], title: str) -> None:

@@ -1,6 +1,4 @@
-"""
-The script of a simulated run: how many tokens the models write, and what is judged, step by step.
-"""
+"""The script of a simulated run: the tokens that models write, and verdicts, step by step."""
 
 from __future__ import annotations
 
@@ -11,38 +9,45 @@ from stepspec.orchestrator.chain import Role, Stop
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """
-    One step: the *author* drafts it with *draft* tokens, of which the first *kept* are accepted.
-
-    If not all are, the large model goes on with *repair* tokens; 0 stands for as many as the draft
-    has. *grade* is the score of the verdict, None if it has none. *stop* says why the draft ended,
-    as in `Step`. A step that *ends* closes the thinking or, after that, the turn.
-    """
+    """One step."""
 
     draft: int
+    """Tokens of the draft."""
     kept: int
+    """Tokens at the beginning of the draft that are accepted."""
     repair: int = 0
+    """Tokens of the large model's repair; 0: those of the draft."""
     grade: float | None = None
+    """The score of the verdict, from 0 to 9; None: it has none."""
     author: Role = "small"
+    """The model that drafts."""
     stop: Stop = "delimiter"
+    """Why the draft ends, as in `Step`."""
     ends: bool = False
+    """Whether the step closes the thinking, or the turn if the thinking is closed."""
     later: tuple[int, ...] = ()
-    """Tokens after the first *kept* ones at which the models differ, for drafts within the step."""
+    """Places after the accepted tokens at which the models differ, for drafts within the step."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the whole draft is accepted."""
+        return self.kept == self.draft
 
     @property
     def differs(self) -> tuple[int, ...]:
-        """The tokens at which the models differ, in order, from 0."""
-        return (self.kept, *self.later) if self.kept < self.draft else ()
+        """The places at which the models differ, from 0."""
+        if self.accepted:
+            return ()
+        return (self.kept, *self.later)
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """
-    One problem: the tokens of its *prompt*, and the *turns* of its solution, the answer's included.
-
-    A verdict reads *question* tokens beyond the chain and the draft.
-    """
+    """One problem."""
 
     prompt: int
+    """Tokens of the prompt."""
     turns: tuple[Turn, ...]
+    """The steps of the solution and of the answer."""
     question: int = 0
+    """Tokens that a verdict reads beyond the chain and the draft."""

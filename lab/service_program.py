@@ -1,7 +1,4 @@
-"""
-``stepspec serve`` as its users run it: a program of its own, which is gone at the end, whatever
-happens.
-"""
+"""``stepspec serve`` as a program of its own, which always ends with its block."""
 
 from __future__ import annotations
 
@@ -30,11 +27,14 @@ SETTLING = 15.0  # seconds in which open requests have to be gone
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A service that runs: where it is reached, and what it writes."""
+    """A service that runs."""
 
     base: str
+    """Where it is reached."""
     log: Path
+    """What it writes."""
     child: Child
+    """Its process."""
 
     def terminate(self) -> None:
         """Tell it to end, as whoever runs services does."""
@@ -45,10 +45,7 @@ class Program:
 async def serve(
     small: str, large: str, log: Path, *flags: str, settings: Mapping[str, str] | None = None
 ) -> AsyncGenerator[Program]:
-    """
-    Run a service over the servers at these URLs, its *settings* in the environment; end it when the
-    block does.
-    """
+    """Run a service over the servers at these URLs, with its *settings* in the environment."""
     servers = ("--small", small, "--large", large, "--port", "0", "--log-format", "json")
     command = (sys.executable, "-m", "stepspec", "serve", *servers, *flags)
     async with child(
@@ -87,9 +84,7 @@ async def _text(http: aiohttp.ClientSession, url: str) -> str:
 async def settled(
     http: aiohttp.ClientSession, base: str, servers: Mapping[str, str]
 ) -> dict[str, int]:
-    """
-    Return the open requests by where they are, once there are none, or after `SETTLING` seconds.
-    """
+    """Return the open requests by place as soon as there are none, or after `SETTLING` seconds."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + SETTLING
     while True:

@@ -1,11 +1,10 @@
 """
-Keep a real ``stepspec serve`` busy for half an hour while its servers fail at random, and look for
-what grows.
+Keep a real ``stepspec serve`` busy while its servers fail at random, and look for what grows.
 
-The servers are the stand-ins of `faults`, so that this measures the service and not a model. The
-first and the last minutes are without faults: latencies and resources of both are compared. All the
-time, bodies of up to 4 MiB come that are made to keep the service busy, and ``/health`` has to
-answer nevertheless.
+The servers are the stand-ins of `faults`, because the service is measured and not a model. The
+first and the last minutes are without faults. Their latencies and resources are compared. All the
+time, bodies of up to 4 MiB come that are made to keep the service busy. ``/health`` has to answer
+nevertheless.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import random
 import re
 import statistics
@@ -20,8 +20,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import aiohttp
 import typer
@@ -32,9 +33,9 @@ from stepspec.cli.program import script
 from stepspec.evals.progress import progress_bars
 from stepspec.orchestrator.concurrency import background
 
-from .faults import LARGE, OTHER, PLACES, SMALL, Deployment, Fate, deployed
+from .faults import NAMED_PLACES, PLACES, Deployment, Fate, deployed
 from .service_program import queued, resident, settled
-from .tables import Sheet
+from .tables import Sheet, exit_with
 
 EXAMPLES = """
 Examples:
@@ -58,7 +59,7 @@ FAULTS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("small: stall", ("stall:2",) * 4),
     ("large: slow", ("slow:4",) * 16),
 )
-"""The faults that are drawn from: what they are called, and what is queued at the server."""
+"""The faults that are drawn: the name of each, and what is queued at the server; (): a kill."""
 
 _MANY = 100_000
 _CHAT = "/v1/chat/completions"
@@ -69,51 +70,32 @@ _CALL = {
     "type": "function",
     "function": {"name": "f", "arguments": "[" + "[]," * 1_300_000 + "1]"},
 }
+
+
+def _hostile(path: str = _CHAT, /, **fields: Any) -> tuple[str, bytes]:
+    """Return *path* and a body with a model and these *fields*."""
+    return path, json.dumps({"model": "auto", **fields}).encode()
+
+
 HOSTILE: Sequence[tuple[str, bytes]] = (
-    (_CHAT, json.dumps({"model": "auto", "problem": "x", "stepspec": [{}] * _MANY}).encode()),
-    (
-        _CHAT,
-        json.dumps(
-            {"model": "auto", "messages": [{"role": "user", "content": [{"type": "text"}] * _MANY}]}
-        ).encode(),
-    ),
-    (_CHAT, json.dumps({"model": "auto", "messages": [_TURN], "tools": [1] * _MANY}).encode()),
-    (
-        _CHAT,
-        json.dumps(
-            {"model": "auto", "messages": [_TURN], **dict.fromkeys(map(str, range(_MANY)), 1)}
-        ).encode(),
-    ),
-    (_CHAT, json.dumps({"model": "auto", "messages": [_TURN], "a" * 3_000_000: 1}).encode()),
-    (_CHAT, json.dumps({"model": "specreason" * 300_000, "messages": [_TURN]}).encode()),
+    _hostile(problem="x", stepspec=[{}] * _MANY),
+    _hostile(messages=[{"role": "user", "content": [{"type": "text"}] * _MANY}]),
+    _hostile(messages=[_TURN], tools=[1] * _MANY),
+    _hostile(messages=[_TURN], **dict.fromkeys(map(str, range(_MANY)), 1)),
+    _hostile(messages=[_TURN], **{"a" * 3_000_000: 1}),
+    _hostile(model="specreason" * 300_000, messages=[_TURN]),
     (_CHAT, b'{"model":"auto","x":' + b"[" * 1000 + b"]" * 1000 + b"}"),
     (_CHAT, b'{"model":"auto","x":[' + b"[]," * 1_300_000 + b"1]}"),
-    (
-        _CHAT,
-        json.dumps(
-            {"model": "auto", "messages": [_TURN, {"role": "assistant", "tool_calls": [_CALL]}]}
-        ).encode(),
-    ),
-    (
-        _CHAT,
-        json.dumps(
-            {"model": "auto", "messages": [{"role": "user", "content": "bada " * 800_000}]}
-        ).encode(),
-    ),
-    ("/v1/responses", json.dumps({"model": "auto", "input": [_TURN, *[_SAID] * 4000]}).encode()),
-    ("/v1/responses", json.dumps({"model": "auto", "input": [{"type": "x"}] * _MANY}).encode()),
-    (
-        "/v1/messages",
-        json.dumps({"model": "auto", "max_tokens": 9, "messages": [1] * _MANY}).encode(),
-    ),
-    ("/live", json.dumps({"model": "auto", "problem": "x", "stepspec": [{}] * _MANY}).encode()),
+    _hostile(messages=[_TURN, {"role": "assistant", "tool_calls": [_CALL]}]),
+    _hostile(messages=[{"role": "user", "content": "bada " * 800_000}]),
+    _hostile("/v1/responses", input=[_TURN, *[_SAID] * 4000]),
+    _hostile("/v1/responses", input=[{"type": "x"}] * _MANY),
+    _hostile("/v1/messages", max_tokens=9, messages=[1] * _MANY),
+    _hostile("/live", problem="x", stepspec=[{}] * _MANY),
 )
-"""
-Paths and bodies, each of which would take long if all of it were read: wrong, too long, or without
-a question.
-"""
+"""Paths and bodies that would take long if all of a body were read. Each has to be refused."""
 HOSTILE_EVERY = 0.5  # seconds from one answer to the next body
-SHORT = 5000  # bytes of a refusal
+REFUSAL_BYTES = 5000
 HEALTH_EVERY = 0.1  # seconds
 HEALTH_WITHIN = 0.5  # seconds
 
@@ -122,48 +104,63 @@ Part: TypeAlias = Literal["before", "faults", "after"]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """
-    The resources of the service at a second: KiB of memory, file descriptors, tasks, and open
-    upstream requests.
-    """
+    """The resources of the service at one time."""
 
     second: float
+    """Seconds since the beginning."""
     part: Part
+    """The part of the soak."""
     memory: int
+    """Resident memory in KiB."""
     descriptors: int
+    """Open file descriptors."""
     tasks: int
+    """Tasks of the event loop."""
     upstream: int
+    """Requests that the servers work on."""
 
 
 @dataclass
 class Soak:
-    """
-    What was measured: *samples*, the latencies of answered requests by part, and what became of all
-    requests.
-    """
+    """What was measured."""
 
     samples: list[Sample] = field(default_factory=list[Sample])
+    """The resources, in their order."""
     seconds: dict[Part, list[float]] = field(
-        default_factory=lambda: {"before": [], "faults": [], "after": []}
+        default_factory=lambda: {part: [] for part in get_args(Part)}
     )
+    """The latencies of answered requests in seconds."""
     fates: dict[Part, Counter[Fate]] = field(
-        default_factory=lambda: {"before": Counter(), "faults": Counter(), "after": Counter()}
+        default_factory=lambda: {part: Counter() for part in get_args(Part)}
     )
+    """What became of the requests."""
     notes: list[str] = field(default_factory=list[str])
+    """What is wrong with single requests."""
     faults: Counter[str] = field(default_factory=Counter[str])
+    """How often each fault was drawn."""
     left_open: int = 0
-    hostile: int = 0  # bodies that were refused
-    health: list[float] = field(default_factory=list[float])  # seconds until /health answered
+    """Requests that are open at the end."""
+    hostile: int = 0
+    """Bodies that were refused."""
+    health: list[float] = field(default_factory=list[float])
+    """The latencies of ``/health`` in seconds."""
 
     def of(self, part: Part) -> list[Sample]:
+        """Return the samples of one *part*."""
         return [sample for sample in self.samples if sample.part == part]
+
+    def median(self, part: Part, name: str) -> float:
+        """Return the median of the resource *name* in one *part*."""
+        return statistics.median(getattr(sample, name) for sample in self.of(part))
 
 
 class Load:
-    """Keeps so many requests running at a deployment; *part* says where their results belong."""
+    """Keeps requests running at a deployment. The attribute ``part`` has the part of the soak."""
 
     def __init__(self, deployment: Deployment, soak: Soak) -> None:
         self._deployment = deployment
+        self._http = deployment.http
+        self._base = deployment.program.base
         self._soak = soak
         self.part: Part = "before"
 
@@ -186,7 +183,7 @@ class Load:
 
     async def attack(self) -> None:
         """
-        Send one body of `HOSTILE` after the other, until cancelled; each has to be refused.
+        Send one body of `HOSTILE` after the other, until cancelled.
 
         Each part begins with the first body, so that the memory of two parts is comparable.
         """
@@ -201,9 +198,7 @@ class Load:
     async def strike(self, path: str, body: bytes) -> None:
         """Send a hostile *body*, which has to be refused."""
         part = self.part
-        async with self._deployment.http.post(
-            self._deployment.program.base + path, data=io.BytesIO(body)
-        ) as reply:
+        async with self._http.post(self._base + path, data=io.BytesIO(body)) as reply:
             answer = await reply.read()
         self._soak.hostile += 1
         if not refused(reply.status, len(answer), failing="faults" in (part, self.part)):
@@ -216,10 +211,7 @@ class Load:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            async with self._deployment.http.get(
-                f"{self._deployment.program.base}/health"
-            ) as reply:
-                await reply.read()
+            await self._get("/health")
             self._soak.health.append(loop.time() - began)
             await asyncio.sleep(HEALTH_EVERY)
 
@@ -230,72 +222,54 @@ class Load:
         pid = self._deployment.program.child.pid
         while True:
             await asyncio.sleep(SAMPLE_EVERY)
-            shown = await self._metrics(self._deployment.program.base)
+            shown = await self._get("/metrics")
             tasks = int(float(re.findall(r"^stepspec_tasks (\S+)", shown, re.MULTILINE)[0]))
-            self._soak.samples.append(
-                Sample(
-                    loop.time() - began,
-                    self.part,
-                    resident(pid),
-                    descriptors(pid),
-                    tasks,
-                    await self._upstream(),
-                )
-            )
+            second = loop.time() - began
+            memory = resident(pid)
+            upstream = await self._upstream()
+            files = len(os.listdir(f"/proc/{pid}/fd"))
+            self._soak.samples.append(Sample(second, self.part, memory, files, tasks, upstream))
 
     async def _upstream(self) -> int:
         """Count the requests that the servers work on; one that is down has none."""
         running = 0
         for place in PLACES:
             with suppress(aiohttp.ClientError, TimeoutError):
-                running += await queued(self._deployment.http, self._deployment.url(place))
+                running += await queued(self._http, self._deployment.url(place))
         return running
 
-    async def _metrics(self, url: str) -> str:
-        async with self._deployment.http.get(
-            f"{url}/metrics", timeout=aiohttp.ClientTimeout(total=10)
-        ) as reply:
+    async def _get(self, path: str) -> str:
+        async with self._http.get(self._base + path) as reply:
             return await reply.text()
 
 
 def refused(status: int, size: int, *, failing: bool) -> bool:
     """
-    Whether an answer of so many bytes refuses a request; *failing* servers are a reason too, but
-    for a while.
+    Whether an answer of *size* bytes refuses a request in few words.
+
+    While servers are *failing*, an answer may also say that they are.
     """
-    return (400 <= status < 500 or (failing and status in (503, 529))) and size <= SHORT
-
-
-def descriptors(pid: int) -> int:
-    """Return the number of open file descriptors of a process."""
-    return len([*Path(f"/proc/{pid}/fd").iterdir()])
+    if size > REFUSAL_BYTES:
+        return False
+    return 400 <= status < 500 or (failing and status in (503, 529))
 
 
 async def trouble(deployment: Deployment, soak: Soak, rng: random.Random) -> None:
-    """
-    Do one fault after the other, until cancelled; a server that was killed is started again at
-    once.
-    """
+    """Do one fault after the other, until cancelled. A killed server is started again at once."""
     while True:
         await asyncio.sleep(rng.uniform(*FAULT_EVERY))
         name, queued = rng.choice(FAULTS)
-        place = {"small": SMALL, "large": LARGE, "other": OTHER}[
-            name.split()[-1] if not queued else name.split(":")[0]
-        ]
         soak.faults[name] += 1
         if queued:
-            await deployment.befall(place, *queued)
+            await deployment.befall(NAMED_PLACES[name.partition(":")[0]], *queued)
         else:
-            await deployment.restart(place)
+            await deployment.restart(NAMED_PLACES[name.removeprefix("kill ")])
 
 
 async def measure(
     minutes: float, calm: float, concurrency: int, seed: int, tick: Callable[[float], object]
 ) -> Soak:
-    """
-    Soak for so many *minutes*, of which *calm* ones at each end are without faults. Raise if a
-    client fails.
-    """
+    """Soak for *minutes* minutes. The first and the last *calm* minutes are without faults."""
     soak = Soak()
     async with deployed("--max-running", str(concurrency), force_close=False) as deployment:
         load = Load(deployment, soak)
@@ -313,9 +287,8 @@ async def measure(
             load.part = "after"
             await _pass(60 * calm, tick)
         servers = {str(place): deployment.url(place) for place in PLACES}
-        soak.left_open = sum(
-            (await settled(deployment.http, deployment.program.base, servers)).values()
-        )
+        still_open = await settled(deployment.http, deployment.program.base, servers)
+        soak.left_open = sum(still_open.values())
     return soak
 
 
@@ -345,44 +318,33 @@ def table(soak: Soak) -> Table:
         "tasks",
         "upstream",
     )
+    units = {"memory": 1024, "descriptors": 1, "tasks": 1, "upstream": 1}
     rows: list[tuple[str, ...]] = []
     for part, fates in soak.fates.items():
         seconds = soak.seconds[part]
-        samples = soak.of(part)
-        latencies = (
-            f"{quantile(seconds, share):.2f}" if len(seconds) > 1 else "-" for share in (0.5, 0.99)
-        )
-        resources = (
-            (
-                f"{statistics.median(getattr(each, name) for each in samples) / unit:.0f}"
-                if samples
-                else "-"
-            )
-            for name, unit in (("memory", 1024), ("descriptors", 1), ("tasks", 1), ("upstream", 1))
-        )
+        latencies = ["-", "-"]
+        if len(seconds) > 1:
+            latencies = [f"{quantile(seconds, share):.2f}" for share in (0.5, 0.99)]
+        resources = ["-"] * len(units)
+        if soak.of(part):
+            resources = [f"{soak.median(part, name) / unit:.0f}" for name, unit in units.items()]
         counts = (str(fates[fate]) for fate in fates_shown)
         rows.append((part, str(fates.total()), *counts, *latencies, *resources))
     return Sheet(columns, rows, "medians of the samples; seconds of answered requests").table()
 
 
 def complaints(soak: Soak) -> list[str]:
-    """
-    Say what is not flat: what was lost, is wrong or is open, and what is larger after the faults
-    than before.
-    """
+    """Say what was lost, wrong or left open, and what is larger after the faults than before."""
     found = soak.notes[:20]
     if soak.left_open:
         found.append(f"{soak.left_open} requests are open at the end")
-    before = soak.of("before")
-    after = soak.of("after")
     for name, share, more in (
         ("memory", 1.1, 32 * 1024),  # garbage collections are rare: see `warmed`
         ("descriptors", 1.1, 8),
         ("tasks", 1.1, 16),
     ):
-        was, now = (
-            statistics.median(getattr(each, name) for each in part) for part in (before, after)
-        )
+        was = soak.median("before", name)
+        now = soak.median("after", name)
         if now > share * was + more:
             found.append(f"{name}: {was:.0f} before the faults, {now:.0f} after")
     return found
@@ -390,12 +352,12 @@ def complaints(soak: Soak) -> list[str]:
 
 def stalls(soak: Soak) -> list[str]:
     """Say whether /health was late."""
-    late = [each for each in soak.health if each > HEALTH_WITHIN]
-    return (
-        [f"/health took more than {HEALTH_WITHIN:g} s {len(late)} times, at most {max(late):.2f} s"]
-        if late
-        else []
-    )
+    late = [seconds for seconds in soak.health if seconds > HEALTH_WITHIN]
+    if not late:
+        return []
+    return [
+        f"/health took more than {HEALTH_WITHIN:g} s {len(late)} times, at most {max(late):.2f} s"
+    ]
 
 
 def main(
@@ -410,7 +372,7 @@ def main(
     ] = None,
 ) -> None:
     """
-    Soak a service; exit with 1 if a request is lost or wrong, one stays open, /health is late, or
+    Soak a service. Exit with 1 if a request is lost or wrong, one stays open, /health is late, or
     resources grow.
     """
     console = Console(width=160)
@@ -418,11 +380,8 @@ def main(
         raise typer.BadParameter("more than twice --calm", param_hint="--minutes")
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task(f"{concurrency} chains at once", total=60 * minutes)
-        soak = asyncio.run(
-            measure(
-                minutes, calm, concurrency, seed, lambda seconds: progress.advance(bar, seconds)
-            )
-        )
+        advance = partial(progress.advance, bar)
+        soak = asyncio.run(measure(minutes, calm, concurrency, seed, advance))
     console.print(table(soak))
     first, last = (quantile(soak.seconds[part], 0.99) for part in ("before", "after"))
     console.print(f"p99 after the faults over p99 before: {last / first:.2f}")
@@ -438,10 +397,7 @@ def main(
         output.with_suffix(".json").write_text(
             json.dumps([asdict(each) for each in soak.samples]), encoding="utf-8"
         )
-    for complaint in (found := complaints(soak) + stalls(soak)):
-        console.print(complaint, style="bold red", highlight=False, markup=False)
-    if found:
-        raise typer.Exit(1)
+    exit_with(complaints(soak) + stalls(soak), console)
 
 
 if __name__ == "__main__":

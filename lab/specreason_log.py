@@ -1,5 +1,5 @@
 """
-Steps of SpecReason with real models, as somebody logged them; what simulations draw from them.
+Logged steps of SpecReason with real models, and what simulations draw from them.
 
 `lab/data/README.md` names the source.
 """
@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from math import sqrt
 from operator import attrgetter
 from pathlib import Path
@@ -98,24 +98,6 @@ def step_lengths() -> tuple[int, ...]:
     return tuple(step.kept_tokens for run in read_runs() for step in run.steps)
 
 
-@cache
-def persistence() -> float:
-    """
-    Return the correlation of a verdict with the next one, over all runs of the log.
-
-    Each verdict is taken relative to the mean of its run, so that easy and hard problems alone give
-    no correlation.
-    """
-    products = list[float]()
-    squares = list[float]()
-    for run in read_runs():
-        rate = fmean(run.verdicts)
-        deviations = [verdict - rate for verdict in run.verdicts]
-        products += [first * second for first, second in pairwise(deviations)]
-        squares += [deviation * deviation for deviation in deviations[1:]]
-    return sum(products) / sum(squares)
-
-
 def draw_quality(drawn: random.Random, count: int) -> list[float]:
     """
     Draw how good each of *count* drafts is: an autoregressive chain of normal variables.
@@ -133,8 +115,7 @@ LATENT_CORRELATION = 0.75
 """
 Correlation of the quality of a draft with that of the next one.
 
-With this value the verdicts of long chains correlate by 0.46 at 80% accepted, as `persistence` finds
-in the log.
+With this value the verdicts of long chains correlate by 0.46 at 80% accepted, as in the log.
 """
 
 

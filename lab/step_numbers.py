@@ -80,9 +80,8 @@ def _differ(left: float, right: float) -> bool:
 
 
 def _value(side: str, *, first: bool) -> float | None:
-    """Return the value of the expression beside the equals sign; None if that is none of numbers."""
-    pattern = ENDS_WITH_EXPRESSION if first else BEGINS_WITH_EXPRESSION
-    match = pattern.search(side) if first else pattern.match(side)
+    """Return the value of the expression beside the equals sign; None: it is not of numbers."""
+    match = ENDS_WITH_EXPRESSION.search(side) if first else BEGINS_WITH_EXPRESSION.match(side)
     if match is None or not any(char.isdigit() for char in match.group()):
         return None
     found = match.group()

@@ -1,23 +1,27 @@
-"""Tables of texts, for the terminal and for documents, and how an interval is written in them."""
+"""Tables of texts, for the terminal and for documents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import typer
+from rich.console import Console
 from rich.table import Table
-
-from stepspec.evals.results import Interval
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table of texts, whose first *left* columns are words."""
+    """A table of texts."""
 
     columns: tuple[str, ...]
+    """The headings."""
     rows: Sequence[Sequence[str]]
+    """The texts of each row."""
     title: str = ""
+    """The title above the table; "": none."""
     left: int = 1
+    """How many of the first columns are words, which stand on the left."""
 
     def table(self) -> Table:
         title = self.title or None
@@ -32,10 +36,15 @@ class Sheet:
         return rendered
 
     def markdown(self) -> str:
-        rule = tuple("---" if place < self.left else "--:" for place in range(len(self.columns)))
+        words = len(self.columns[: self.left])
+        rule = ["---"] * words + ["--:"] * (len(self.columns) - words)
         lines = "\n".join(f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.rows))
         return f"**{self.title}**\n\n{lines}" if self.title else lines
 
 
-def written(interval: Interval | None, spec: str = ".2f") -> str:
-    return "" if interval is None else f"{interval:{spec}}"
+def exit_with(complaints: Sequence[str], console: Console) -> None:
+    """Print *complaints*, and exit with 1 if there are any."""
+    for complaint in complaints:
+        console.print(complaint, style="bold red", highlight=False, markup=False)
+    if complaints:
+        raise typer.Exit(1)

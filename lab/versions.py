@@ -194,9 +194,8 @@ def check_bodies(version: str, folder: Path) -> str:
         run([*pip, "--target", str(target), f"vllm=={version}"])
     bodies = folder / "bodies.json"
     run([sys.executable, "-m", "lab.sent_bodies", str(bodies)])
-    return run(
-        [sys.executable, "lab/read_bodies.py", str(bodies)], {"PYTHONPATH": str(target)}
-    ).strip()
+    command = [sys.executable, "lab/read_bodies.py", str(bodies)]
+    return run(command, {"PYTHONPATH": str(target)}).strip()
 
 
 if __name__ == "__main__":

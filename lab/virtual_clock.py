@@ -1,6 +1,4 @@
-"""
-An event loop whose clock jumps, for code that waits for timers only: latency becomes arithmetic.
-"""
+"""An event loop whose clock jumps to the next timer: latency becomes arithmetic."""
 
 from __future__ import annotations
 
@@ -26,8 +24,9 @@ class _Skipping(selectors.SelectSelector):
 
 class JumpingLoop(asyncio.SelectorEventLoop):
     """
-    An event loop whose clock jumps to the next timer when every task waits. For tasks that touch no
-    network.
+    An event loop whose clock jumps to the next timer when every task waits.
+
+    It is for tasks that use no network.
     """
 
     def __init__(self) -> None:
@@ -40,8 +39,9 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 def run(main: Coroutine[object, object, T]) -> tuple[T, float]:
     """
-    Run *main* on a clock that jumps; return its result and the seconds it took there. It must leave
-    no task.
+    Run *main* on a clock that jumps. Return its result and the seconds that it took there.
+
+    It must leave no task.
     """
 
     async def alone() -> T:

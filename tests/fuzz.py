@@ -107,9 +107,9 @@ def steps() -> Target:
 
 def templates() -> Target:
     """A chat template is learnt, or refused."""
-    from lab.templates import ask
     from stepspec.orchestrator.endpoints.chat_template import cut
     from stepspec.orchestrator.errors import MissingCapability
+    from tests.templates import ask
 
     def run(content: bytes) -> None:
         head, turn, answer, begun, opening, closing = (

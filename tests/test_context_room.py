@@ -75,9 +75,7 @@ def test_a_failure_ends_the_other_count_too() -> None:
     assert slow.cancelled
 
 
-def test_without_the_small_model_the_room_is_that_of_the_large_one_unless_the_run_needs_the_small_one() -> (
-    None
-):
+def test_without_the_small_model_the_room_is_the_large_ones_unless_the_run_needs_both() -> None:
     gone = Counting("small", 300, fails=True)
     large = Counting("large", 2000)
     assert fit(gone, large)[0].tokens == 2000 - 100 - JUDGING_TOKENS

@@ -124,8 +124,12 @@ async def test_a_calibration_does_not_hold_for_another_prompt(
 ) -> None:
     mine = folder(nowhere / "mine", specreason__grade=MINE)
     about: dict[str, Any] = {
-        "policy": "specreason", "option": "threshold", "value": 7.0, "max_loss": 0.01, "confidence": 0.95,
-    }  # fmt: skip
+        "policy": "specreason",
+        "option": "threshold",
+        "value": 7.0,
+        "max_loss": 0.01,
+        "confidence": 0.95,
+    }
     usual = load().conditions()
     del usual["options"]["threshold"]
     assert set(usual["prompts"]) == set(METHODS["specreason"].prompts)

@@ -194,8 +194,8 @@ METRICS = (
     ' 2.0\nvllm:spec_decode_num_drafts_total{engine="0"}'
     ' 3.0\nvllm:spec_decode_num_draft_tokens_total{engine="0"}'
     ' 9.0\nvllm:spec_decode_num_accepted_tokens_total{engine="0"}'
-    ' 4.0\nvllm:cache_config_info{block_size="16",enable_prefix_caching="True",mamba_block_size="None"}'
-    " 1.0\n"
+    ' 4.0\nvllm:cache_config_info{block_size="16",enable_prefix_caching="True"'
+    ',mamba_block_size="None"} 1.0\n'
 )
 
 

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import pytest
 from aiohttp import web
 
-from lab.templates import learn
 from stepspec import Message, Solver
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.budget import Budget
@@ -20,6 +19,7 @@ from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.events import Answering, Event, Started
 from stepspec.orchestrator.markers import KNOWN, ThinkingMarkers, pairs_in
 from stepspec.service.formats.deltas import DeltaBuilder
+from tests.templates import learn
 
 from .stand_in import IM_END, IM_START, FakeVllm
 

@@ -27,8 +27,8 @@ Compiled: TypeAlias = re.Pattern[Any]
 LENGTH = 20_000  # characters of a hostile text
 # of computing, for one text; a linear pattern takes 0.01, a quadratic one 0.2 and more
 SECONDS = 0.1
-# an eighth of a text is tried first; if time grows with the square of the length, it takes a 64th of
-# SECONDS
+# An eighth of a text is tried first. If the time grows with the square of the length, it takes a
+# 64th of SECONDS.
 PART = 8
 METHODS = ("search", "match", "fullmatch", "finditer", "findall", "sub", "subn", "split")
 LEFT_OUT = re.compile(

@@ -28,7 +28,8 @@ import importlib.machinery, json, os, sys
 
 MODULE = "stepspec.orchestrator.run_options"
 ANCHOR = "    delimiter: Annotated["
-DUMMY = '    dummy: Annotated[Count, RunOption("A dummy for a test.", commands=("solve", "serve"))] = 7\\n'
+OPTION = 'RunOption("A dummy for a test.", commands=("solve", "serve"))'
+DUMMY = f"    dummy: Annotated[Count, {OPTION}] = 7\\n"
 
 class Loader(importlib.machinery.SourceFileLoader):
     def source_to_code(self, data, path, **more):
@@ -72,7 +73,10 @@ print(json.dumps({
     "service": StepspecOptions.model_validate({"dummy": 5}).model_dump(exclude_none=True),
     "arm": chosen.run.dummy,
     "policy file": changed_settings(solver.settings)["dummy"],
-    "flags": ["--dummy" in CliRunner().invoke(app, [command, "--help"]).output for command in ("solve", "serve")],
+    "flags": [
+        "--dummy" in CliRunner().invoke(app, [command, "--help"]).output
+        for command in ("solve", "serve")
+    ],
 }))
 '''
 
@@ -112,13 +116,9 @@ def markdown_table() -> Iterable[str]:
     yield "|---|---|---|---|---|---|---|"
     for name, option in run_options().items():
         default = RunOptions.model_fields[name].default
-        shown = (
-            "see its fields"
-            if isinstance(default, BaseModel)
-            else "none"
-            if default is None
-            else repr(default)
-        )
+        shown = "none" if default is None else repr(default)
+        if isinstance(default, BaseModel):
+            shown = "see its fields"
         commands = ", ".join(f"`{command}`" for command in option.commands)
         marks = ("yes" if mark else "" for mark in (option.service, option.arms, option.calibrated))
         yield f"| `{name}` | {shown} | {commands} | {' | '.join(marks)} | {option.help} |"

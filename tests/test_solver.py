@@ -143,9 +143,7 @@ async def test_work_that_needs_both_models_fails_with_the_small_one() -> None:
             await solver.solve(PROBLEM)
 
 
-async def test_a_run_that_begins_without_the_small_model_goes_on_alone_at_once_until_it_is_back() -> (
-    None
-):
+async def test_a_run_that_begins_without_the_small_model_goes_on_alone_until_it_is_back() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with serving() as servers:
@@ -424,8 +422,12 @@ def written(server: FakeVllm) -> list[dict[str, Any]]:
 
 
 CALIBRATION = {
-    "policy": "specreason", "option": "threshold", "value": 6.0, "max_loss": 0.01, "confidence": 0.95,
-}  # fmt: skip
+    "policy": "specreason",
+    "option": "threshold",
+    "value": 6.0,
+    "max_loss": 0.01,
+    "confidence": 0.95,
+}
 
 
 @pytest.mark.parametrize(

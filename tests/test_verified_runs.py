@@ -197,8 +197,12 @@ async def test_the_doctor_finds_a_verifier_of_sums_right() -> None:
         return not sums(candidate)
 
     for judges in ("answer", "step"):
-        assert not (await diagnose_critic(FunctionVerifier(function=sums, judges=judges))).findings  # type: ignore[arg-type]
-        reversed_verifier = FunctionVerifier(function=upside_down, judges=judges)  # type: ignore[arg-type]
+        verifiers = [
+            FunctionVerifier.model_validate({"function": function, "judges": judges})
+            for function in (sums, upside_down)
+        ]
+        verifier, reversed_verifier = verifiers
+        assert not (await diagnose_critic(verifier)).findings
         (finding,) = (await diagnose_critic(reversed_verifier)).findings
         assert finding.outcome == "costs"
 

@@ -79,10 +79,7 @@ async def served(small: Path, large: Path, logs: Path) -> AsyncGenerator[dict[st
 async def pair(
     urls: dict[str, str | None], models: Path | None, folder: Path, third: bool
 ) -> AsyncGenerator[dict[str, str]]:
-    """
-    The URLs of both servers: those of *urls*, or of servers of *models*, or of models that are
-    fetched first.
-    """
+    """Yield the URLs of both servers: *urls*, or those of *models*, or of fetched models."""
     given = {role: url for role, url in urls.items() if url}
     if given:
         yield given

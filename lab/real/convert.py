@@ -1,9 +1,9 @@
 """
-A GGUF file as a folder in Hugging Face's format, in bfloat16: ``python -m lab.real.convert FILE
-FOLDER LIB``.
+Convert a GGUF file to bfloat16: ``python -m lab.real.convert FILE FOLDER LIB``.
 
-It runs in a process of its own: LIB is a folder with the packages gguf and sentencepiece, which
-stepspec does not need. The tokenizer and the chat template are those in the file.
+FOLDER gets Hugging Face's format. The program runs in a process of its own. LIB is a folder with
+the packages gguf and sentencepiece, which stepspec does not need. The tokenizer and the chat
+template are those in the file.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
+CONFIG = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+}
+"""Names in Hugging Face's configuration, and those in the file after the architecture."""
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 PERMUTED = ("attn_q", "attn_k")  # of Llama, whose halves of each head GGUF interleaves
 
@@ -49,8 +58,7 @@ def convert(file: Path, folder: Path) -> None:
         return None if found is None else found.contents()
 
     arch = field("general.architecture")
-    heads = field(f"{arch}.attention.head_count")
-    kv = field(f"{arch}.attention.head_count_kv")
+    config = {name: field(f"{arch}.{key}") for name, key in CONFIG.items()}
     state: dict[str, Any] = {}
     for tensor in reader.tensors:
         name = tensor_name(tensor.name)
@@ -61,7 +69,8 @@ def convert(file: Path, folder: Path) -> None:
             shape
         )
         if arch == "llama" and any(f".{part}." in tensor.name for part in PERMUTED):
-            count = heads if ".attn_q." in tensor.name else kv
+            name_of_count = "attention" if ".attn_q." in tensor.name else "key_value"
+            count = config[f"num_{name_of_count}_heads"]
             halves = weights.reshape(count, weights.shape[0] // count // 2, 2, *weights.shape[1:])
             weights = halves.swapaxes(1, 2).reshape(weights.shape)
         state[name] = weights.to(torch.bfloat16).contiguous()
@@ -69,16 +78,10 @@ def convert(file: Path, folder: Path) -> None:
         state, folder / "model.safetensors", metadata={"format": "pt"}
     )
     end = field("tokenizer.ggml.eos_token_id")
-    config = {
+    config |= {
         "architectures": [ARCHITECTURES[arch]],
         "model_type": arch,
-        "hidden_size": field(f"{arch}.embedding_length"),
-        "num_hidden_layers": field(f"{arch}.block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
         "hidden_act": "silu",
-        "intermediate_size": field(f"{arch}.feed_forward_length"),
-        "max_position_embeddings": field(f"{arch}.context_length"),
         "rms_norm_eps": float(field(f"{arch}.attention.layer_norm_rms_epsilon")),
         "rope_theta": float(field(f"{arch}.rope.freq_base") or 10000.0),
         "vocab_size": state["model.embed_tokens.weight"].shape[0],

@@ -79,8 +79,9 @@ def figures(
     draft_tokens: int | None = None,
 ) -> Figures:
     """
-    Compare samples by the number of their problem; drafts have *draft_tokens* tokens, None: as
-    recorded.
+    Compare samples by the number of their problem.
+
+    Drafts have *draft_tokens* tokens; None: as recorded.
     """
     both = [(ours[number], plain[number]) for number in sorted(ours.keys() & plain.keys())]
     gained = sum(mine["right"] and not theirs["right"] for mine, theirs in both)

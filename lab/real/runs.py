@@ -1,6 +1,5 @@
 """
-Runs of the real pair: each arm solves a range of problems, and every sample is kept as a line of
-JSON.
+Let each arm solve a range of problems with the real pair, and keep every sample as a line of JSON.
 
 A file holds the samples of one arm, benchmark and temperature. A new run adds what is missing.
 """
@@ -23,12 +22,14 @@ from stepspec.evals.grading.graders import Graders
 from stepspec.evals.sample import Arm, Task, derive_seed, solve_once
 from stepspec.evals.store import JsonlStore
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Accept
+from stepspec.orchestrator.chain import Accept, Step
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Event, Judged, Repaired
 from stepspec.orchestrator.ledger import Account
+
+from .modelled import Round
 
 RUNS = Path("build/real/runs")
 """The folder of the samples."""
@@ -107,38 +108,22 @@ def numbered(line: bytes) -> tuple[int, Mapping[str, Any]]:
     return sample["problem"], sample
 
 
-def rounds(events: Sequence[Event]) -> Iterator[tuple[int, int, bool, int]]:
-    """
-    Yield the tokens of each judged draft, how many of them were kept, whether it was accepted, and
-    the tokens of its repair.
-    """
-    judged: Judged | None = None
+def rounds(events: Sequence[Event]) -> Iterator[Round]:
+    """Yield the rounds of a run (see `Round`)."""
+    draft: Step | None = None
     for event in events:
-        match event:
-            case Judged(draft=draft, verdict=Accept()):
+        if isinstance(event, Judged):
+            draft = event.draft
+            if isinstance(event.verdict, Accept):
                 yield len(draft.tokens), len(draft.tokens), True, 0
-            case Judged():
-                judged = event
-            case Repaired(step=step, rollback=rollback):
-                assert judged is not None
-                draft = judged.draft
-                yield (
-                    len(draft.tokens),
-                    len(draft.cut(rollback.keep).tokens),
-                    False,
-                    len(step.tokens),
-                )
-            case _:
-                pass
+        elif isinstance(event, Repaired):
+            assert draft is not None
+            kept = draft.cut(event.rollback.keep).tokens
+            yield len(draft.tokens), len(kept), False, len(event.step.tokens)
 
 
 def account(spent: Account) -> dict[str, int]:
-    return {
-        "kept": spent.kept,
-        "discarded": spent.discarded,
-        "judging": spent.judging,
-        "requests": spent.requests,
-    }
+    return {name: getattr(spent, name) for name in ("kept", "discarded", "judging", "requests")}
 
 
 async def solve(
@@ -253,7 +238,6 @@ def write_numbers(folder: Path, samples: Samples) -> None:
     for cell, by_problem in samples.items():
         with RunStore(folder / cell.file, cell.about()) as store:
             for number, sample in by_problem.items():
-                if number not in store.done:
-                    store.add(
-                        {key: sample[key] for key in sample if key not in ("text", "seconds")}
-                    )
+                if number in store.done:
+                    continue
+                store.add({key: sample[key] for key in sample if key not in ("text", "seconds")})

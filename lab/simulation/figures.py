@@ -11,56 +11,60 @@ from statistics import fmean, median_low
 from stepspec.api import Solver
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Arm, Task
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
-from ..crowd import Block, Crowd, attempt
+from ..crowd import Block, attempt, run_block
 from ..script import Script
 from ..virtual_clock import run
 from .costs import ServerCosts
 from .models import SimulatedEndpoint
 from .server import Card, SimulatedServer
 
-DEADLINE = 1e7  # seconds of a simulated problem
+BUDGET = Limits(tokens=10**6, answer=10**4)
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-BUDGET = Budget(tokens=10**6, answer=10**4)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """
-    The figures of one arm under one load, over *n* counted problems.
-
-    *seconds* are the quantiles p50, p95 and p99 of the time from arrival to answer, and *mean* its
-    mean. *first_step* is the median until the first verified step.
-    """
+    """The figures of one arm under one load."""
 
     n: int
+    """Counted problems."""
     seconds: Mapping[str, float]
+    """The quantiles p50, p95 and p99 of the seconds from arrival to answer."""
     mean: float
+    """Their mean."""
     first_step: float | None
+    """The median of the seconds until the first verified step; None: there is no such step."""
     problems_per_second: float
+    """The throughput."""
 
 
 class SimulatedSolver(Solver):
-    """A solver whose models answer from scripts."""
+    """A solver whose models answer from *scripts* on *servers*."""
 
-    def __init__(self, small: SimulatedEndpoint, large: SimulatedEndpoint) -> None:
-        super().__init__(Settings(small=small.settings, large=large.settings, sampling=GREEDY))
+    def __init__(
+        self, servers: Mapping[Role, SimulatedServer], scripts: Mapping[str, Script]
+    ) -> None:
+        small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
+        super().__init__(
+            Settings(small=small.settings, large=large.settings, sampling=GREEDY, budget=BUDGET)
+        )
         self.small = small
         self.large = large
+
+    async def warm_up(self) -> None:
+        """Do nothing: a simulated server compiles nothing."""
 
 
 def start_servers(
     small: ServerCosts, large: ServerCosts, *, shared: bool = False
 ) -> dict[Role, SimulatedServer]:
-    """
-    Make servers with these costs, of which none has done anything, on a *shared* card or on two.
-    """
+    """Return new servers with these costs, on one *shared* card or on two."""
     card = Card() if shared else None
     return {"small": SimulatedServer(small, card), "large": SimulatedServer(large, card)}
 
@@ -73,49 +77,36 @@ async def simulate_block(
     servers: Mapping[Role, SimulatedServer],
     seed: int = 0,
 ) -> Block:
-    """Run one block as `Crowd` does, on *servers*, on the clock of the running event loop."""
-    scripts = {
-        f"{kind} {number}": each
-        for kind, some in (("counted", counted), ("other", others))
-        for number, each in enumerate(some)
-    }
-    tasks = {name: Task(name, Answer("")) for name in scripts}
-    small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
-    async with SimulatedSolver(small, large) as solver:
-        solving = partial(attempt, solver, arm, count_as_right, DEADLINE, None, BUDGET)
-        own = [tasks[name] for name in tasks if name.startswith("counted")]
-        more = [tasks[name] for name in tasks if name.startswith("other")]
-        return await Crowd(concurrency, own, more, solving, seed, 0).run()
-
-
-async def count_as_right(solution: Solution, task: Task) -> bool:
-    return True
+    """Run one block on *servers*, on the clock of the running event loop."""
+    scripts = [*counted, *others]
+    tasks = [Task(f"{number}", Answer("")) for number in range(len(scripts))]
+    by_text = {task.problem: script for task, script in zip(tasks, scripts, strict=True)}
+    async with SimulatedSolver(servers, by_text) as solver:
+        solving = partial(attempt, solver, arm)
+        own = tasks[: len(counted)]
+        more = tasks[len(counted) :]
+        return await run_block(concurrency, own, more, solving, seed)
 
 
 def simulate(
     concurrency: int,
     arm: Arm,
     scripts: Sequence[Script],
-    small: ServerCosts,
-    large: ServerCosts,
+    servers: Mapping[Role, SimulatedServer],
     *,
     problems: int = 48,
     seed: int = 0,
-    shared: bool = False,
 ) -> Figures:
     """
-    Simulate *problems* counted problems, *concurrency* at once, solved as *arm* does, on servers
-    with these costs.
+    Simulate *problems* counted problems, *concurrency* at once, solved by *arm* on new *servers*.
 
-    The problems are those of *scripts*, in turn; *seed* is that of the runs. On a *shared* card the
-    passes of both servers take turns. The same arguments give the same figures. Not for use within
-    a running event loop: it runs one of its own, on a virtual clock. Raise `ConfigurationError` if
-    there is no script, and for a problem that no server can hold.
+    The problems are those of *scripts*, in turn. *seed* is the seed of the runs. Equal arguments
+    give equal figures. The simulation runs an event loop of its own, on a virtual clock. Raise
+    `ConfigurationError` if there is no script, and for a problem that no server can hold.
     """
     if not scripts:
         raise ConfigurationError("a simulation needs the script of at least one problem")
     counted = [scripts[number % len(scripts)] for number in range(problems)]
-    servers = start_servers(small, large, shared=shared)
     block, _ = run(simulate_block(concurrency, arm, counted, scripts[::-1], servers, seed))
     solved = [timing for timing in block if not timing.failure]
     latencies = sorted(timing.latency for timing in solved)
@@ -131,5 +122,5 @@ def simulate(
 
 
 def rank(ordered: Sequence[float], share: float) -> float:
-    """The *share* quantile of *ordered* values, by nearest rank."""
+    """Return the *share* quantile of *ordered* values, by nearest rank."""
     return ordered[max(0, ceil(len(ordered) * share - 1e-9) - 1)]

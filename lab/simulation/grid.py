@@ -1,21 +1,18 @@
-"""
-What cannot be measured here: pairs on GPUs of published figures, any number of users, any accept
-rate.
-"""
+"""Simulate pairs on GPUs of published figures, with any number of users and any accept rate."""
 
 from __future__ import annotations
 
 import random
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from lab.script import Script, Turn
 from lab.simulation.costs import ServerCosts
-from lab.simulation.figures import Figures, simulate
+from lab.simulation.figures import Figures, simulate, start_servers
 from lab.specreason_log import draw_lengths, draw_quality
 from stepspec.evals.arms import LARGE
 from stepspec.evals.sample import Arm
@@ -29,12 +26,12 @@ CLOSE = Turn(1, 1, author="large", stop="end", ends=True)
 
 
 def accepted_turn(tokens: int) -> Turn:
-    """A step whose draft has so many *tokens* and is accepted."""
+    """Return a step whose draft of *tokens* tokens is accepted."""
     return Turn(tokens, tokens, grade=9.0)
 
 
 def rejected_turn(tokens: int, repair: int, later: tuple[int, ...] = ()) -> Turn:
-    """A step whose draft is rejected and repaired with *repair* tokens; *later* is as in `Turn`."""
+    """Return a step whose draft is rejected, and repaired with *repair* tokens."""
     return Turn(tokens, 0, repair, 0.0, later=later)
 
 
@@ -50,40 +47,49 @@ def draw_differences(drawn: random.Random, tokens: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """
-    Two servers, and on how many *cards* each runs. If they are *shared*, both run on the large
-    model's, in turns.
-
-    The large model alone has its own cards only, so that figures are compared by card.
-    """
+    """Two servers and their cards."""
 
     name: str
+    """The name in the file."""
     small: ServerCosts
+    """The costs of the small model's server."""
     large: ServerCosts
+    """The costs of the large model's server."""
     small_cards: int
+    """The cards of the small model's server."""
     large_cards: int
+    """The cards of the large model's server."""
     shared: bool = False
+    """Whether both servers run on the cards of the large model."""
 
     def cards(self, arm: Arm) -> int:
-        return self.large_cards + (
-            0 if self.shared or arm.policy == LARGE.policy else self.small_cards
-        )
+        """Return the cards that *arm* uses. The large model alone has its own cards only."""
+        if self.shared or arm.policy == LARGE.policy:
+            return self.large_cards
+        return self.large_cards + self.small_cards
 
 
 def read_pairs(path: Path = GPUS) -> dict[str, Pair]:
     """
-    Read the pairs of a file like ``gpus.toml``. Raise `ConfigurationError` for one that is
-    incomplete or wrong.
+    Read the pairs of a file like ``gpus.toml``.
+
+    Raise `ConfigurationError` if the file is incomplete or wrong.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         cards = {name: table.pop("cards") for name, table in tables["servers"].items()}
         costs = {name: ServerCosts(**table) for name, table in tables["servers"].items()}
-        found: dict[str, Pair] = {}
-        for name, pair in tables["pairs"].items():
-            small, large = pair["small"], pair["large"]
-            sides = costs[small], costs[large], cards[small], cards[large]
-            found[name] = Pair(name, *sides, shared=pair.get("shared", False))
+        found = {
+            name: Pair(
+                name=name,
+                small=costs[pair["small"]],
+                large=costs[pair["large"]],
+                small_cards=cards[pair["small"]],
+                large_cards=cards[pair["large"]],
+                shared=pair.get("shared", False),
+            )
+            for name, pair in tables["pairs"].items()
+        }
     except (OSError, KeyError, TypeError, ValueError) as exc:
         raise ConfigurationError(
             f"{path}: not the costs of servers and their pairs ({exc})"
@@ -92,7 +98,7 @@ def read_pairs(path: Path = GPUS) -> dict[str, Pair]:
 
 
 def find_pair(path: Path, name: str) -> Pair:
-    """Read one pair. Raise `ConfigurationError` if the file has none of that name."""
+    """Read the pair *name*. Raise `ConfigurationError` if the file has no such pair."""
     found = read_pairs(path)
     if name not in found:
         raise ConfigurationError(
@@ -149,17 +155,20 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """
-    One arm on one pair for so many *users* at once, with the *accepted* share of drafts; *figures*
-    are simulated.
-    """
+    """One simulated arm under one load."""
 
     pair: str
+    """The name of the pair."""
     name: str
+    """The name of the arm."""
     users: int
+    """Problems at the same time."""
     accepted: float
+    """The share of the drafts that is accepted."""
     cards: int
+    """The cards of the arm."""
     figures: Figures
+    """The simulated figures."""
 
     @property
     def hourly(self) -> float:
@@ -170,70 +179,48 @@ class Cell:
 def simulate_cell(
     pair: Pair, arm: Arm, users: int, chains: Chains, accepted: float, problems: int
 ) -> Cell:
-    """Simulate *problems* counted problems; the large model alone needs no drafts."""
-    scripts, shared = chains.scripts(accepted), pair.shared and arm.policy != LARGE.policy
-    figures = simulate(
-        users,
-        arm,
-        scripts,
-        pair.small,
-        pair.large,
-        problems=problems,
-        seed=chains.seed,
-        shared=shared,
-    )
+    """Simulate *problems* counted problems."""
+    shared = pair.shared and arm.policy != LARGE.policy
+    servers = start_servers(pair.small, pair.large, shared=shared)
+    scripts = chains.scripts(accepted)
+    figures = simulate(users, arm, scripts, servers, problems=problems, seed=chains.seed)
     return Cell(pair.name, arm.name, users, accepted, pair.cards(arm), figures)
 
 
 def slower(costs: ServerCosts, ratio: float) -> ServerCosts:
-    """The costs of a model that is *ratio* times as fast as one with *costs*."""
-    times = {
-        name: getattr(costs, name) / ratio
-        for name in ("per_pass", "per_sequence", "per_prompt_token")
-    }
-    return replace(costs, **times, per_context_token=costs.per_context_token / ratio)
-
-
-@dataclass(frozen=True, slots=True)
-class BreakEven:
-    """
-    The share of accepted drafts from which on an arm is faster than the large model alone: None if
-    it never is.
-
-    *ratios* are the times of the arm over those of the large model alone, by share.
-    """
-
-    speed: float
-    users: int
-    ratios: Mapping[float, float]
-
-    @property
-    def share(self) -> float | None:
-        return crossing(self.ratios)
+    """Return the costs of a model that is *ratio* times as fast as one with *costs*."""
+    return replace(
+        costs,
+        per_pass=costs.per_pass / ratio,
+        per_sequence=costs.per_sequence / ratio,
+        per_prompt_token=costs.per_prompt_token / ratio,
+        per_context_token=costs.per_context_token / ratio,
+    )
 
 
 def break_even(
     pair: Pair, arm: Arm, speed: float, users: int, chains: Chains, problems: int
-) -> BreakEven:
-    """Simulate *arm* with a small model that is *speed* times as fast as the pair's large one."""
+) -> dict[float, float]:
+    """
+    Simulate *arm* with a small model that is *speed* times as fast as the pair's large model.
+
+    Return the time of *arm* over that of the large model alone, by the share of accepted drafts.
+    """
     scaled = replace(pair, small=slower(pair.large, speed))
     alone = simulate_cell(scaled, LARGE, users, chains, 1.0, problems).figures.mean
-    times = {
-        share: simulate_cell(scaled, arm, users, chains, share, problems).figures.mean
+    return {
+        share: simulate_cell(scaled, arm, users, chains, share, problems).figures.mean / alone
         for share in SHARES
     }
-    return BreakEven(speed, users, {share: time / alone for share, time in times.items()})
 
 
 def plain(cell: Cell) -> dict[str, Any]:
-    """The figures of a cell as one table of numbers, for a file."""
+    """Return the figures of *cell* as one table of numbers, for a file."""
     figures = cell.figures
+    about = asdict(cell)
+    del about["figures"]
     return {
-        "pair": cell.pair,
-        "name": cell.name,
-        "users": cell.users,
-        "accepted": cell.accepted,
-        "cards": cell.cards,
+        **about,
         "n": figures.n,
         "mean": figures.mean,
         **figures.seconds,
@@ -244,8 +231,9 @@ def plain(cell: Cell) -> dict[str, Any]:
 
 def crossing(ratios: Mapping[float, float]) -> float | None:
     """
-    The least accept rate from which on the ratio of the times is at most 1; None if it is above 1
-    at the highest.
+    Return the least accept rate from which on the ratio of the times is at most 1.
+
+    Return None if the ratio is above 1 at the highest rate.
     """
     places = sorted(ratios, reverse=True)
     if ratios[places[0]] > 1:

@@ -1,6 +1,4 @@
-"""
-What was measured on an H200, and the same simulated: how far the simulation is from the truth.
-"""
+"""What was measured on an H200, beside the same in a simulation."""
 
 from __future__ import annotations
 
@@ -11,37 +9,38 @@ from statistics import fmean
 from typing import Any
 
 from lab.script import Script, Turn
-from lab.simulation.figures import simulate
+from lab.simulation.figures import simulate, start_servers
 from stepspec.evals.arms import LARGE
 from stepspec.evals.sample import Arm
 
 from .grid import CLOSE, GPUS, Pair, find_pair
 
-TOTAL, ANSWER = 800, 9  # tokens of the chain that was measured, and of its answer
-PROMPT, QUESTION = 120, 110  # tokens of its problem, and of the judge's question
+TOTAL = 800  # tokens of the chain that was measured
+ANSWER = 9  # tokens of its answer
+PROMPT = 120  # tokens of its problem
+QUESTION = 110  # tokens of the judge's question
 DRAWS = 8  # orders of good and bad drafts, whose mean is taken
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """
-    Seconds of SpecReason and of the large model alone, *at* once, with a share of drafts
-    *accepted*.
-
-    The large model wrote the tokens *mended*, which is not the same share: steps differ in length.
-    With *known*, an earlier case had left the drafts in the prefix cache, so that a verdict read
-    its question only.
-    """
+    """A chain that was measured."""
 
     at: int
+    """Chains at once."""
     accepted: float
+    """The share of the drafts that was accepted."""
     mended: int
+    """Tokens of the large model's repairs."""
     large: float
+    """Seconds of the large model alone."""
     seconds: float
+    """Seconds of SpecReason."""
     known: bool = False
-    date: str = "2026-11-26"
+    """Whether the drafts were in the prefix cache, so that a verdict read its question only."""
 
 
+# measured on 2026-11-26
 H200 = (
     Measured(1, 1.0, 0, 16.9, 3.4, known=True),
     Measured(1, 0.68, 340, 17.0, 10.7),
@@ -50,10 +49,10 @@ H200 = (
 
 
 def lengths() -> list[int]:
-    """The lengths of the script's steps; its words are drawn from the same generator."""
+    """Return the lengths of the steps. The words are drawn from the same generator."""
     rng = random.Random(1)
     left = TOTAL
-    found = list[int]()
+    found: list[int] = []
     while left > 0:
         found.append(min(rng.randint(20, 80), left))
         rng.choices("w", k=found[-1] - 1)
@@ -62,7 +61,7 @@ def lengths() -> list[int]:
 
 
 def scripts(case: Measured, question: int) -> list[Script]:
-    """The chain with these shares of drafts and tokens, in several orders."""
+    """Return the chain with these shares of drafts and tokens, in several orders."""
     steps = lengths()
     drawn = random.Random(0)
     # the end of the thinking and the answer are judged too
@@ -81,23 +80,23 @@ def scripts(case: Measured, question: int) -> list[Script]:
 
 
 def seconds(pair: Pair, arm: Arm, case: Measured) -> float:
-    """The mean simulated seconds of a chain."""
+    """Return the mean simulated seconds of a chain."""
     question = max(1, QUESTION - round(fmean(lengths()))) if case.known else QUESTION
     shared = pair.shared and arm.policy != LARGE.policy
-    drawn = scripts(case, question)
-    return simulate(case.at, arm, drawn, pair.small, pair.large, problems=DRAWS, shared=shared).mean
+    servers = start_servers(pair.small, pair.large, shared=shared)
+    return simulate(case.at, arm, scripts(case, question), servers, problems=DRAWS).mean
 
 
 def floor(pair: Pair, case: Measured) -> float:
-    """Seconds to write every kept token on its author, alone, at the mean length of the chain."""
+    """Return the seconds to write every kept token on its author, at the mean length."""
     small, large = (costs.seconds(1, 0, PROMPT + TOTAL // 2) for costs in (pair.small, pair.large))
     return (TOTAL + ANSWER - case.mended) * small + case.mended * large
 
 
 def rows(arms: Sequence[tuple[str, Arm]], pair: str) -> list[dict[str, Any]]:
-    """Each measured case beside its simulation, for a table."""
+    """Return each measured case beside its simulation, for a table."""
     known = find_pair(GPUS, pair)
-    table = list[dict[str, Any]]()
+    table: list[dict[str, Any]] = []
     for each in H200:
         large = seconds(known, LARGE, each)
         for name, arm in arms:

@@ -1,7 +1,4 @@
-"""
-Models that answer from scripts, at the pace of simulated servers: `Model` and `ModelEndpoint` of a
-simulation.
-"""
+"""`Model` and `ModelEndpoint` of a simulation. They answer from scripts, at a server's pace."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -49,11 +45,15 @@ from ..script import Script, Turn
 from .server import Request, SimulatedServer
 
 ROOM = 10**9  # tokens of context: no chain is too long
-WORD, MENDED = "w", "v"  # a token of a draft; one of a step that replaces a draft
-CERTAIN, UNSURE, WRONG = -0.01, -9.0, -20.0  # nats
-# the last token of a turn has its number
+WORD = "w"  # a token of a draft
+MENDED = "v"  # a token of a step that replaces a draft
+CERTAIN = -0.01  # nats
+UNSURE = -9.0  # nats
+WRONG = -20.0  # nats
 NUMBER = re.compile(rf"(\d+)[^{WORD}{MENDED}\d]*")
+"""The last token of a turn, which has the number of the turn."""
 PIECE = re.compile(rf"[{WORD}{MENDED}]|[^{WORD}{MENDED}]+")
+"""A token."""
 
 
 @cache
@@ -62,7 +62,7 @@ def words(letter: str, count: int) -> tuple[Token, ...]:
 
 
 def turn_place(chain: Chain) -> tuple[int, int]:
-    """The number of the turn that *chain* has come to, and how many of its tokens are there."""
+    """Return the number of the turn that *chain* has come to, and its tokens in the chain."""
     offset = 0
     for step in reversed(chain.steps):
         numbers = list(NUMBER.finditer(step.text))
@@ -74,7 +74,7 @@ def turn_place(chain: Chain) -> tuple[int, int]:
 
 
 def begins(steps: Sequence[Step], seen: Sequence[Step]) -> int:
-    """How many tokens at the beginning of *steps* those *seen* have too."""
+    """Return how many tokens *steps* and the steps *seen* share at their beginnings."""
     tokens = 0
     for step, other in zip(steps, seen, strict=False):
         if not other.text.startswith(step.text):
@@ -85,25 +85,32 @@ def begins(steps: Sequence[Step], seen: Sequence[Step]) -> int:
 
 @dataclass(eq=False)
 class _Open:
-    """
-    An open request of *model*, about what *context* says, since second *started* of its run.
-
-    One that is *kept* open goes on for another step; *taken* tokens of it were, and *expected* are
-    the steps of the chain that the next write has to continue. It is *idle* between two writes.
-    """
+    """An open request of a model."""
 
     model: SimulatedModel
+    """The model."""
     verb: Verb
+    """What the model does."""
     request: Request
+    """The request at the server."""
     context: RequestContext
+    """The purpose and the step of the request."""
     started: float
+    """When the request began, in seconds of its run."""
     last_step: int
+    """The number of the last step that the request wrote."""
     kept: bool = False
+    """Whether the request stays open for another step."""
     taken: int = 0
+    """Tokens that were taken from the request."""
     expected: tuple[Step, ...] = ()
+    """The steps of the chain that the next write has to continue."""
     began: float = field(default_factory=lambda: _now())
+    """When the request began, on the clock of the event loop."""
     idle: bool = False
+    """Whether the request waits for another write."""
     over: bool = False
+    """Whether the request has ended."""
 
     def continues(self, chain: Chain) -> bool:
         return self.idle and not self.over and chain.steps == self.expected
@@ -119,10 +126,7 @@ class _Open:
 
 
 class SimulatedModel(SingleModel):
-    """
-    The `Model` of one run on one *server*: it writes what the problem's script has, and judges as
-    it says.
-    """
+    """The `Model` of one run on one *server*. It writes and judges as the problem's script says."""
 
     def __init__(
         self,
@@ -133,8 +137,11 @@ class SimulatedModel(SingleModel):
         *,
         sticky: bool,
     ) -> None:
-        self._endpoint, self._server, self._sticky = endpoint, server, sticky
-        self._observe, self._clock = observe, clock
+        self._endpoint = endpoint
+        self._server = server
+        self._sticky = sticky
+        self._observe = observe
+        self._clock = clock
         self._streams: WeakKeyDictionary[AsyncExitStack, _Open] = WeakKeyDictionary()
         self._seen: tuple[Step, ...] = ()  # the chain that the server read or wrote last
 
@@ -154,9 +161,7 @@ class SimulatedModel(SingleModel):
         opening: str = "",
         top: int = 0,
     ) -> Step:
-        """
-        Write what the script has in this place. *until* sees the first token and the whole step.
-        """
+        """Write what the script has here. *until* sees the first token and the whole step."""
         step = self._next(chain, stop, limit)
         stack = KEPT_OPEN.get() if self._sticky else None
         stream = self._streams.get(stack) if stack else None
@@ -166,13 +171,15 @@ class SimulatedModel(SingleModel):
             kept = stack is not None and (stream is None or stream.over)
             stream = await self._open("write", chain, 0, len(step.tokens))
             if stack is not None and kept:
-                stream.kept, self._streams[stack] = True, stream
+                stream.kept = True
+                self._streams[stack] = stream
                 stack.push_async_callback(stream.close)
-        stream.idle, stream.last_step = False, REQUEST.get().step
+        stream.idle = False
+        stream.last_step = REQUEST.get().step
         with _ending(stream):
-            more = (
-                0 if step.stop == "end" else len(self._next(chain.extend(step), stop, limit).tokens)
-            )
+            more = 0
+            if step.stop != "end":
+                more = len(self._next(chain.extend(step), stop, limit).tokens)
             return await self._take(stream, chain, step, until, more)
 
     async def _take(
@@ -183,8 +190,10 @@ class SimulatedModel(SingleModel):
         until: Callable[[Step], bool] | None,
         more: int,
     ) -> Step:
-        """Wait until *stream* has written *step*; the next one may have *more* tokens."""
-        request, end, grown = stream.request, stream.taken + len(step.tokens), chain.extend(step)
+        """Wait until *stream* has written *step*. The next step may have *more* tokens."""
+        request = stream.request
+        end = stream.taken + len(step.tokens)
+        grown = chain.extend(step)
         goes_on = stream.kept and step.stop != "end"
         if goes_on and not request.ended:
             self._server.extend(request, end + more)
@@ -192,7 +201,10 @@ class SimulatedModel(SingleModel):
             await self._server.reach(request, stream.taken + 1)
             until(Step(step.tokens[0].text, self.role, "until", step.tokens[:1]))
         await self._server.reach(request, end)
-        stream.taken, stream.expected, stream.idle, self._seen = end, grown.steps, True, grown.steps
+        stream.taken = end
+        stream.expected = grown.steps
+        stream.idle = True
+        self._seen = grown.steps
         if not goes_on or (request.ended and end >= request.written):
             stream.end("done")
         if until is not None and step.stop == "length" and until(step):
@@ -226,24 +238,24 @@ class SimulatedModel(SingleModel):
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
         """
-        Give the grade of the chain's last step, the number of the first bad one, or "Yes" if it was
-        accepted.
+        Return the probability of each of *choices*.
+
+        They are grades of the last step, numbers of the first bad step, or "Yes" and "No".
         """
         script = self._endpoint.script(chain)
         end = min(turn_place(chain)[0], len(script.turns))
         turn = script.turns[end - 1]
         await self._read("ask", chain, script.question)
         if "Yes" in choices:
-            return {
-                choice: float((choice == "Yes") == (turn.kept == turn.draft)) for choice in choices
-            }
+            chosen = "Yes" if turn.accepted else "No"
+            return {choice: float(choice == chosen) for choice in choices}
         if len(choices) < len(GRADES):
             judged = script.turns[end - len(choices) + 1 : end]
-            bad = next((place for place, each in enumerate(judged, 1) if each.kept < each.draft), 0)
+            bad = next((place for place, each in enumerate(judged, 1) if not each.accepted), 0)
             return {choice: float(choice == str(bad)) for choice in choices}
-        grade = min(
-            9.0, max(0.0, turn.grade if turn.grade is not None else 9.0 * (turn.kept == turn.draft))
-        )
+        grade = turn.grade
+        if grade is None:
+            grade = 9.0 if turn.accepted else 0.0
         low = min(8, int(grade))
         shares = {str(low): 1 - (grade - low), str(low + 1): grade - low}
         return {choice: shares.get(choice, 0.0) for choice in choices}
@@ -252,9 +264,9 @@ class SimulatedModel(SingleModel):
 
     def _next(self, chain: Chain, stop: Sequence[str] | None, limit: int) -> Step:
         """
-        What this model writes after *chain*: the rest of a turn, at most *limit* tokens.
+        Return what this model writes after *chain*: the rest of a turn, at most *limit* tokens.
 
-        With an empty *stop* it goes on with the next turn.
+        With an empty *stop* the model goes on with the next turn.
         """
         number, offset = turn_place(chain)
         turns = self._endpoint.script(chain).turns
@@ -265,11 +277,12 @@ class SimulatedModel(SingleModel):
             if self.role == "small" and turn.author == "large" and not chain.closed:
                 break
             letter, rest, ends = self._rest(turn, offset)
-            written = min(rest, limit - len(tokens))
-            tokens += words(letter, written - (written == rest))
-            if written < rest:
+            room = limit - len(tokens)
+            if room < rest:
+                tokens += words(letter, room)
                 reason = "length"
                 break
+            tokens += words(letter, rest - 1)
             unsure = self.role == "small" and turn.stop == "until"
             ending = DELIMITER
             if ends:
@@ -297,7 +310,7 @@ class SimulatedModel(SingleModel):
         """
         if self.role == "small":
             return WORD, max(1, turn.draft - offset), turn.stop in ("end", "open")
-        letter = MENDED if turn.kept < turn.draft else WORD
+        letter = WORD if turn.accepted else MENDED
         if offset in (0, turn.kept):
             return letter, turn.repair or turn.draft, turn.ends
         return letter, max(1, turn.draft - offset), turn.ends
@@ -315,18 +328,21 @@ class SimulatedModel(SingleModel):
     async def _open(self, verb: Verb, chain: Chain, more: int, most: int) -> _Open:
         prompt = self._endpoint.script(chain).prompt
         shared = prompt + begins(chain.steps, self._seen)
+        context = REQUEST.get()
         request = Request(
-            self,
-            prompt + chain.tokens + more,
-            most,
-            shared,
-            priority(REQUEST.get(), RUN.get()) or 0,
+            run=self,
+            prompt=prompt + chain.tokens + more,
+            most=most,
+            shared=shared,
+            priority=priority(context, RUN.get()) or 0,
         )
-        call = _Open(self, verb, request, REQUEST.get(), self._clock(), REQUEST.get().step)
+        call = _Open(self, verb, request, context, self._clock(), context.step)
         with _ending(call):
             costs = self._server.costs
-            more_seconds = 0.0 if verb == "write" else costs.per_verdict
-            await asyncio.sleep(costs.per_request + more_seconds)
+            seconds = costs.per_request
+            if verb != "write":
+                seconds += costs.per_verdict
+            await asyncio.sleep(seconds)
             self._server.submit(request)
         return call
 
@@ -334,17 +350,22 @@ class SimulatedModel(SingleModel):
         """Close the request of *call*, and tell the observer."""
         request = call.request
         self._server.close(request)
-        seconds = (request.closed if request.closed is not None else _now()) - call.began
         first = None if request.first is None else request.first - call.began
-        self._observe(
-            Called(
-                *(self.role, call.verb, fate, call.started, seconds, first),
-                *(request.prompt, request.cached, request.written),
-                purpose=call.context.purpose,
-                step=call.context.step,
-                last_step=call.last_step,
-            )
+        called = Called(
+            self.role,
+            call.verb,
+            fate,
+            call.started,
+            (request.closed or _now()) - call.began,
+            first,
+            request.prompt,
+            request.cached,
+            request.written,
+            purpose=call.context.purpose,
+            step=call.context.step,
+            last_step=call.last_step,
         )
+        self._observe(called)
 
 
 @contextmanager
@@ -363,9 +384,9 @@ def _now() -> float:
 
 def _agreements(script: Script, number: int, offset: int) -> Iterator[bool]:
     """
-    Whether the large model agrees with the tokens of drafts, from the token *offset* of a turn on.
+    Yield whether the large model agrees with each token of drafts, from *offset* of a turn on.
 
-    It agrees with none after the first one at which the models differ.
+    It agrees with no token after the first one at which the models differ.
     """
     agreed = True
     while True:
@@ -378,28 +399,29 @@ def _agreements(script: Script, number: int, offset: int) -> Iterator[bool]:
 
 
 def _scored(piece: str, agreed: bool) -> Token:
-    best = Token(piece if agreed else "?", CERTAIN, 1, 1 if agreed else 2)
-    return Token(piece, CERTAIN if agreed else WRONG, 1 if agreed else 2, 1, (best,))
+    if agreed:
+        return Token(piece, CERTAIN, 1, 1, (Token(piece, CERTAIN, 1, 1),))
+    return Token(piece, WRONG, 2, 1, (Token("?", CERTAIN, 1, 2),))
 
 
 class SimulatedEndpoint:
-    """
-    The model of *role* on a simulated *server*, with the *scripts* of the problems by their texts.
-    """
+    """The model of *role* on a simulated *server*. *scripts* has the texts of the problems."""
 
-    name, vocabulary, room = "simulated", "simulated", ROOM
-    known, usable = True, True
+    vocabulary = "simulated"
+    room = ROOM
+    known = True
+    usable = True
     template = Template(turn="", answer="", thinks=True)
 
     def __init__(self, role: Role, server: SimulatedServer, scripts: Mapping[str, Script]) -> None:
         self.role: Role = role
-        self._server, self._scripts = server, scripts
+        self.name = f"simulated {role}"
+        self._server = server
+        self._scripts = scripts
         self.settings = Endpoint(role=role, url="http://simulated")
 
     def script(self, chain: Chain) -> Script:
-        """
-        The script of the problem of *chain*, after which a method may have put words of its own.
-        """
+        """Return the script of the problem, which a method may have extended by more lines."""
         return self._scripts[chain.messages[-1].content.partition("\n")[0]]
 
     def model(
@@ -444,10 +466,5 @@ class SimulatedEndpoint:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         pass

@@ -1,15 +1,14 @@
 """
-One simulated server: continuous batching, a queue, chunked prompts, a prefix cache. On the clock of
-the event loop.
+One simulated server with continuous batching, a queue, chunked prompts and a prefix cache.
 
-A server works in passes. Before each, it admits requests that wait, in their order, as long as
-there are sequences and memory for them. A pass gives every sequence that writes its next token, and
-reads prompts with the tokens that are left of its budget; with the last token of its prompt a
-request writes its first. Requests that come during a pass wait for its end. That is vLLM's V1
-scheduler, but for preemption: memory is reserved when a request is admitted.
+A server works in passes, on the clock of the event loop. Before each pass it admits waiting
+requests in their order while there are sequences and memory. A pass gives every writing sequence
+its next token, and reads prompts with the rest of its budget of tokens. With the last token of its
+prompt a request writes its first token. Requests that come during a pass wait for its end. That is
+vLLM's V1 scheduler without preemption: memory is reserved when a request is admitted.
 
-Nothing happens at most passes, so that they need no event of their own: the clock jumps to the next
-pass at which a request has written what somebody waits for.
+Nothing happens at most passes, and they need no event. The clock jumps to the next pass at which a
+request has written what somebody waits for.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,41 +32,44 @@ Waiter: TypeAlias = "asyncio.Future[None] | None"  # None: the request ends ther
 
 @dataclass(eq=False)
 class Request:
-    """
-    A request of *run*: it reads a *prompt*, of which an earlier request had the first *shared*
-    tokens; writes *most*.
-
-    Requests of a lower *priority* number are admitted first. *cached* is how much of the prompt the
-    server had when it was admitted, *unread* what is left to read, and *began* the number of the
-    pass that wrote the first token, at *first* on the clock. It *ended* when it had written all or
-    was closed, at *closed* on the clock.
-    """
+    """A request to a server."""
 
     run: object
+    """What shares a prefix cache: the run of the request."""
     prompt: int
+    """Tokens that it reads."""
     most: int
+    """Tokens that it writes."""
     shared: int = 0
+    """Tokens at the beginning of the prompt that an earlier request of the run had."""
     priority: int = 0
+    """Requests of a lower number are admitted first."""
     cached: int = 0
+    """Tokens of the prompt that the server had when the request was admitted."""
     unread: int = 0
+    """Tokens of the prompt that are left to read."""
     began: int | None = None
+    """The number of the pass that wrote the first token; None: not yet."""
     first: float | None = None
-    written: int = 0  # when it ended
+    """When the first token was written; None: not yet."""
+    written: int = 0
+    """Tokens that were written when the request ended."""
     ended: bool = False
+    """Whether all is written, or the request was closed."""
     closed: float | None = None
-    # before the first token
+    """When the request ended; None: not yet."""
     awaited: list[tuple[int, Waiter]] = field(default_factory=list[tuple[int, "Waiter"]])
+    """Who waits for how many tokens, before the first token is written."""
 
 
 @dataclass(eq=False)
 class Card:
-    """
-    What passes run on; those of several servers take turns, unless they run *together* and slow
-    each other.
-    """
+    """What passes run on."""
 
     servers: list[SimulatedServer] = field(default_factory=list["SimulatedServer"])
+    """The servers that share the card."""
     together: bool = False
+    """Whether the passes of several servers run together and slow each other, or take turns."""
     _free: bool = True
     _queue: deque[Callable[[], None]] = field(default_factory=deque[Callable[[], None]])
 
@@ -87,19 +90,16 @@ class Card:
 
 @dataclass(eq=False)
 class Resident:
-    """The tokens of one run in a server's memory, and how many of its requests run."""
+    """One run in the memory of a server."""
 
     tokens: int = 0
+    """Its tokens in the memory."""
     requests: int = 0
+    """Its requests that run."""
 
 
 class SimulatedServer:
-    """
-    One server with these *costs*, on a *card* of its own unless it shares one.
-
-    *busy* is the seconds of all passes, *passes* their number; *read* counts prompt tokens that
-    were not cached, and *sequences* adds up how many sequences a pass gave a token.
-    """
+    """One server with these *costs*. None as its *card* stands for a card of its own."""
 
     def __init__(self, costs: ServerCosts, card: Card | None = None) -> None:
         self.costs = costs
@@ -107,9 +107,13 @@ class SimulatedServer:
         self._card.servers.append(self)
         self._card.together = all(server.costs.beside is not None for server in self._card.servers)
         self.busy = 0.0
+        """Seconds of all passes."""
         self.passes = 0
+        """The number of the passes."""
         self.read = 0
+        """Prompt tokens that were not cached."""
         self.sequences = 0
+        """The sum of the sequences that got a token, over all passes."""
         self._waiting: list[tuple[int, int, Request]] = []
         self._reading: list[Request] = []
         self._writing: set[Request] = set()
@@ -153,9 +157,9 @@ class SimulatedServer:
     def submit(self, request: Request) -> None:
         """Queue *request*. Raise `ConfigurationError` if it never fits into the memory."""
         if self.costs.cache is not None and request.prompt + request.most > self.costs.cache:
+            tokens = request.prompt + request.most
             raise ConfigurationError(
-                f"a request of {request.prompt + request.most} tokens does not fit into a cache of"
-                f" {self.costs.cache}"
+                f"a request of {tokens} tokens does not fit into a cache of {self.costs.cache}"
             )
         heapq.heappush(self._waiting, (request.priority, next(self._order), request))
         self._await(request, request.most, None)
@@ -175,12 +179,12 @@ class SimulatedServer:
         return reached
 
     def extend(self, request: Request, most: int) -> None:
-        """Let *request*, which goes on, write up to *most* tokens."""
+        """Let a running *request* write up to *most* tokens."""
         request.most = most
         self._await(request, most, None)
 
     def tokens(self, request: Request) -> int:
-        """How many tokens *request* has written by now."""
+        """Return how many tokens *request* has written by now."""
         if request.ended or request.began is None:
             return request.written
         return self._tokens(request, self.passes + self._done())
@@ -230,13 +234,12 @@ class SimulatedServer:
         self._attended = self._context + sum(
             request.prompt - request.unread for request, chunk in self._chunks if chunk
         )
-        self._gain, self._slowed = len(self._writing), self._slowing()
+        self._gain = len(self._writing)
+        self._slowed = self._slowing()
         self._timer = loop.call_at(self._since + self._seconds(self._span), self._end)
 
     def _slowing(self) -> float:
-        """
-        How many times as long a pass takes that begins now, beside the other servers of the card.
-        """
+        """Return the factor by which the other servers of the card slow a pass that begins now."""
         if not self._card.together or self.costs.beside is None:
             return 1.0
         working = [server for server in self._card.servers if server is not self and server.working]
@@ -247,28 +250,21 @@ class SimulatedServer:
         return self.costs.beside if working else 1.0
 
     def _seconds(self, passes: int) -> float:
-        """Seconds of the first *passes* of the current ones; the context grows with every pass."""
-        one = (
-            self.costs.seconds(self._gain, self._prompts, 0)
-            + self.costs.per_context_token * self._attended
-        )
+        """Return the seconds of the first *passes*. The context grows with every pass."""
+        one = self.costs.seconds(self._gain, self._prompts, self._attended)
         growth = self.costs.per_context_token * self.costs.written * self._gain
         return self._slowed * (passes * one + growth * passes * (passes - 1) / 2)
 
     def _done(self) -> int:
-        """How many of the current passes are over."""
+        """Return how many of the current passes are over."""
         if self._timer is None or self._span <= 1:
             return 0
         return max(0, self._whole(asyncio.get_running_loop().time() - self._since) - 1)
 
     def _whole(self, seconds: float) -> int:
-        """The number of the current pass that is under way after *seconds*, from 1."""
-        low = 1
-        high = self._span
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._seconds(middle) > seconds else (middle + 1, high)
-        return low
+        """Return the number of the current pass that is under way after *seconds*, from 1."""
+        passes = range(1, self._span)
+        return 1 + bisect_right(passes, seconds, key=self._seconds)
 
     def _cut_short(self) -> None:
         """End the current passes with the one that is under way, because something changes."""
@@ -351,24 +347,22 @@ class SimulatedServer:
             self._reading.append(request)
 
     def _fits(self, request: Request) -> bool:
-        """
-        Make room for *request*, at the expense of runs that have none; return whether there is
-        enough.
-        """
+        """Make room for *request* by removing idle runs. Return whether there is enough."""
         if self.costs.cache is None:
             return True
         own = self.resident.get(request.run, Resident()).tokens
         used = sum(resident.tokens for resident in self.resident.values())
         needed = used + max(0, request.prompt + request.most - own) - self.costs.cache
-        idle = [
-            run
+        idle = {
+            run: resident.tokens
             for run, resident in self.resident.items()
             if not resident.requests and run is not request.run
-        ]
-        if needed > sum(self.resident[run].tokens for run in idle):
+        }
+        if needed > sum(idle.values()):
             return False
-        for run in idle:
+        for run, tokens in idle.items():
             if needed <= 0:
                 break
-            needed -= self.resident.pop(run).tokens
+            del self.resident[run]
+            needed -= tokens
         return True

@@ -1,4 +1,4 @@
-"""What `stepspec tune` says of simulated servers, and the gain in a simulation of whole problems."""
+"""What `stepspec tune` says of simulated servers, beside the gain in a simulation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ from stepspec.evals.tune.prediction import predict
 
 from .figures import SimulatedSolver, start_servers
 from .grid import Chains, Pair, simulate_cell
-from .models import SimulatedEndpoint
 
 MINUTES = 4.0
 PROBLEMS = 20
-
-
-class _Solver(SimulatedSolver):
-    async def warm_up(self) -> None:
-        pass
 
 
 def measure(
@@ -33,9 +27,7 @@ def measure(
 
     async def work() -> Measured:
         servers = start_servers(pair.small, pair.large, shared=pair.shared)
-        small, large = (SimulatedEndpoint(role, servers[role], problems) for role in servers)
-        small.name = "small"
-        async with _Solver(small, large) as solver:
+        async with SimulatedSolver(servers, problems) as solver:
             measuring = Measuring(solver, arms, list(problems), users)
             return await measuring.measure(MINUTES)
 
@@ -45,10 +37,7 @@ def measure(
 def compared(
     pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: int
 ) -> Iterator[dict[str, Any]]:
-    """
-    The gain that `stepspec tune` says and the simulated one, for each of *arms*, alone and with
-    *users*.
-    """
+    """Yield the gain that `stepspec tune` says and the simulated one, alone and with *users*."""
     found = measure(pair, arms, chains, accepted, users)
     assert found.paces is not None
     for arm in arms:

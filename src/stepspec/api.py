@@ -17,9 +17,14 @@ from stepspec.orchestrator.auto import Auto
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
 from stepspec.orchestrator.backends.vllm.slots import LEAST_CONCURRENCY
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
+from stepspec.orchestrator.chain import Chain, Message, Party, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
-from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling
+from stepspec.orchestrator.endpoints import (
+    Endpoint,
+    ModelEndpoint,
+    ReplicatedEndpoint,
+    Sampling,
+)
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.endpoints.metrics import poll_queue
 from stepspec.orchestrator.endpoints.request_context import carrying
@@ -139,10 +144,8 @@ REQUESTS_PER_RUN = 4
 def with_concurrency(endpoint: Endpoint | NestedPair, requests: int) -> Endpoint | NestedPair:
     """Return *endpoint* with room for so many *requests* if its settings name no number."""
     if isinstance(endpoint, NestedPair):
-        inner = {
-            "small": with_concurrency(endpoint.small, requests),
-            "large": with_concurrency(endpoint.large, requests),
-        }
+        models = {"small": endpoint.small, "large": endpoint.large}
+        inner = {role: with_concurrency(model, requests) for role, model in models.items()}
         return endpoint.model_copy(update=inner)
     if endpoint.max_concurrency is not None:
         return endpoint
@@ -182,14 +185,14 @@ class Solver:
         self.settings = settings
         self.prompts = settings.prompts
         self._exit = AsyncExitStack()
-        self.small = connected(self._endpoint("small"), optional=settings.policy != "small")
-        self.large = connected(self._endpoint("large"))
+        small_settings = self._endpoint(settings.small)
+        self.small = connected(small_settings, optional=settings.policy != "small")
+        self.large = connected(self._endpoint(settings.large))
         self.critic = connected_critic(settings)
         self.auto = Auto(settings.prior)
         self._needs_both = False
 
-    def _endpoint(self, role: Role) -> Endpoint | NestedPair:
-        endpoint = self.settings.small if role == "small" else self.settings.large
+    def _endpoint(self, endpoint: Endpoint | NestedPair | None) -> Endpoint | NestedPair:
         if endpoint is None:
             raise configuration.without_models(self.settings)
         runs = self.settings.service.max_running
@@ -221,11 +224,10 @@ class Solver:
     @property
     def waiting(self) -> Mapping[Party, int]:
         """The number of requests to models that wait for a slot of their endpoint, by role."""
-        waiting: dict[Party, int] = {"small": 0, "large": 0}
-        for pair in (self.small, self.large):
-            for model in leaves(pair):
-                if isinstance(model, ReplicatedEndpoint):
-                    waiting[pair.role] += model.waiting
+        waiting: dict[Party, int] = {
+            pair.role: sum(model.waiting for model in _single(pair))
+            for pair in (self.small, self.large)
+        }
         if isinstance(self.critic, RewardModelEndpoint):
             waiting["critic"] = self.critic.connection.slots.waiting
         return waiting
@@ -233,8 +235,7 @@ class Solver:
     @property
     def _single_models(self) -> list[ReplicatedEndpoint]:
         """Both models. A nested pair counts as each of its models."""
-        models = (*leaves(self.small), *leaves(self.large))
-        return [endpoint for endpoint in models if isinstance(endpoint, ReplicatedEndpoint)]
+        return [*_single(self.small), *_single(self.large)]
 
     def require_both(self) -> None:
         """
@@ -268,11 +269,10 @@ class Solver:
 
         Arguments that are None come from the settings.
         """
-        named = policies.named(name) if name else None
-        run = self.settings.run.with_overrides({"policy": named, "options": options})
-        budget = budget or run.budget.budget()
-        sampling = run.sampling.seeded()
-        models = self._connections.models(budget, sampling, observe, trace.Stopwatch())
+        run = self.resolve(budget=budget, policy=name, options=options)
+        models = self._connections.models(
+            run.budget.budget(), run.sampling.seeded(), observe, trace.Stopwatch(), AnswerPlan()
+        )
         return models.policy_of(run)
 
     def resolve(
@@ -446,9 +446,7 @@ class Solver:
     def _session(self, value: str | None) -> Mapping[str, str]:
         """Return the header that keeps the requests of one run together."""
         name = self.settings.session_header
-        if not name:
-            return {}
-        return {name: value or uuid.uuid4().hex}
+        return {name: value or uuid.uuid4().hex} if name else {}
 
     @property
     def _connections(self) -> Connections:
@@ -508,6 +506,11 @@ class Solver:
         async with background(self.solve(problem, observe=stream.put, **arguments)) as (solving,):
             solving.add_done_callback(stream.end)
             yield stream
+
+
+def _single(pair: ModelEndpoint) -> list[ReplicatedEndpoint]:
+    """Return the models of *pair*, or the one model."""
+    return [model for model in leaves(pair) if isinstance(model, ReplicatedEndpoint)]
 
 
 def _load_checked(arguments: Mapping[str, Any]) -> Settings:

@@ -150,22 +150,22 @@ class Models:
     check: AnswerCheck | None = None
     """Judges the answer; None: nothing does."""
 
-    def policy(self, name: str, options: Mapping[str, Any]) -> Policy:
-        """Build the policy *name* over both models within the budget."""
-        small = _budgeted(self.small, self.budget)
-        large = _budgeted(self.large, self.budget)
-        return policies.make(
-            name, small, large, critic=self.critic, sampled=self.sampled, **options
-        )
-
     def policy_of(self, run: RunOptions) -> Policy:
         """Build the policy of a run. A baseline leads, and ends the thinking, by itself."""
-        policy = self.policy(run.policy, run.options)
+        large = _budgeted(self.large, self.budget)
+        policy = policies.make(
+            run.policy,
+            _budgeted(self.small, self.budget),
+            large,
+            critic=self.critic,
+            sampled=self.sampled,
+            **run.options,
+        )
         if run.policy not in policies.BASELINES:
             if (run.ending or ended_by(policy)) == "large":
                 policy = policies.Ending(policy)
             if run.lead:
-                policy = policies.Led(policy, _budgeted(self.large, self.budget), run.lead)
+                policy = policies.Led(policy, large, run.lead)
         if run.stop_loops is None:
             return policy
         return policies.Guarded(policy, run.stop_loops)
@@ -231,10 +231,9 @@ class Connections:
         sampling: Sampling,
         observe: Observer,
         clock: Callable[[], float],
-        answering: AnswerPlan | None = None,
+        answering: AnswerPlan,
     ) -> Models:
         """Open the models of one run. *observe* sees their requests, timed by *clock*."""
-        answering = answering or AnswerPlan()
         author = self.small if answering.by == "small" else self.large
 
         def formatted_by_author(format: Format | None) -> RunModel | None:
@@ -242,7 +241,6 @@ class Connections:
                 return None
             return author.model(sampling, observe=observe, clock=clock, format=format)
 
-        small = self.small.model(sampling, observe=observe, clock=clock)
         large = self.large.model(sampling, observe=observe, clock=clock)
         formatting = formatted_by_author(answering.format)
         without_calls = formatted_by_author(answering.without_calls)
@@ -260,7 +258,7 @@ class Connections:
             case None:
                 pass
         return Models(
-            small=small,
+            small=self.small.model(sampling, observe=observe, clock=clock),
             large=large,
             critic=critic,
             budget=budget,

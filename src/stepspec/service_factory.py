@@ -154,9 +154,8 @@ async def built(
 
 def _traces() -> bool:
     """Whether the ``OTEL_*`` variables name a receiver of spans, and do not switch it off."""
-    if os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
-        return False
-    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    switches = {"OTEL_TRACES_EXPORTER": "none", "OTEL_SDK_DISABLED": "true"}
+    if any(os.environ.get(name, "").strip().lower() == off for name, off in switches.items()):
         return False
     return any(os.environ.get(name) for name in TRACING_VARIABLES)
 

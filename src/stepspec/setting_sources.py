@@ -92,14 +92,10 @@ class Layer:
         for length in range(len(place), 0, -1):
             name = self.names.get(place[:length])
             rest = ".".join(place[length:])
-            if name is not None and rest in ("", "url"):
-                return name
             if name is not None:
-                return f"{name}, {rest}"
+                return name if rest in ("", "url") else f"{name}, {rest}"
         key = ".".join(place)
-        if self.path:
-            return f"{self.path}: {key}"
-        return key
+        return f"{self.path}: {key}" if self.path else key
 
     def depth(self, place: Place) -> int:
         """
@@ -107,15 +103,14 @@ class Layer:
 
         All of them do if a value stands above the last key.
         """
-        values: Any = self.values
+        value: object = self.values
         for depth, key in enumerate(place):
-            if isinstance(values, BaseModel):
-                values = dict(values)
-            if not isinstance(values, Mapping):
-                return len(place)
-            if key not in values:
+            table = _table(value)
+            if table is None:
+                break
+            if key not in table:
                 return depth
-            values = cast("Mapping[str, Any]", values)[key]
+            value = table[key]
         return len(place)
 
 
@@ -145,13 +140,9 @@ def merged(layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def origin(layers: Iterable[Layer], place: Place) -> Layer | None:
-    """
-    Return the first layer that sets most keys of *place*; None if none sets even the first key.
-    """
+    """Return the first layer that sets most keys of *place*; None: no layer sets the first key."""
     deepest = max(layers, key=lambda layer: layer.depth(place))
-    if deepest.depth(place) == 0:
-        return None
-    return deepest
+    return deepest if deepest.depth(place) else None
 
 
 class MergedSource(PydanticBaseSettingsSource):
@@ -171,39 +162,37 @@ class MergedSource(PydanticBaseSettingsSource):
 def _merged(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(lower)
     for key, value in upper.items():
-        below = values.get(key)
-        if isinstance(below, BaseModel):
-            below = dict(below)
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
-            value = _merged(cast("Mapping[str, Any]", value), cast("Mapping[str, Any]", below))
+        below = _table(values.get(key))
+        if isinstance(value, Mapping) and below is not None:
+            value = _merged(cast("Mapping[str, Any]", value), below)
         values[key] = value
     return values
 
 
+def _table(value: object) -> dict[str, Any] | None:
+    """Return a table or the fields of a model as a new table; None for other values."""
+    if isinstance(value, Mapping | BaseModel):
+        return dict(cast("Mapping[str, Any]", value))
+    return None
+
+
 def _with_tables(layer: Layer) -> Layer:
     """Turn a URL in place of a model's table into a table, which hides those of later layers."""
-    values = dict(layer.values)
-    replaces: set[str] = set()
-    for role in ROLES:
-        if role not in values:
-            continue
-        if isinstance(values[role], str | BaseModel):
-            replaces.add(role)
-        values[role] = _as_table(values[role])
-    return replace(layer, values=values, replaces=frozenset(replaces))
+    models = {role: layer.values[role] for role in ROLES if role in layer.values}
+    urls = [role for role, model in models.items() if isinstance(model, str | BaseModel)]
+    tables = {role: _with_url(model) for role, model in models.items()}
+    return replace(layer, values={**layer.values, **tables}, replaces=frozenset(urls))
 
 
-def _as_table(model: object) -> object:
+def _with_url(model: object) -> object:
     """Turn the URL of a *model* into a table, also within the tables of a nested pair."""
     if isinstance(model, str):
         return {"url": model}
     if not isinstance(model, Mapping):
         return model
     table = dict(cast("Mapping[str, object]", model))
-    for role in ("small", "large"):
-        if role in table:
-            table[role] = _as_table(table[role])
-    return table
+    inner = {role: _with_url(table[role]) for role in ("small", "large") if role in table}
+    return {**table, **inner}
 
 
 def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:
@@ -239,15 +228,12 @@ def _file(named: Path | None) -> Iterator[Layer]:
 
     It is the file of ``--config``, of ``STEPSPEC_CONFIG``, or ``stepspec.toml``.
     """
-    chosen_by = CONFIG
-    name = os.environ.get(CONFIG)
-    if named is not None:
-        chosen_by = "--config"
-        name = str(named)
+    name = os.environ.get(CONFIG) if named is None else str(named)
     path = Path(DEFAULT_FILE if name is None else name)
+    if name is None and not path.is_file():
+        return
     if not path.is_file():
-        if name is None:
-            return
+        chosen_by = CONFIG if named is None else "--config"
         raise ConfigurationError(f"{chosen_by} names {name!r}, which is not a file")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -346,13 +332,13 @@ def is_setting(model: type[BaseModel], place: Place) -> bool:
     Case does not matter.
     """
     first, *rest = place
-    fields = {name.lower(): info for name, info in _fields(model)}
-    info = fields.get(first.lower())
-    if info is None:
+    fields = {name.lower(): info.annotation for name, info in _fields(model)}
+    if first.lower() not in fields:
         return False
-    if not rest or _is_table(info.annotation):
+    kind = fields[first.lower()]
+    if not rest or _is_table(kind):
         return True
-    return any(is_setting(inner, tuple(rest)) for inner in models(info.annotation))
+    return any(is_setting(inner, tuple(rest)) for inner in models(kind))
 
 
 def places(model: type[BaseModel], depth: int = 3) -> Iterator[Place]:

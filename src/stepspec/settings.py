@@ -249,9 +249,8 @@ class Settings(RunOptions, BaseSettings):
     @property
     def run(self) -> RunOptions:
         """The options of a run that overrides none."""
-        return RunOptions.model_construct(
-            set(), **{name: getattr(self, name) for name in RunOptions.model_fields}
-        )
+        options = {name: getattr(self, name) for name in RunOptions.model_fields}
+        return RunOptions.model_construct(set(), **options)
 
     @property
     def prompts(self) -> Mapping[str, PromptFile]:
@@ -277,12 +276,9 @@ class Settings(RunOptions, BaseSettings):
 
         Several solvers that begin at the same time then begin with different servers.
         """
-        return self.model_copy(
-            update={
-                "small": self.small and self.small.turned(places),
-                "large": self.large and self.large.turned(places),
-            }
-        )
+        small = self.small and self.small.turned(places)
+        large = self.large and self.large.turned(places)
+        return self.model_copy(update={"small": small, "large": large})
 
 
 def conditions(run: RunOptions) -> dict[str, Any]:
@@ -301,10 +297,8 @@ def conditions(run: RunOptions) -> dict[str, Any]:
         "options": {name: value for name, value in options.items() if value is not None},
     }
     if method.prompts:
-        known = prompts.known()
-        values["prompts"] = {
-            name: known[name].sha256[:HASH_CHARACTERS] for name in sorted(method.prompts)
-        }
+        names = sorted(method.prompts)
+        values["prompts"] = {name: prompts.known()[name].sha256[:HASH_CHARACTERS] for name in names}
     return values
 
 
@@ -381,17 +375,19 @@ EXAMPLE_URL = "http://HOST:PORT/v1"
 def without_models(settings: Settings) -> ConfigurationError:
     """Return the error of *settings* that lack a model, which says how to name the model."""
     missing = [role for role in ("small", "large") if getattr(settings, role) is None]
-    models = " and ".join(f"no {role} model" for role in missing)
-    ways = [f"{role}='{EXAMPLE_URL}'" for role in missing]
+
+    def listed(text: str) -> str:
+        return " and ".join(text.format(role, role.upper()) for role in missing)
+
+    ways = listed(f"{{}}='{EXAMPLE_URL}'")
     if command_line() is not OUTSIDE:
-        ways = [f"--{role} {EXAMPLE_URL}" for role in missing]
-    tables = " and ".join(f"[{role}]" for role in missing)
-    written = f"the tables {tables} with their urls"
+        ways = listed(f"--{{}} {EXAMPLE_URL}")
+    written = f"the tables {listed('[{}]')} with their urls"
     if len(missing) == 1:
-        written = f"a {tables} table with its url"
-    variables = " and ".join(f"{PREFIX}{role.upper()}" for role in missing)
+        written = f"a {listed('[{}]')} table with its url"
+    variables = listed(f"{PREFIX}{{1}}")
     return ConfigurationError(
-        f"{models}: pass {' and '.join(ways)}, set {variables}, or write {written} into"
+        f"{listed('no {} model')}: pass {ways}, set {variables}, or write {written} into"
         f" {DEFAULT_FILE}"
     )
 

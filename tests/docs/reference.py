@@ -41,7 +41,7 @@ MARK = "<!-- Below this line: written by `python -m tests.docs.reference`. -->"
 Schema = Mapping[str, Any]
 
 # --- settings
-# ---------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 
 TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
     "sampling": (Sampling, "How the models sample when they write; judging is always greedy."),
@@ -132,9 +132,8 @@ def table(
     fields.
     """
     yield from ("| setting | type | default | variable | flag | |", "|---|---|---|---|---|---|")
-    definitions: Mapping[str, Schema] = (schema := model.model_json_schema(by_alias=True)).get(
-        "$defs", {}
-    )
+    schema = model.model_json_schema(by_alias=True)
+    definitions: Mapping[str, Schema] = schema.get("$defs", {})
     properties = definitions.get(model.__name__, schema)["properties"]
     docstrings = field_docstrings(model)
     names = [*helps, *(name for name in model.model_fields if name not in helps)]
@@ -232,7 +231,7 @@ def flags() -> Mapping[str, Sequence[str]]:
 
 
 # --- command line
-# -----------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 
 
 def commands() -> Mapping[str, Any]:
@@ -287,20 +286,18 @@ def _examples(epilog: str) -> Iterator[str]:
     The commands of an *epilog* after prompts; without the marks that keep click from wrapping it.
     """
     lines = [line.strip() for line in epilog.splitlines()]
-    for before, line in pairwise(
-        ["", *(line for line in lines if line not in ("", "Examples:", "\b"))]
-    ):
-        yield (
-            f"    {line}"
-            if before.endswith("\\")
-            else line
-            if line.startswith("#")
-            else f"$ {line}"
-        )
+    shown = [line for line in lines if line not in ("", "Examples:", "\b")]
+    for before, line in pairwise(["", *shown]):
+        if before.endswith("\\"):
+            yield f"    {line}"
+        elif line.startswith("#"):
+            yield line
+        else:
+            yield f"$ {line}"
 
 
 # --- HTTP
-# -------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 
 
 # FastAPI lists it for every parameter of a path; here each is a text, which is never wrong
@@ -354,7 +351,7 @@ def _prose(text: str) -> str:
 
 
 # --- pages
-# ------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------
 
 PAGES: Mapping[str, Callable[[], Iterable[str]]] = {
     "python.md": settings_page,

@@ -156,8 +156,9 @@ def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
     assert len(report) + len(calibration) == len(TASKS)
     assert report
     assert calibration
+    check_half = eval_cli._check_half  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(ConfigurationError, match="leave --half out"):
-        eval_cli._check_half(find("arithmetic"), None, "report")  # pyright: ignore[reportPrivateUsage]
+        check_half(find("arithmetic"), None, "report")
 
 
 def test_standings_are_shown_as_a_table_or_as_json(

@@ -155,9 +155,7 @@ async def test_a_problem_that_is_too_long_is_not_sent() -> None:
     assert server.asked == []
 
 
-async def test_what_a_model_thought_until_it_was_cut_is_no_answer_with_and_without_a_reasoning_parser() -> (
-    None
-):
+async def test_cut_thinking_is_no_answer_with_and_without_a_reasoning_parser() -> None:
     for thought in ("reasoning", "content"):
         solved = await solve(
             Chatting(events=[delta(**{thought: "So \\boxed{2}? Wait"}), *ending("length")])

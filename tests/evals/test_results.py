@@ -41,13 +41,9 @@ ARMS = (LARGE, SMALL, SHIPPED)
 
 
 def taken(arm: Arm, correct: Sequence[bool], seconds: float) -> dict[Place, Sample]:
-    kept = (
-        {"large": 100}
-        if arm is LARGE
-        else {"small": 100}
-        if arm is SMALL
-        else {"small": 80, "large": 20}
-    )
+    kept = {"small": 80, "large": 20}
+    if arm in (LARGE, SMALL):
+        kept = {arm.policy: 100}
     return {
         (number, arm.name): sample(arm.name, seconds, correct=right, discarded=10, **kept)
         for number, right in enumerate(correct)

@@ -83,7 +83,8 @@ def test_an_equal_header_in_another_spelling_is_kept_with_all_its_samples(tmp_pa
     path = tmp_path / "samples.jsonl"
     keep(path)
     _, *lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(before := b"".join((b'{"seed": 1.0, "profile": "paced"}\n', *lines)))
+    before = b"".join((b'{"seed": 1.0, "profile": "paced"}\n', *lines))
+    path.write_bytes(before)
     with SampleStore(path, ABOUT) as samples:
         samples.add(3, sample(SMALL.name, 3.0))
     assert path.read_bytes().startswith(before)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.templates import learn
 from stepspec import Sampling, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain
@@ -26,6 +25,7 @@ from stepspec.orchestrator.run import run as solve
 from stepspec.policies import make
 from stepspec.servers.doctor import diagnose
 from stepspec.settings import load
+from tests.templates import learn
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.endpoints.families import BY_NAME, Family, FamilyServer

@@ -16,7 +16,6 @@ import orjson
 import pytest
 from jinja2 import Environment
 
-from lab.templates import ask, learn
 from stepspec.evals.testbed import servers
 from stepspec.evals.testbed.servers import endpoint as endpoint_of
 from stepspec.evals.testbed.solving_pair import fresh_tasks
@@ -31,6 +30,7 @@ from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 from stepspec.servers.doctor import diagnose, examine, render, report_json
 from stepspec.servers.launcher import Served
+from tests.templates import ask, learn
 
 from ..contracts.model import DIGITS, ModelContract, Subject, kept_open
 from .conftest import Pair, running_requests, serving
@@ -49,8 +49,12 @@ async def connected(served: Served, role: Role = "large") -> AsyncGenerator[Vllm
 
 
 async def idle(served: Served) -> None:
-    """Wait until the server works on nothing; the test's time limit is the deadline."""
-    while await running_requests(served):  # noqa: ASYNC110  # a server in another process sets no event
+    """
+    Wait until the server works on nothing, at most for the test's time limit.
+
+    A server in another process sets no event.
+    """
+    while await running_requests(served):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 

@@ -59,10 +59,24 @@ def command(pair: Pair, folder: Path, *more: str) -> list[str]:
     methods = [word for name in METHODS for word in ("--policy", name)]
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
     return [
-        sys.executable, "-m", "stepspec", "eval", "arithmetic", *urls, *methods,
-        "--random", "specreason", "--temperature", "0", "--limit", str(PROBLEMS), "--output", str(folder), "--json",
+        sys.executable,
+        "-m",
+        "stepspec",
+        "eval",
+        "arithmetic",
+        *urls,
+        *methods,
+        "--random",
+        "specreason",
+        "--temperature",
+        "0",
+        "--limit",
+        str(PROBLEMS),
+        "--output",
+        str(folder),
+        "--json",
         *more,
-    ]  # fmt: skip
+    ]
 
 
 def samples(folder: Path) -> list[bytes]:
@@ -186,8 +200,8 @@ def nodes() -> Generator[Nodes]:
     """Three nodes in processes of their own."""
     words = (sys.executable, "-m", "tests.integration.nodes", str(NODES))
     root = Path(__file__).parents[2]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(words, cwd=root, text=True, **pipes) as running:  # type: ignore[call-overload]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(words, cwd=root, text=True, **pipes) as running:
         assert running.stdin
         assert running.stdout
         try:

@@ -70,7 +70,8 @@ async def test_waiting_requests_are_served_in_the_order_of_their_purpose(paced_p
         done.append("bet" if context.bet else context.purpose)
 
     async def until(requests: int) -> None:
-        while await running_requests(paced_pair.large) < requests:  # noqa: ASYNC110  # the server tells it to nobody
+        # The server tells nobody.
+        while await running_requests(paced_pair.large) < requests:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     async with met(paced_pair) as large, asyncio.timeout(60):

@@ -31,8 +31,12 @@ from stepspec import Sampling, Solver
 async def main():
     policy, small, large, *problems = json.load(sys.stdin)
     async with Solver(small, large, sampling=Sampling(temperature=0.6), seed={SEED}) as solver:
-        solutions = await asyncio.gather(*(solver.solve(one, policy=policy, ahead=2, hedge=0.9) for one in problems))
-    kept = [[[step.author, step.text] for step in one.steps if step.fate == "kept"] for one in solutions]
+        work = [solver.solve(one, policy=policy, ahead=2, hedge=0.9) for one in problems]
+        solutions = await asyncio.gather(*work)
+    kept = [
+        [[step.author, step.text] for step in one.steps if step.fate == "kept"]
+        for one in solutions
+    ]
     json.dump([[*steps, one.text] for steps, one in zip(kept, solutions)], sys.stdout)
 
 asyncio.run(main())
@@ -72,7 +76,13 @@ async def test_a_seed_brings_the_same_chains_back(pair: Pair, tmp_path: Path, po
         name: value for name, value in os.environ.items() if not name.startswith("STEPSPEC_")
     }
     second = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", SECOND], input=json.dumps([policy, *urls, *PROBLEMS]),
-        capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
-    )  # fmt: skip
+        subprocess.run,
+        [sys.executable, "-c", SECOND],
+        input=json.dumps([policy, *urls, *PROBLEMS]),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=environment,
+    )
     assert json.loads(second.stdout) == expected

@@ -121,9 +121,13 @@ async def test_tools_that_are_not_called_change_nothing_but_the_prompt(client: A
 async def test_responses_have_the_call_as_an_item(client: AsyncOpenAI) -> None:
     flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
     reply = await client.responses.create(
-        model="specreason", input=PROBLEM, tools=flat, tool_choice="required", parallel_tool_calls=False,
+        model="specreason",
+        input=PROBLEM,
+        tools=flat,
+        tool_choice="required",
+        parallel_tool_calls=False,
         max_output_tokens=300,
-    )  # fmt: skip
+    )
     (call,) = [item for item in reply.output if item.type == "function_call"]
     json.loads(call.arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,9 @@ from .conftest import Pair, running_requests
 pytestmark = pytest.mark.servers
 
 
-def solver(pair: Pair, **settings: object) -> Solver:
+def solver(pair: Pair, **settings: Any) -> Solver:
     """A greedy solver over the pair."""
-    return Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY, auto=False, **settings)  # type: ignore[arg-type]
+    return Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY, auto=False, **settings)
 
 
 async def until_idle(server: Served) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from lab.crowd import Crowd, Timing, attempt
+from lab.crowd import Timing, attempt, run_block
 from stepspec import Solution, Solver
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.grading.graders import Answer
@@ -81,10 +81,6 @@ class PacedSolver:
         return cast("Solver", self)
 
 
-async def is_seven(solution: Solution, task: Task) -> bool:
-    return solution.answer == "7"
-
-
 def block_of(
     solver: PacedSolver,
     concurrency: int,
@@ -92,8 +88,8 @@ def block_of(
     deadline: float = 100.0,
 ) -> tuple[Sequence[Timing], float]:
     """Run one block; return its timings and the seconds that it took."""
-    solving = partial(attempt, solver.solver, SHIPPED, is_seven, deadline, None, None)
-    block, seconds = run(Crowd(concurrency, counted, OTHERS, solving, 3, 0).run())
+    solving = partial(attempt, solver.solver, SHIPPED, deadline=deadline)
+    block, seconds = run(run_block(concurrency, counted, OTHERS, solving, 3))
     assert solver.open == 0
     return block, seconds
 
@@ -142,7 +138,8 @@ def test_a_failed_problem_is_counted_and_says_why() -> None:
             raise EndpointUnavailable("gone", role="small", url="http://a")
 
     block, _ = block_of(PacedSolver(fails=fails), 2, TASKS[:3])
-    assert [timing.correct for timing in block] == [True, False, True]
+    right = [timing.sample is not None and timing.sample.correct for timing in block]
+    assert right == [True, False, True]
     assert block[1].failure.startswith("the small model at ")
     assert block[1].failure.endswith("gone")
     assert block[1].latency == 0.5

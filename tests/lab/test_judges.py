@@ -60,15 +60,15 @@ def test_the_area_counts_equal_values_as_half() -> None:
     assert auroc([1.0], [0.0]) == 1.0
 
 
-def step(index: int, *, right: bool, logprob: float) -> LabelledStep:
+def step(*, right: bool, logprob: float) -> LabelledStep:
     token = ReadToken(text="4", logprob=logprob, best=-0.1, rank=2)
     evidence = StepEvidence(large=(token,), continued="It is 5.")
-    return LabelledStep("a", index, right, "It is 4.", "What?", evidence)
+    return LabelledStep("a", right, "It is 4.", "What?", evidence)
 
 
 def test_the_f1_wants_the_first_wrong_step_and_no_step_of_a_right_solution() -> None:
-    wrong = [step(0, right=True, logprob=-0.1), step(1, right=False, logprob=-3.0)]
-    right = [step(0, right=True, logprob=-0.2)]
+    wrong = [step(right=True, logprob=-0.1), step(right=False, logprob=-3.0)]
+    right = [step(right=True, logprob=-0.2)]
 
     def read(each: LabelledStep) -> float:
         return each.evidence.large[0].logprob
@@ -78,7 +78,7 @@ def test_the_f1_wants_the_first_wrong_step_and_no_step_of_a_right_solution() -> 
 
 
 def test_numbers_that_the_large_model_does_not_write_are_a_disagreement() -> None:
-    assert disagreement(step(0, right=True, logprob=-0.1)) == -1.0
+    assert disagreement(step(right=True, logprob=-0.1)) == -1.0
 
 
 def test_readings_are_ranked_on_the_half_that_chose_nothing() -> None:

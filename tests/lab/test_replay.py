@@ -19,7 +19,6 @@ from lab.specreason_log import (
     accept_rate,
     draw_lengths,
     draw_quality,
-    persistence,
     read_runs,
     step_lengths,
 )
@@ -64,6 +63,23 @@ def test_a_file_that_is_no_log_is_refused(text: str, why: str, tmp_path: Path) -
         read_runs(path)
     with pytest.raises(ConfigurationError, match="cannot read the log"):
         read_runs(tmp_path / "absent.csv")
+
+
+def persistence() -> float:
+    """
+    Return the correlation of a verdict with the next one, over all runs of the log.
+
+    Each verdict is taken relative to the mean of its run, so that easy and hard problems alone give
+    no correlation.
+    """
+    products = list[float]()
+    squares = list[float]()
+    for run in read_runs():
+        rate = fmean(run.verdicts)
+        deviations = [verdict - rate for verdict in run.verdicts]
+        products += [first * second for first, second in pairwise(deviations)]
+        squares += [deviation * deviation for deviation in deviations[1:]]
+    return sum(products) / sum(squares)
 
 
 def test_drawn_verdicts_persist_as_those_of_the_log() -> None:

@@ -149,9 +149,7 @@ def test_a_second_request_of_a_run_reads_what_is_new_in_whole_blocks() -> None:
     assert server.read == 100 + 24 + 120
 
 
-def test_a_full_memory_forgets_the_run_that_was_used_least_recently_and_admits_no_more_than_fits() -> (
-    None
-):
+def test_a_full_memory_forgets_the_least_recently_used_run_and_admits_what_fits() -> None:
     server = SimulatedServer(ServerCosts(1.0, cache=300, block=1))
     clients = [
         Client(0.0, 99, run="a"),
@@ -213,13 +211,18 @@ def test_passes_that_the_clock_jumps_over_take_what_they_take_one_by_one(seed: i
     )
     clients = [
         Client(
-            drawn.uniform(0, 60), drawn.randrange(1, 200), drawn.randrange(1, 40), drawn.randrange(3), shared=0,
+            drawn.uniform(0, 60),
+            drawn.randrange(1, 200),
+            drawn.randrange(1, 40),
+            drawn.randrange(3),
+            shared=0,
             leaves=90.0 if drawn.random() < 0.2 else None,
         )
         for _ in range(30)
-    ]  # fmt: skip
+    ]
     alone = SimulatedServer(costs)
-    shared = SimulatedServer(costs, card := Card())
+    card = Card()
+    shared = SimulatedServer(costs, card)
     SimulatedServer(costs, card)
     jumping = times(clients, [alone])
     stepping = times(clients, [shared])

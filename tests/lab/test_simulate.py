@@ -42,7 +42,7 @@ def script(*turns: Turn) -> Script:
 
 
 def seconds(arm: Arm, *turns: Turn) -> float:
-    return simulate(1, arm, [script(*turns)], SECOND, SECOND, problems=2).mean
+    return simulate(1, arm, [script(*turns)], start_servers(SECOND, SECOND), problems=2).mean
 
 
 def test_a_token_takes_a_pass_and_so_does_a_verdict() -> None:
@@ -112,13 +112,18 @@ def test_a_run_waits_for_those_that_came_before_it_and_not_for_new_ones(arm: Arm
     ("arm", "turns"),
     [
         (AHEAD, (GOOD, BAD, GOOD, LAST)),
-        (Arm.of("BiLD by steps", "bild", {"scale": "step"}, answer="large"), (
-            replace(GOOD, stop="until"), Turn(6, 5, 4, stop="until"), replace(GOOD), LAST)),
-        (Arm.of("BiLD", "bild", answer="large"), (Turn(10, 10, stop="length"), Turn(6, 5, 1, stop="until"), LAST)),
+        (
+            Arm.of("BiLD by steps", "bild", {"scale": "step"}, answer="large"),
+            (replace(GOOD, stop="until"), Turn(6, 5, 4, stop="until"), replace(GOOD), LAST),
+        ),
+        (
+            Arm.of("BiLD", "bild", answer="large"),
+            (Turn(10, 10, stop="length"), Turn(6, 5, 1, stop="until"), LAST),
+        ),
         (Arm.of("Reflective", "reflective", answer="large"), (GOOD, Turn(6, 3, 4), GOOD, LAST)),
     ],
     ids=lambda value: getattr(value, "name", ""),
-)  # fmt: skip
+)
 def test_what_is_kept_and_what_is_repaired_is_what_the_script_says(
     arm: Arm, turns: tuple[Turn, ...]
 ) -> None:
@@ -158,7 +163,9 @@ def test_short_drafts_go_through_steps_and_meet_every_difference() -> None:
 
 def test_the_same_arguments_give_the_same_figures() -> None:
     costs = ServerCosts(0.03, 0.001, 0.0001, 0.000001)
-    first, again = (simulate(4, METHODS[0], [MIXED], costs, costs, problems=12) for _ in range(2))
+    first, again = (
+        simulate(4, METHODS[0], [MIXED], start_servers(costs, costs), problems=12) for _ in range(2)
+    )
     assert first == again
     assert first.problems_per_second == 4 / first.mean
 
@@ -166,7 +173,7 @@ def test_the_same_arguments_give_the_same_figures() -> None:
 def test_a_card_of_its_own_saves_time() -> None:
     costs = ServerCosts(0.03, 0.01, sequences=4)
     own, shared = (
-        simulate(8, AHEAD, [MIXED], costs, costs, problems=16, shared=shared).mean
+        simulate(8, AHEAD, [MIXED], start_servers(costs, costs, shared=shared), problems=16).mean
         for shared in (False, True)
     )
     assert own < shared
@@ -174,4 +181,4 @@ def test_a_card_of_its_own_saves_time() -> None:
 
 def test_a_simulation_without_problems_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least one problem"):
-        simulate(1, LARGE, [], SECOND, SECOND)
+        simulate(1, LARGE, [], start_servers(SECOND, SECOND))

@@ -62,9 +62,7 @@ class Pairs:
         console: Console,
         warm_up: Any,
         seed: int,
-        problems: int,
         speculation: Any,
-        **_: Any,
     ) -> AsyncGenerator[Any]:
         self.started.append((speculation, tuple(arm.name for arm in warm_up)))
         made: Any = ScriptedSolver(self.solve)
@@ -139,9 +137,10 @@ async def test_the_tables_show_the_acceptance_of_the_servers(pairs: Pairs, tmp_p
 
 
 async def test_looks_are_by_role_and_add_up() -> None:
-    async with Pairs().solvers(
-        "", CONSOLE, (), 0, 0, {"large": TokenSpeculation(method="ngram")}
-    ) as (solver, _):
+    async with Pairs().solvers("", CONSOLE, (), 0, {"large": TokenSpeculation(method="ngram")}) as (
+        solver,
+        _,
+    ):
         earlier = await read_acceptances(solver)
         later = await read_acceptances(solver)
     assert acceptances_between(earlier, later) == {"large": Acceptance(1, 4, 2)}

@@ -396,9 +396,7 @@ def test_the_chain_stands_in_the_trace_and_steps_written_alone_are_no_accepted_d
         assert len(chain.steps) == world.steps
 
 
-def test_stepping_aside_costs_no_further_request_no_draft_of_the_small_model_and_no_token_of_the_budget() -> (
-    None
-):
+def test_stepping_aside_costs_no_request_no_draft_and_no_token_of_the_budget() -> None:
     world = replace(GOOD, verdict=20.0)
     auto = Auto(Prior(accept_rate=0.9, verdict_seconds=20.0))
     small, large = world.models(1)

@@ -305,9 +305,7 @@ def test_a_timeout_that_a_model_raises_is_a_failure_and_not_the_deadline() -> No
         run(reason(SpecReason(small, large), PROBLEM, ahead=1, deadline=100.0))
 
 
-def test_a_deadline_or_a_cancellation_during_the_closing_of_lost_bets_waits_until_they_are_gone() -> (
-    None
-):
+def test_a_deadline_or_a_cancellation_waits_until_lost_bets_are_closed() -> None:
     def closing() -> tuple[ScriptedModel, ScriptedModel]:
         small, large = pair(wrong=tuple(range(10)))
         small.closing = 5.0

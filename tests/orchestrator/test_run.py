@@ -87,9 +87,7 @@ def test_an_answer_may_use_the_rest_of_the_budget_and_is_cut_where_that_ends(
     assert (outcome.chain.tokens, outcome.text, outcome.reason) == (thought, text, reason)
 
 
-def test_an_answer_of_the_method_that_the_small_model_cannot_write_is_still_one_to_thinking_that_was_cut() -> (
-    None
-):
+def test_an_answer_that_the_small_model_cannot_write_still_follows_thinking_that_was_cut() -> None:
     case = Case(Budget(tokens=40, answer=20))
     case.small.fails = lambda verb, chain: GONE if chain.closed else None
     outcome, _ = case.run(by_method=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +74,7 @@ def test_blank_lines_end_steps_outside_blocks_alone(text: str, divided: list[str
 
 
 def test_an_unclosed_block_ends_at_the_maximum() -> None:
-    text = "```\n" + "a\n\n" * MAX_BLOCK_CHARACTERS
+    text = "".join(["```\n", *repeat("a\n\n", MAX_BLOCK_CHARACTERS)])
     assert MAX_BLOCK_CHARACTERS < len(steps(text)[0]) < MAX_BLOCK_CHARACTERS + 9
     assert len(steps(text)[1]) == 3
 

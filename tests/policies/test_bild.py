@@ -282,9 +282,7 @@ def test_an_unsure_place_has_the_large_models_own_distribution(small: Mapping[st
         assert abs(found[text] - chance) < 4 * sqrt(chance * (1 - chance) / TRIALS)
 
 
-def test_an_unsure_token_after_sure_ones_is_dropped_though_the_large_model_would_write_it_first() -> (
-    None
-):
+def test_an_unsure_token_after_sure_ones_is_dropped_though_it_is_the_large_models_first() -> None:
     small, large = pair(TEXT, TEXT)
     small.logprob = doubting(" four", logprob=UNSURE)
     assert judged(BiLD(small, large)) == (run(BiLD(small, large).draft(PROBLEM))[0], Accept(0.0))

@@ -91,7 +91,7 @@ def test_the_tokens_that_are_read_strictly(tokens: Tokens, strict: list[str]) ->
     assert [token.text.strip() for token, yes in zip(read, chosen, strict=True) if yes] == strict
 
 
-def test_a_first_choice_surprises_only_a_model_that_samples_and_is_read_by_its_log_probability() -> (
+def test_a_first_choice_surprises_only_a_sampling_model_and_is_read_by_its_log_probability() -> (
     None
 ):
     table = {" 12": (0.0, -3.0)}

@@ -213,7 +213,7 @@ NINE = {str(number): log(0.92 / 9) for number in range(9)}  # exp(-entropy) is a
         ({" it": log(0.08), **NINE}, {"delta": 0.4}, True),
     ],
 )
-def test_typical_means_above_epsilon_where_the_model_is_sure_or_else_above_a_share_of_its_perplexity(
+def test_typical_means_above_epsilon_if_the_model_is_sure_else_a_share_of_its_perplexity(
     reading: Mapping[str, float], options: dict[str, Any], stands: bool
 ) -> None:
     ruling, _ = verdict({1: reading}, {1: reading}, accept="typical", **options)

@@ -102,9 +102,7 @@ def test_a_cue_counts_among_the_first_tokens_and_once_its_word_is_over(
     assert draft.stop == ("until" if kind else "delimiter")
 
 
-def test_a_verifying_takeover_continues_and_the_rest_of_the_paragraph_is_not_searched_for_cues() -> (
-    None
-):
+def test_a_verifying_takeover_continues_and_the_rest_of_the_paragraph_has_no_cues() -> None:
     small, large = pair(
         saying("First.\n\n", "Alternatively a b c d e f wait wait.\n\n", LAST),
         saying("", "Let me check one two three four five six seven eight.\n\n", LAST),

@@ -400,7 +400,9 @@ class FakeVllm:
                 choice = self.choice(tokens, body)
                 tokens = []
                 if stopped or count == limit:
-                    reason = number if number in closing else min(ends)[1] if ends else None
+                    reason = min(ends)[1] if ends else None
+                    if number in closing:
+                        reason = number
                     yield choice | {
                         "finish_reason": "stop" if stopped else "length",
                         "stop_reason": reason,
@@ -846,13 +848,12 @@ class StandIn(FakeVllm):
     async def show(self, request: web.Request) -> web.Response:
         """Show the gauges of a server, and the seconds of CPU time of this process."""
         label = f'{{model_name="{self.names[0]}"}}'
+        cache = f'block_size="{self.block}",enable_prefix_caching="{bool(self.block)}"'
         lines = (
             f"vllm:num_requests_running{label} {self.running}",
             f"vllm:num_requests_waiting{label} 0",
             f"vllm:generation_tokens_total{label} {self.generated}",
-            (
-                f'vllm:cache_config_info{{block_size="{self.block}",enable_prefix_caching="{bool(self.block)}"}} 1.0'
-            ),
+            f"vllm:cache_config_info{{{cache}}} 1.0",
             f"process_cpu_seconds_total {time.process_time()}",
         )
         return web.Response(text="\n".join(lines) + "\n")

@@ -98,7 +98,8 @@ def _deepseek(before: str, between: str, after: str) -> str:
         begin = f"<{BAR}tool{UNDER}call{UNDER}begin{BAR}>"
         end = f"<{BAR}tool{UNDER}call{UNDER}end{BAR}>"
         separator = f"<{BAR}tool{UNDER}sep{BAR}>"
-        return f"{begin}{before.format(name=name, separator=separator)}{between}{_json(arguments)}{after}{end}"
+        head = before.format(name=name, separator=separator)
+        return f"{begin}{head}{between}{_json(arguments)}{after}{end}"
 
     begin = f"<{BAR}tool{UNDER}calls{UNDER}begin{BAR}>"
     end = f"<{BAR}tool{UNDER}calls{UNDER}end{BAR}>"
@@ -156,11 +157,11 @@ def _atem(name: str, arguments: Arguments) -> str:
 
 
 def _kimi3(name: str, arguments: Arguments) -> str:
-    parts = "".join(
-        f'<|open|>argument key="{key}" type="{"string" if isinstance(value, str) else "number"}"<|sep|>'
-        f"{_text(value)}<|close|>argument<|sep|>"
-        for key, value in arguments.items()
-    )
+    parts = ""
+    for key, value in arguments.items():
+        kind = "string" if isinstance(value, str) else "number"
+        parts += f'<|open|>argument key="{key}" type="{kind}"<|sep|>'
+        parts += f"{_text(value)}<|close|>argument<|sep|>"
     return f'<|open|>call tool="{name}" index="1"<|sep|>{parts}<|close|>call<|sep|>'
 
 
@@ -211,7 +212,8 @@ def _step3(name: str, arguments: Arguments) -> str:
     )
     begin = f"<{BAR}tool_call_begin{BAR}>"
     end = f"<{BAR}tool_call_end{BAR}>"
-    return f'{begin}function<{BAR}tool_sep{BAR}><steptml:invoke name="{name}">{parts}</steptml:invoke>{end}'
+    call = f'<steptml:invoke name="{name}">{parts}</steptml:invoke>'
+    return f"{begin}function<{BAR}tool_sep{BAR}>{call}{end}"
 
 
 def _ifm(name: str, arguments: Arguments) -> str:
@@ -250,7 +252,9 @@ _COMMAND = _joined(
 SPELLINGS: Mapping[str, str] = {
     "apertus": _joined(
         lambda name, arguments: f'{{"{name}": {_json(arguments)}}}',
-        "<|tools_prefix|>[", ", ", "]<|tools_suffix|>",
+        "<|tools_prefix|>[",
+        ", ",
+        "]<|tools_suffix|>",
     ),
     "cohere_command3": _COMMAND,
     "cohere_command4": _COMMAND,
@@ -267,38 +271,48 @@ SPELLINGS: Mapping[str, str] = {
     "glm45": _GLM,
     "glm47": _GLM,
     "granite": "<|tool_call|>" + _LIST,
-    "granite-20b-fc": _joined(lambda name, arguments: "<function_call> " + _spaced(name, arguments)),
+    "granite-20b-fc": _joined(
+        lambda name, arguments: "<function_call> " + _spaced(name, arguments)
+    ),
     "granite4": _HERMES,
     "hermes": _HERMES,
     "hunyuan_a13b": f"<tool_calls>{_LIST}</tool_calls>",
     "hy_v3": _joined(partial(_hunyuan, "<tool_sep>"), "<tool_calls>", "", "</tool_calls>"),
     "hy_v4": _joined(partial(_hunyuan, ""), "<tool_calls>", "", "</tool_calls>"),
     "inkling": _joined(
-        lambda name, arguments: "<|message_model|><|content_invoke_tool_json|>"
-        + _spaced(name, arguments, "args")
-        + "<|end_message|>"
+        lambda name, arguments: (
+            "<|message_model|><|content_invoke_tool_json|>"
+            + _spaced(name, arguments, "args")
+            + "<|end_message|>"
+        )
     ),
     "internlm": f"<|action_start|><|plugin|>{_spaced(*CALLS[0], 'parameters')}<|action_end|>",
     "jamba": f"<tool_calls>{_LIST}</tool_calls>",
     "k2_horizon": _joined(_ifm, "<ifm|tool_calls>", "", "</ifm|tool_calls>"),
     "kimi_k2": _joined(
-        lambda name, arguments: f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>"
-        f"{_json(arguments)}<|tool_call_end|>",
-        "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>",
+        lambda name, arguments: (
+            f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>"
+            f"{_json(arguments)}<|tool_call_end|>"
+        ),
+        "<|tool_calls_section_begin|>",
+        "",
+        "<|tool_calls_section_end|>",
     ),
     "kimi_k3": _joined(_kimi3, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
     "lfm2": f"<|tool_call_start|>{_PYTHONIC}<|tool_call_end|>",
     "ling3": _GLM,
-    "llama3_json": _joined(lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "),
-    "llama4_json": _joined(lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "),
+    "llama3_json": _joined(
+        lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "
+    ),
+    "llama4_json": _joined(
+        lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "
+    ),
     "llama4_pythonic": f"<|python_start|>{_PYTHONIC}<|python_end|>",
     "longcat": _wrapped("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
     "mimo": _joined(_compact, between="\n"),
     "minicpm5": _joined(_mini_cpm, between="\n"),
     "minimax_m2": _joined(_invoke, "<minimax:tool_call>\n", "", "</minimax:tool_call>"),
-    "minimax_m3": _joined(
-        _minimax3, "]<]minimax[>[<tool_call>\n", "", "]<]minimax[>[</tool_call>"
-    ),
+    "minimax_m3": _joined(_minimax3, "]<]minimax[>[<tool_call>\n", "", "]<]minimax[>[</tool_call>"),
     "mistral": _joined(lambda name, arguments: f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}"),
     "muse_glimmer": _joined(_atem),
     "olmo3": _joined(_pythonic, "<function_calls>\n", "\n", "\n</function_calls>"),
@@ -312,9 +326,7 @@ SPELLINGS: Mapping[str, str] = {
     "qwen3_json": _HERMES,
     "qwen3_xml": _QWEN,
     "seed_oss": _functions("<seed:tool_call>", "</seed:tool_call>"),
-    "step3": _joined(
-        _step3, f"<{BAR}tool_calls_begin{BAR}>", "", f"<{BAR}tool_calls_end{BAR}>"
-    ),
+    "step3": _joined(_step3, f"<{BAR}tool_calls_begin{BAR}>", "", f"<{BAR}tool_calls_end{BAR}>"),
     "step3p5": _QWEN,
     "xlam": _LIST,
-}  # fmt: skip
+}

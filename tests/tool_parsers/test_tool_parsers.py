@@ -117,7 +117,7 @@ def spelt(tokens: Sequence[Token]) -> str:
 async def streamed(
     vllm: VllmEndpoint, tokens: Sequence[Token], chunk: int
 ) -> tuple[str, list[tuple[str, Any]], CallStream]:
-    """Write an answer of *tokens* that arrive *chunk* at a time, each after the one before is read."""
+    """Write an answer of *tokens* that arrive *chunk* at a time, each after the last is read."""
     events: list[Event] = []
     parser = Reading(vllm, TOOLSET)
     stream = CallStream(events.append, parser)

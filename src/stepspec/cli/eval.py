@@ -133,12 +133,11 @@ def calibrated(chosen: Sequence[str]) -> dict[str, str]:
     return problems
 
 
-def _calibrated(chosen: Sequence[str] | None, settings: Settings) -> dict[str, str]:
+def _calibrated(chosen: Sequence[str], settings: Settings) -> dict[str, str]:
     """Like `calibrated`, for the configured method if none is *chosen*."""
-    if chosen:
+    if chosen or settings.calibration is None:
         return calibrated(chosen)
-    calibration = settings.calibration
-    return {settings.policy: calibration.benchmark} if calibration else {}
+    return {settings.policy: settings.calibration.benchmark}
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -361,9 +360,8 @@ def command(
         _show(summaries, competing[0].name, as_json=json)
         if table is not None:
             write_file(table, csv_text(summaries))
-        stderr.print(
-            f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True
-        )
+        wrote = f"wrote {folder}; next: stepspec report {folder}"
+        stderr.print(wrote, highlight=False, soft_wrap=True)
         _remark(remarks)
 
 

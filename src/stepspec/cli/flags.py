@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, cast
 
@@ -30,22 +30,20 @@ from .program import parameters_of, with_parameters
 NUMBERS: Mapping[str, type] = {"integer": int, "number": float}
 
 
-def complete_policies(incomplete: str) -> list[str]:
-    """The policies whose names begin with *incomplete*, for the completion of a shell."""
-    return [name for name in policies.METHODS if name.startswith(incomplete)]
+def completion(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a completion of *names* for a shell."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
-def complete_benchmarks(incomplete: str) -> list[str]:
-    """The benchmarks whose names begin with *incomplete*, for the completion of a shell."""
-    return [name for name in BENCHMARKS if name.startswith(incomplete)]
-
-
-ARMS_METAVAR = "NAME[:OPTION=VALUE,...]"
 BenchmarkName: TypeAlias = Annotated[
     str,
     typer.Argument(
         help="A benchmark, or a JSONL, CSV or Parquet file of problems.",
-        autocompletion=complete_benchmarks,
+        autocompletion=completion(BENCHMARKS),
     ),
 ]
 Policies: TypeAlias = Annotated[
@@ -54,8 +52,8 @@ Policies: TypeAlias = Annotated[
         "--policy",
         "-p",
         help="A method with its options, or a policy file; may be repeated.",
-        metavar=ARMS_METAVAR,
-        autocompletion=complete_policies,
+        metavar="NAME[:OPTION=VALUE,...]",
+        autocompletion=completion(policies.METHODS),
     ),
 ]
 SharedOptions: TypeAlias = Annotated[
@@ -110,14 +108,6 @@ PromptName: TypeAlias = Annotated[
         metavar="NAME",
     ),
 ]
-ProblemsFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--problems",
-        help="A file of problems, one a line: a text, or JSON with its problem.",
-        metavar="FILE",
-    ),
-]
 SettingsOutput: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -134,7 +124,7 @@ Testbed: TypeAlias = Annotated[
 
 def _of_testbed(context: typer.Context, pace: str) -> str:
     source = context.get_parameter_source("profile")
-    # `demo` has no such flag
+    # `demo` has no --testbed.
     if source and source.name == "COMMANDLINE" and context.params.get("testbed") is False:
         raise ConfigurationError(
             "--profile is the pace of the miniature pair: add --testbed, or leave it out"
@@ -185,7 +175,7 @@ class Flag:
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """The parameter that declares the flag for typer; None is its default."""
+        """The parameter that declares the flag for typer, with None as its default."""
         kind = self.kind
         option = typer.Option(*self.names, help=self.help, show_default=False, **self.more)
         return inspect.Parameter(
@@ -197,7 +187,7 @@ class Flag:
 
 
 def flag(place: str, kind: Any, help: str, name: str = "", **more: Any) -> Flag:
-    """Declare the flag of a setting. That of ``sampling.top_p`` is ``--top-p`` by default."""
+    """Declare the flag of a setting. The flag of ``sampling.top_p`` is ``--top-p`` by default."""
     keys = tuple(place.split("."))
     name = name or f"--{keys[-1].replace('_', '-')}"
     return Flag(keys, (name,), kind, help, more)
@@ -211,29 +201,17 @@ def _key(role: str, model: str) -> Flag:
     return flag(f"{role}.api_key", str, words, f"--{role}-api-key", metavar="KEY")
 
 
+def _url(role: str, help: str) -> Flag:
+    return flag(f"{role}.url", str, help, f"--{role}", metavar="URL")
+
+
 REPLICAS = "; several replicas are separated by commas."
 KEYS = (_key("small", "small"), _key("large", "large"))
-PAIR = (
-    flag(
-        "small.url",
-        str,
-        f"Base URL of the small model's server{REPLICAS}",
-        "--small",
-        metavar="URL",
-    ),
-    flag(
-        "large.url",
-        str,
-        f"Base URL of the large model's server{REPLICAS}",
-        "--large",
-        metavar="URL",
-    ),
-    *KEYS,
-)
-CRITIC = "Base URL of the reward model's server, for methods that need one."
 SERVERS = (
-    *PAIR,
-    flag("critic.url", str, CRITIC, "--critic", metavar="URL"),
+    _url("small", f"Base URL of the small model's server{REPLICAS}"),
+    _url("large", f"Base URL of the large model's server{REPLICAS}"),
+    *KEYS,
+    _url("critic", "Base URL of the reward model's server, for methods that need one."),
     _key("critic", "reward"),
 )
 SAMPLING = (
@@ -346,23 +324,25 @@ def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:
     """Derive the flag of the run option *name* from its declaration."""
     option = run_options()[name]
     schema = TypeAdapter(option_types()[name]).json_schema()
-    names = option.flags or (f"--{name.replace('_', '-')}",)
-    help = helps.get(name, option.help)
+    *others, last = option.flags or (f"--{name.replace('_', '-')}",)
     kinds = {kind.get("type"): kind for kind in schema.get("anyOf", [schema])}
+    made = Flag((name,), (*others, last), str, helps.get(name, option.help))
+    if name == "policy":
+        return replace(made, more={"autocompletion": completion(policies.METHODS)})
     if "object" in kinds:
-        return Flag((name,), names, list[str], help, {"metavar": "NAME=VALUE"}, parse_options)
+        more = {"metavar": "NAME=VALUE"}
+        return replace(made, kind=list[str], more=more, parse=parse_options)
     if "array" in kinds:
-        return Flag((name,), names, list[str], help, parse=_unescape_all)
+        return replace(made, kind=list[str], parse=_unescape_all)
     if "boolean" in kinds:
-        both = (*names[:-1], f"{names[-1]}/--no-{names[-1].removeprefix('--')}")
-        return Flag((name,), both, bool, help)
-    for kind, number in NUMBERS.items():
-        limits = kinds.get(kind)
-        if limits is not None:
-            most = limits.get("maximum", limits.get("exclusiveMaximum"))
-            return Flag((name,), names, number, help, {"min": limits.get("minimum"), "max": most})
-    more = {"autocompletion": complete_policies} if name == "policy" else {}
-    return Flag((name,), names, str, help, more)
+        both = (*others, f"{last}/--no-{last.removeprefix('--')}")
+        return replace(made, names=both, kind=bool)
+    for kind in NUMBERS.keys() & kinds.keys():
+        limits = kinds[kind]
+        most = limits.get("maximum", limits.get("exclusiveMaximum"))
+        more = {"min": limits.get("minimum"), "max": most}
+        return replace(made, kind=NUMBERS[kind], more=more)
+    return made
 
 
 def _unescape_all(texts: Sequence[str]) -> list[str]:

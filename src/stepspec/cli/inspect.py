@@ -74,10 +74,9 @@ def show_trace(
     """
     try:
         page = html(file.read_bytes())
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{file}: {exc}") from exc
-    except OSError as exc:
-        raise ConfigurationError(f"{file}: {exc.strerror}") from exc
+    except (ConfigurationError, OSError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise ConfigurationError(f"{file}: {reason}") from exc
     target = output or file.with_suffix(".html")
     if target == file:
         raise ConfigurationError(
@@ -143,12 +142,9 @@ def _brief(name: str) -> dict[str, Any]:
 
 def _full(name: str) -> dict[str, Any]:
     method = policies.METHODS.find(name)
-    options = method.describe_options()
-    return {
-        **_brief(name),
-        "options": {key: dataclasses.asdict(option) for key, option in options.items()},
-        "documentation": method.documentation,
-    }
+    options = method.describe_options().items()
+    described = {key: dataclasses.asdict(option) for key, option in options}
+    return {**_brief(name), "options": described, "documentation": method.documentation}
 
 
 def _print_brief(name: str) -> None:

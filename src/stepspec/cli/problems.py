@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain, count
 from pathlib import Path
 
 import orjson
@@ -145,7 +146,7 @@ def _standard_input() -> str:
 
 
 def _ends(device: Path) -> bool:
-    """Whether reading the *device* ends: that of a terminal does, and that of /dev/null."""
+    """Whether the *device* has an end, as a terminal and /dev/null have."""
     with device.open("rb") as file:
         return file.isatty() or device.samefile(os.devnull)
 
@@ -197,12 +198,8 @@ def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
 
 def _unused(id: str, taken: dict[str, FileProblem]) -> str:
     """Return *id*, with a number if it is taken. The same text may stand in a file twice."""
-    name = id
-    number = 1
-    while name in taken:
-        number += 1
-        name = f"{id}-{number}"
-    return name
+    names = (f"{id}-{number}" for number in count(2))
+    return next(name for name in chain([id], names) if name not in taken)
 
 
 def text_digest(text: str) -> str:

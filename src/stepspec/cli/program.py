@@ -57,15 +57,15 @@ def _single(kind: Any) -> Any:
 
 def _named_value(name: str, annotation: Any) -> Any:
     """Return the *annotation* of a parameter with a plain word for its value in the help."""
-    kind, *notes = get_args(annotation) or (annotation,)
-    for index, note in enumerate(notes):
-        if isinstance(note, OptionInfo | ArgumentInfo) and note.metavar is None:
+    match get_args(annotation):
+        case (kind, OptionInfo(metavar=None) | ArgumentInfo(metavar=None) as note):
             named = copy.copy(note)
             named.metavar = VALUE_WORDS.get(_single(kind))
             if isinstance(note, ArgumentInfo):
                 named.metavar = name.upper()
-            notes[index] = named
-    return Annotated[kind, *notes] if notes else annotation
+            return Annotated[kind, named]
+        case _:
+            return annotation
 
 
 def add_command(
@@ -176,16 +176,12 @@ def run(app: Callable[[], object]) -> None:
 
         message = str(exc)
         if isinstance(exc, OSError) and exc.errno in UNWRITABLE:
-            message = _unwritable(exc)
+            name = exc.filename or "standard output, or a file,"
+            message = f"{name} cannot be written: {exc.strerror}"
         elif not isinstance(exc, StepspecError):
             raise
-        _print_error(message)
+        _stderr().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
         sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
-
-
-def _unwritable(exc: OSError) -> str:
-    name = exc.filename or "standard output, or a file,"
-    return f"{name} cannot be written: {exc.strerror}"
 
 
 def wait(work: Coroutine[Any, Any, T], *, resumable: bool = False) -> T:
@@ -202,10 +198,7 @@ def wait(work: Coroutine[Any, Any, T], *, resumable: bool = False) -> T:
         _interrupted()
 
 
-INTERRUPTED = "interrupted"
-
-
-def _interrupted(message: str = INTERRUPTED) -> NoReturn:
+def _interrupted(message: str = "interrupted") -> NoReturn:
     """Print the *message*, and exit with 130."""
     _stderr().print(message, style="yellow")
     raise typer.Exit(130) from None
@@ -229,23 +222,13 @@ def _stderr() -> Console:
     return Console(file=cast("TextIO", GuardedStream()))
 
 
-def _print_error(message: str) -> None:
-    _stderr().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
-
-
 class _Stderr(logging.Handler):
-    """
-    Prints records in a line each, also while a progress bar is shown.
-
-    *waiting* is the name of the logger for the servers that stepspec waits for.
-    """
-
-    def __init__(self, waiting: str) -> None:
-        super().__init__()
-        self.waiting = waiting
+    """Prints records in a line each, also while a progress bar is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        noted = record.levelno >= logging.WARNING or record.name == self.waiting
+        from stepspec.orchestrator.errors import WAITING
+
+        noted = record.levelno >= logging.WARNING or record.name == WAITING
         style = "yellow" if noted else "dim"
         _stderr().print(Text(self.format(record), style), soft_wrap=True)
 
@@ -255,7 +238,7 @@ def logging_to_stderr() -> Generator[None]:
     """Print warnings, and the servers that are waited for, on standard error."""
     from stepspec.orchestrator.errors import WAITING
 
-    handler = _Stderr(WAITING)
+    handler = _Stderr()
     waiting = logging.getLogger(WAITING)
     level = log.level
     waiting_level = waiting.level

@@ -29,51 +29,44 @@ class RunPrinter:
         for step in solved_steps(Moment(time.perf_counter() - self._began, event)):
             if step.fate != "lost":
                 self._console.print(step_line(step), soft_wrap=True)
-        line = self._line(event)
-        if line:
-            self._console.print(line, soft_wrap=True)
-
-    def _line(self, event: Event) -> Text | None:
         match event:
             case Degraded(path=path, role=role, cause=cause):
-                return _warning(f"the {path or role} model failed, going on without it: {cause}")
+                self._print(f"the {path or role} model failed, going on without it: {cause}")
             case FellBack(stage=stage, fallback=by, cause=cause):
-                return _warning(
+                self._print(
                     f"the verifier failed, its fallback decides about the {stage} ({by}): {cause}"
                 )
             case Moved(path=path, role=role, url=url, to=to):
-                return _warning(f"the {path or role} model at {url} failed, going on at {to}")
+                self._print(f"the {path or role} model at {url} failed, going on at {to}")
             case AnswerJudged() if event.final or event.accepted:
-                return _verdict(event)
+                self._judged(event)
             case Decided() if event.choice != self._writer:
                 self._writer = event.choice
-                return _decision(event)
+                self._decided(event)
             case _:
-                return None
+                pass
 
+    def _print(self, text: str, style: str = "yellow") -> None:
+        self._console.print(Text(text, style), soft_wrap=True)
 
-def _warning(text: str) -> Text:
-    return Text(text, "yellow")
+    def _decided(self, event: Decided) -> None:
+        """Print who writes from now on, unless the log has advice about it."""
+        if event.advice:
+            return
+        writer = "the method goes on"
+        if event.choice == "large":
+            writer = "the large model writes alone"
+        self._print(f"{writer}: {event.reason}", "dim")
 
-
-def _decision(event: Decided) -> Text | None:
-    """Return one line about who writes from now on; None if the log has advice about it."""
-    if event.advice:
-        return None
-    writer = "the method goes on"
-    if event.choice == "large":
-        writer = "the large model writes alone"
-    return Text(f"{writer}: {event.reason}", "dim")
-
-
-def _verdict(event: AnswerJudged) -> Text:
-    """Return one line with the verifier's last verdict about the answer."""
-    if event.accepted is None:
-        return _warning("answer not judged: the verifier failed")
-    reason = f": {event.reason}" if event.reason else ""
-    if event.accepted:
-        return Text(f"answer accepted by the verifier{reason}", "green")
-    return Text(f"answer REJECTED by the verifier{reason}", "red")
+    def _judged(self, event: AnswerJudged) -> None:
+        """Print the verifier's last verdict about the answer."""
+        reason = f": {event.reason}" if event.reason else ""
+        if event.accepted is None:
+            self._print("answer not judged: the verifier failed")
+        elif event.accepted:
+            self._print(f"answer accepted by the verifier{reason}", "green")
+        else:
+            self._print(f"answer REJECTED by the verifier{reason}", "red")
 
 
 def step_line(step: SolvedStep) -> Text:
@@ -82,10 +75,8 @@ def step_line(step: SolvedStep) -> Text:
     style = COLOURS[step.author] if step.fate == "kept" else "dim strike"
     note = ""
     if step.fate == "rejected":
-        note = f"  (rejected: {step.reason}"
-        if step.detail:
-            note += f": {' '.join(step.detail.split())}"
-        note += ")"
+        reasons = [step.reason, " ".join(step.detail.split())]
+        note = f"  (rejected: {': '.join(filter(None, reasons))})"
     head = f"{step.at:6.2f} s  {step.author:<5}  {grade:>4}  "
     return Text.assemble((head, "dim"), (" ".join(step.text.split()), style), (note, "dim"))
 
@@ -114,8 +105,5 @@ def nested_lines(ledger: Ledger) -> Iterator[Text]:
         for path, judged, stood in ledger.sifted
     }
     for model in ledger.nested:
-        drafts = sifted.get(model.path, "")
-        yield Text(
-            f"{model.path}: {model.kept} tokens kept, {model.discarded} discarded{drafts}",
-            style="dim",
-        )
+        text = f"{model.path}: {model.kept} tokens kept, {model.discarded} discarded"
+        yield Text(text + sifted.get(model.path, ""), "dim")

@@ -62,7 +62,8 @@ class World:
 
 
 def test_the_loosest_value_that_loses_nothing_is_found(tmp_path: Path) -> None:
-    found = (world := World(80)).calibrate(tmp_path / "trials.jsonl")
+    world = World(80)
+    found = world.calibrate(tmp_path / "trials.jsonl")
     assert [each.threshold for each in found.tested] == [9, 7, 5, 3]
     assert [each.holds for each in found.tested] == [True, True, True, False]
     assert world.most == 4

@@ -98,11 +98,19 @@ def folder(
 ) -> Path:
     """Write a run folder, as `stepspec eval` does."""
     head = {
-        "benchmark": "sums", "problems": "b1a5", "half": None, "prompt": None,
-        "models": {"small": "tiny", "large": "huge"}, "arms": [arm.record() for arm in arms],
-        "sampling": {"temperature": 0.0}, "budget": {"tokens": 512, "seconds": None}, "repeats": 1, "seed": 0,
-        "concurrency": 1, **about,
-    }  # fmt: skip
+        "benchmark": "sums",
+        "problems": "b1a5",
+        "half": None,
+        "prompt": None,
+        "models": {"small": "tiny", "large": "huge"},
+        "arms": [arm.record() for arm in arms],
+        "sampling": {"temperature": 0.0},
+        "budget": {"tokens": 512, "seconds": None},
+        "repeats": 1,
+        "seed": 0,
+        "concurrency": 1,
+        **about,
+    }
     with SampleStore(path / "samples.jsonl", head) as kept:
         for (number, _), sample in (samples() if done is None else done).items():
             kept.add(number, sample)
@@ -117,11 +125,18 @@ def folder(
 def record(about: Mapping[str, Any]) -> dict[str, Any]:
     server = {"version": "0.32.0", "models": [{"id": "m", "max_model_len": 2048}]}
     session = {
-        "date": "2026-11-21T20:00:00+00:00", "ended": "2026-11-21T20:05:00+00:00", "commit": "c0ffee",
-        "command": ["stepspec", "eval", "sums"], "python": "3.11.7", "platform": "Linux", "cpus": 2,
+        "date": "2026-11-21T20:00:00+00:00",
+        "ended": "2026-11-21T20:05:00+00:00",
+        "commit": "c0ffee",
+        "command": ["stepspec", "eval", "sums"],
+        "python": "3.11.7",
+        "platform": "Linux",
+        "cpus": 2,
         "versions": {"stepspec": "0.1.0"},
-        "servers": [{**server, "role": role, "url": f"http://{role}:1"} for role in ("small", "large")],
-    }  # fmt: skip
+        "servers": [
+            {**server, "role": role, "url": f"http://{role}:1"} for role in ("small", "large")
+        ],
+    }
     benchmark = {
         "name": about["benchmark"],
         "source": "",

@@ -33,11 +33,13 @@ elements => elements.map((element) => {
     canvas.fillStyle = colour;
     canvas.fillRect(0, 0, 1, 1);
     const parts = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((each) => each / 255);
-    const [r, g, b] = parts.map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4));
+    const linear = (each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = parts.map(linear);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const card = getComputedStyle(element.closest(".card")).backgroundColor;
-  const [low, high] = [light(getComputedStyle(element).fill), light(card)].sort((one, other) => one - other);
+  const lights = [light(getComputedStyle(element).fill), light(card)];
+  const [low, high] = lights.sort((one, other) => one - other);
   return (high + 0.05) / (low + 0.05);
 })
 """

@@ -56,27 +56,88 @@ def against(n: int, gained: int, lost: int, seconds: float = 2.0, arm: Arm = MET
 @pytest.mark.parametrize(
     ("counts", "seconds", "further", "time", "accuracy"),
     [
-        ((400, 4, 3), 2.0, None, "2.0x faster [2.0, 2.0]", "+0.2 points [-1.3, +1.9]: no loss above 1.3 points at 95%"),
-        ((12, 0, 0), 2.0, 177, "2.0x faster [1.9, 2.1]",
-         "+0.0 points [-24.3, +24.3]: too few problems to exclude a loss above 2 points; about 180 more would"),
-        ((5, 0, 0), 2.0, 184, "no difference in time shown (2.04x [1.82, 2.22])",
-         "+0.0 points [-43.4, +43.4]: too few problems to exclude a loss above 2 points; about 180 more would"),
-        ((200, 0, 40), 2.0, None, "2.0x faster [2.0, 2.0]",
-         "-20.0 points [-26.1, -15.0]: a loss of at least 15.0 points at 95%"),
-        ((200, 0, 6), 2.0, 643, "2.0x faster [2.0, 2.0]", "-3.0 points [-6.4, -1.1]: a loss, and too few problems to "
-         "tell if it is above 2 points; about 640 more would"),
-        ((200, 20, 1), 2.0, None, "2.0x faster [2.0, 2.0]", "+9.5 points [+5.7, +14.5]: more accurate at 95%"),
-        ((1000, 0, 8), 2.0, None, "2.0x faster [2.0, 2.0]",
-         "-0.8 points [-1.6, -0.4]: a loss, but none above 1.6 points at 95%"),
-        ((400, 0, 0), 6.0, None, "1.5x slower [1.5, 1.5]", "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%"),
-        ((400, 0, 0), 3.98, None, "no difference in time shown (1.01x [1.00, 1.02])",
-         "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%"),
-        ((400, 0, 0), 3.9, None, "1.03x faster [1.02, 1.04]",
-         "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%"),
-        ((30, 0, 30), 0.0, None, "no time measured",
-         "-100.0 points [-100.0, -77.3]: a loss of at least 77.3 points at 95%"),
+        (
+            (400, 4, 3),
+            2.0,
+            None,
+            "2.0x faster [2.0, 2.0]",
+            "+0.2 points [-1.3, +1.9]: no loss above 1.3 points at 95%",
+        ),
+        (
+            (12, 0, 0),
+            2.0,
+            177,
+            "2.0x faster [1.9, 2.1]",
+            "+0.0 points [-24.3, +24.3]: too few problems to exclude a loss"
+            " above 2 points; about 180 more would",
+        ),
+        (
+            (5, 0, 0),
+            2.0,
+            184,
+            "no difference in time shown (2.04x [1.82, 2.22])",
+            "+0.0 points [-43.4, +43.4]: too few problems to exclude a loss"
+            " above 2 points; about 180 more would",
+        ),
+        (
+            (200, 0, 40),
+            2.0,
+            None,
+            "2.0x faster [2.0, 2.0]",
+            "-20.0 points [-26.1, -15.0]: a loss of at least 15.0 points at 95%",
+        ),
+        (
+            (200, 0, 6),
+            2.0,
+            643,
+            "2.0x faster [2.0, 2.0]",
+            "-3.0 points [-6.4, -1.1]: a loss, and too few problems to "
+            "tell if it is above 2 points; about 640 more would",
+        ),
+        (
+            (200, 20, 1),
+            2.0,
+            None,
+            "2.0x faster [2.0, 2.0]",
+            "+9.5 points [+5.7, +14.5]: more accurate at 95%",
+        ),
+        (
+            (1000, 0, 8),
+            2.0,
+            None,
+            "2.0x faster [2.0, 2.0]",
+            "-0.8 points [-1.6, -0.4]: a loss, but none above 1.6 points at 95%",
+        ),
+        (
+            (400, 0, 0),
+            6.0,
+            None,
+            "1.5x slower [1.5, 1.5]",
+            "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%",
+        ),
+        (
+            (400, 0, 0),
+            3.98,
+            None,
+            "no difference in time shown (1.01x [1.00, 1.02])",
+            "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%",
+        ),
+        (
+            (400, 0, 0),
+            3.9,
+            None,
+            "1.03x faster [1.02, 1.04]",
+            "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%",
+        ),
+        (
+            (30, 0, 30),
+            0.0,
+            None,
+            "no time measured",
+            "-100.0 points [-100.0, -77.3]: a loss of at least 77.3 points at 95%",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_verdict_says_what_is_shown_and_how_many_problems_are_missing(
     counts: tuple[int, int, int], seconds: float, further: int | None, time: str, accuracy: str
 ) -> None:

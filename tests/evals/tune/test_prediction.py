@@ -112,9 +112,14 @@ def figures(gain: float, width: float = 0.1, passed: float = 0.1, arm: Arm = REA
 
 @pytest.mark.parametrize(
     ("gain", "width", "verdict"),
-    [(1.5, 0.2, "pays"), (1.2, 0.5, "not known"), (0.8, 0.1, "does not pay"), (0.8, 0.5, "not known"),
-     (1.01, 0.001, "does not pay")],
-)  # fmt: skip
+    [
+        (1.5, 0.2, "pays"),
+        (1.2, 0.5, "not known"),
+        (0.8, 0.1, "does not pay"),
+        (0.8, 0.5, "not known"),
+        (1.01, 0.001, "does not pay"),
+    ],
+)
 def test_the_interval_says_whether_it_pays(gain: float, width: float, verdict: str) -> None:
     found = conclude([figures(gain, width)])
     assert found.verdict == verdict

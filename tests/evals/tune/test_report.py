@@ -47,17 +47,29 @@ def test_the_method_that_pays_is_named_first() -> None:
 @pytest.mark.parametrize(
     ("methods", "headline"),
     [
-        ((figures(0.8),), "It does not pay: reading, the best method, is 0.8x as fast as the large"
-         " model alone [0.7, 0.9]; it accepts 80% of the drafts."),
-        ((figures(1.2, 0.4),), "Not known yet: reading may be 1.2x as fast as the large model alone"
-         " [0.8, 1.8]; 16 more minutes would be enough."),
-        ((figures(1.01, 0.4),), "Not known yet: reading may be 1.01x as fast as the large model"
-         " alone [0.7, 1.5]; it is about as fast, so that more minutes would not tell."),
-        ((figures(3.0, passed=0.9),), "It does not pay: every method lets more than 33% of the small"
-         " model's errors through, also reading, the fastest (3.0x)."),
+        (
+            (figures(0.8),),
+            "It does not pay: reading, the best method, is 0.8x as fast as the large"
+            " model alone [0.7, 0.9]; it accepts 80% of the drafts.",
+        ),
+        (
+            (figures(1.2, 0.4),),
+            "Not known yet: reading may be 1.2x as fast as the large model alone"
+            " [0.8, 1.8]; 16 more minutes would be enough.",
+        ),
+        (
+            (figures(1.01, 0.4),),
+            "Not known yet: reading may be 1.01x as fast as the large model"
+            " alone [0.7, 1.5]; it is about as fast, so that more minutes would not tell.",
+        ),
+        (
+            (figures(3.0, passed=0.9),),
+            "It does not pay: every method lets more than 33% of the small"
+            " model's errors through, also reading, the fastest (3.0x).",
+        ),
         ((), "Not known yet: no draft was tried in 4 minutes; give more."),
     ],
-)  # fmt: skip
+)
 def test_the_headline_says_why_not(methods: Any, headline: str) -> None:
     assert report(*methods).headline == headline
 
@@ -133,8 +145,11 @@ def test_the_settings_are_those_of_the_method_and_the_prior(
     read = configuration.load()
     assert (read.policy, read.options, read.ahead) == ("reading", {"threshold": 1}, 1)
     assert read.prior.model_dump() == {
-        "accept_rate": 0.8, "verdict_seconds": 0.3, "pace": round(0.003 / 0.021, 4), "runs": 1
-    }  # fmt: skip
+        "accept_rate": 0.8,
+        "verdict_seconds": 0.3,
+        "pace": round(0.003 / 0.021, 4),
+        "runs": 1,
+    }
     assert path.read_text().startswith("# Use reading: 1.9x")
     path.write_text(report(figures(0.5)).settings(settings, "2026-11-29"))
     alone = configuration.load()

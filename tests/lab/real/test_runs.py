@@ -1,4 +1,4 @@
-"""The samples of the real pair: their lines, their replay in modelled seconds, and their figures."""
+"""The samples of the real pair: their lines, their replay, and their figures."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from lab.templates import ask, learn
 from stepspec.orchestrator.answer import close
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
 from stepspec.orchestrator.endpoints import Template
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.markers import KNOWN, THINK, begun_marks
+from tests.templates import ask, learn
 
 from .families import BY_NAME, FAMILIES, Family, FamilyServer, RealFamily
 
@@ -109,7 +109,7 @@ async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_befor
 
 
 @every_family
-async def test_a_block_that_another_model_closed_is_closed_in_the_models_own_way_and_marks_stay_text(
+async def test_a_block_closed_by_another_model_is_closed_in_the_models_own_way_and_marks_stay_text(
     family: Family,
 ) -> None:
     """

@@ -161,7 +161,8 @@ def info(**labels: object) -> bytes:
         "prefix_match_unit": None,
     }
     shown = ",".join(f'{name}="{value}"' for name, value in {**known, **labels}.items())
-    return f'# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{engine="0",{shown}}} 1.0\n'.encode()
+    gauge = f'vllm:cache_config_info{{engine="0",{shown}}} 1.0'
+    return f"# TYPE vllm:cache_config_info gauge\n{gauge}\n".encode()
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ async def test_verbs_that_fail_together_move_the_run_once() -> None:
 
 
 @jumping
-async def test_one_that_failed_is_probed_after_growing_pauses_and_used_again_once_a_probe_passes() -> (
+async def test_a_failed_server_is_probed_after_growing_pauses_and_used_once_a_probe_passes() -> (
     None
 ):
     first = server(A, dies=10, revives=100)
@@ -540,9 +540,7 @@ async def test_a_server_that_hangs_at_the_start_holds_up_the_other_for_five_seco
 
 
 @jumping
-async def test_a_server_that_is_far_away_passes_its_probe_though_some_twenty_requests_take_longer() -> (
-    None
-):
+async def test_a_server_far_away_passes_its_probe_though_some_twenty_requests_take_longer() -> None:
     only = server(A, far=6.0)
     only.scripted.latency = lambda chain: 4.5
     fail_once(only)

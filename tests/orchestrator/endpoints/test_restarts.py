@@ -184,7 +184,7 @@ async def test_a_server_that_did_not_change_is_not_probed_for_a_chain_that_is_to
         assert not endpoint.down
 
 
-async def test_a_new_model_under_the_same_name_is_refused_while_its_replica_serves_the_old_one() -> (
+async def test_a_new_model_of_the_same_name_is_refused_while_its_replica_serves_the_old_one() -> (
     None
 ):
     async with (
@@ -196,7 +196,11 @@ async def test_a_new_model_under_the_same_name_is_refused_while_its_replica_serv
             await restart(again)
             endpoint.report(settings.url, EndpointUnavailable("reset"))
             assert (await endpoint.model().write(PROBLEM)).text
-            while endpoint.usable and "vocabulary" not in endpoint.down.get(settings.url, ""):  # noqa: ASYNC110
+
+            def refused() -> bool:
+                return "vocabulary" in endpoint.down.get(settings.url, "")
+
+            while endpoint.usable and not refused():  # noqa: ASYNC110
                 await asyncio.sleep(0)
             assert [each.settings.url for each in endpoint.up] == [url]
 

@@ -115,13 +115,22 @@ async def rated(
     [
         (CHAIN, ["Six sevens.", "That is 42."]),
         (Chain.of("What?"), []),
-        (Chain.of("?").extend(Step("Six ", "small", "length")).extend(Step("sevens.", "large")), ["Six sevens."]),
-        (CHAIN.extend(Step("Done.\n</think>", "small", "end")), ["Six sevens.", "That is 42.", "Done."]),
+        (
+            Chain.of("?").extend(Step("Six ", "small", "length")).extend(Step("sevens.", "large")),
+            ["Six sevens."],
+        ),
+        (
+            CHAIN.extend(Step("Done.\n</think>", "small", "end")),
+            ["Six sevens.", "That is 42.", "Done."],
+        ),
         (CHAIN.extend(Step("</think>", "small", "end")), ["Six sevens.", "That is 42."]),
-        (CHAIN.extend(Step("\n\n", "small")).extend(Step("So", "small")), ["Six sevens.", "That is 42.", "So"]),
+        (
+            CHAIN.extend(Step("\n\n", "small")).extend(Step("So", "small")),
+            ["Six sevens.", "That is 42.", "So"],
+        ),
         (Chain.of("?").extend(Step("```\na\n\nb\n```\n\n", "small")), ["```\na\n\nb\n```"]),
     ],
-)  # fmt: skip
+)
 def test_a_critic_reads_the_steps(chain: Chain, texts: list[str]) -> None:
     assert list(paragraphs(chain)) == texts
 

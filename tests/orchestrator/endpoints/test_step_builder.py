@@ -77,7 +77,8 @@ def test_it_ends_where_the_first_blank_line_or_mark_is_complete(
     end = first_end(pieces, closing)
     step, stop, growing = grown(pieces, closing=closing)
     assert step.text == (text if end < 0 else text[:end])
-    assert stop == (None if end < 0 else "delimiter" if step.text.endswith("\n\n") else "end")
+    reason = "delimiter" if step.text.endswith("\n\n") else "end"
+    assert stop == (None if end < 0 else reason)
     assert "".join(token.text for token in step.tokens) == step.text
     complete = [token for token in step.tokens if token.id >= 0]
     assert [token.text for token in complete] == pieces[: len(complete)]

@@ -291,7 +291,8 @@ async def test_cancelling_a_write_closes_it(meet: Meet) -> None:
     async with meet(server) as met, kept_open():
         chain = PROBLEM.extend(await met.model.write(PROBLEM))
         begun: list[Step] = []
-        writing = asyncio.create_task(met.model.write(chain, until=begun.append))  # type: ignore[arg-type]
+        write = met.model.write(chain, until=begun.append)  # type: ignore[arg-type]
+        writing = asyncio.create_task(write)
         await eventually(lambda: bool(begun))
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -207,7 +207,7 @@ async def test_a_memo_drops_the_least_recently_used_entry() -> None:
     assert made == ["a", "b", "c", "b"]
 
 
-async def test_a_growing_chain_is_encoded_as_a_chain_at_once_also_after_a_rollback_and_for_another_problem() -> (
+async def test_a_growing_chain_is_encoded_as_a_whole_one_after_rollbacks_and_other_problems() -> (
     None
 ):
     async with FakeVllm().serve() as settings, VllmEndpoint(settings) as endpoint:

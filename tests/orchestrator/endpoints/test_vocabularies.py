@@ -108,9 +108,14 @@ async def cut_twice(
 
 
 @every_family
-@pytest.mark.parametrize(("prompt", "choices"), [
-    ("specreason.grade", "0123456789"), ("check", ("Yes", "No")), ("lookahead-reasoning.same", ("Yes", "No")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "choices"),
+    [
+        ("specreason.grade", "0123456789"),
+        ("check", ("Yes", "No")),
+        ("lookahead-reasoning.same", ("Yes", "No")),
+    ],
+)
 def test_a_judges_choices_are_single_tokens_behind_its_opening(
     family: str, prompt: str, choices: Sequence[str]
 ) -> None:

@@ -465,9 +465,7 @@ def test_no_request_within_the_pair_exceeds_the_limit_or_the_budget(
     assert limits[:2] == [most, most]
 
 
-def test_requests_within_a_pair_have_the_step_of_the_chain_and_are_no_bets_while_the_loop_waits() -> (
-    None
-):
+def test_requests_within_a_pair_have_the_step_of_the_chain_and_are_no_awaited_bets() -> None:
     three = trio(length=3, refused=(1,))
     run(reason(three.policy, PROBLEM, ahead=0))
     requests = [

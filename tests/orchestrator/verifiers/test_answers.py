@@ -105,7 +105,7 @@ class Checked:
         loop = asyncio.get_running_loop()
         recorder = self.recorder = Recorder(loop.time)
         self.small.observe = self.large.observe = recorder
-        settings = FunctionVerifier(function=rated, **self.settings)  # type: ignore[arg-type]  # a validator names it
+        settings = FunctionVerifier.model_validate({"function": rated, **self.settings})
         async with ConnectedVerifier(settings) as connected:
             judge = LargeJudge(self.large, lambda stage: (f"Is this {stage} right?", ""))
             verifier = Verifier(connected, judge, recorder, loop.time)

@@ -30,7 +30,8 @@ def right(candidate: Candidate) -> bool:
     return candidate.answer == "42"
 
 
-unnamed: Callable[[Candidate], float] = lambda candidate: 1.0  # noqa: E731 -- a lambda is what is refused
+# A lambda is what is refused.
+unnamed: Callable[[Candidate], float] = lambda candidate: 1.0  # noqa: E731
 
 
 def two(candidate: Candidate, more: object) -> float:
@@ -106,9 +107,7 @@ async def test_what_a_function_raises_is_a_failure_that_names_it() -> None:
                 await verifier.rate(CANDIDATE)
 
 
-async def test_a_function_that_blocks_leaves_the_loop_free_and_keeps_its_place_when_it_is_late() -> (
-    None
-):
+async def test_a_function_that_blocks_leaves_the_loop_free_and_keeps_its_place_when_late() -> None:
     free = threading.Event()
     entered = asyncio.Event()
     calls = list[str]()

@@ -38,9 +38,9 @@ def three(
     return Pair.model_validate({"large": dearest, "small": within, "card": 79})
 
 
-def scripted(behaviour: str = "serve", name: str = "large", **options: object) -> Server:
+def scripted(behaviour: str = "serve", name: str = "large", **options: Any) -> Server:
     program = (sys.executable, str(SCRIPT))
-    return Server(name, behaviour, served_name=f"toy-{name}", program=program, **options)  # type: ignore[arg-type]
+    return Server(name, behaviour, served_name=f"toy-{name}", program=program, **options)
 
 
 async def die(served: Served) -> None:
@@ -81,8 +81,8 @@ def _stat(pid: int) -> list[str]:
 
 
 async def gone(group: int) -> bool:
-    """Say whether the whole group ends within a few seconds."""
+    """Say whether the whole group ends within a few seconds. No event tells that."""
     deadline = time.monotonic() + PATIENCE
-    while members(group) and time.monotonic() < deadline:  # noqa: ASYNC110 - no event tells that a process has ended
+    while members(group) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     return not members(group)

@@ -199,21 +199,42 @@ def speculative(server: Server) -> dict[str, Any]:
     ("speculation", "expected"),
     [
         ("ngram", {"num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
-        ({"method": "ngram", "tokens": 8, "more": {"prompt_lookup_min": 3}}, {
-            "num_speculative_tokens": 8, "prompt_lookup_min": 3, "prompt_lookup_max": 4,
-        }),
+        (
+            {"method": "ngram", "tokens": 8, "more": {"prompt_lookup_min": 3}},
+            {
+                "num_speculative_tokens": 8,
+                "prompt_lookup_min": 3,
+                "prompt_lookup_max": 4,
+            },
+        ),
         ("suffix", {}),
         ({"method": "suffix", "tokens": 32}, {"num_speculative_tokens": 32}),
         ("draft_model", {"num_speculative_tokens": 4, "model": "tiny", "revision": "v2"}),
-        ({"method": "draft_model", "model": "other"}, {"num_speculative_tokens": 4, "model": "other"}),
-        ({"method": "draft_model", "model": "other", "more": {"revision": "r", "use_heterogeneous_vocab": True}}, {
-            "num_speculative_tokens": 4, "model": "other", "revision": "r", "use_heterogeneous_vocab": True,
-        }),
+        (
+            {"method": "draft_model", "model": "other"},
+            {"num_speculative_tokens": 4, "model": "other"},
+        ),
+        (
+            {
+                "method": "draft_model",
+                "model": "other",
+                "more": {"revision": "r", "use_heterogeneous_vocab": True},
+            },
+            {
+                "num_speculative_tokens": 4,
+                "model": "other",
+                "revision": "r",
+                "use_heterogeneous_vocab": True,
+            },
+        ),
         ({"method": "eagle3", "model": "head"}, {"num_speculative_tokens": 3, "model": "head"}),
         ("mtp", {"num_speculative_tokens": 1}),
-        ({"method": "dflash", "model": "block", "tokens": 15}, {"num_speculative_tokens": 15, "model": "block"}),
+        (
+            {"method": "dflash", "model": "block", "tokens": 15},
+            {"num_speculative_tokens": 15, "model": "block"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_speculation_becomes_the_speculative_config_of_vllm(
     speculation: Any, expected: dict[str, Any]
 ) -> None:

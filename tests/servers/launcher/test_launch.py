@@ -41,7 +41,9 @@ from stepspec.servers.launcher import Server, launch
 
 async def main():
     program = (sys.executable, sys.argv[1])
-    servers = [Server(name, "family", served_name=name, program=program) for name in ("large", "small")]
+    servers = [
+        Server(name, "family", served_name=name, program=program) for name in ("large", "small")
+    ]
     async with launch(servers, log_dir=Path(sys.argv[2]), grace=0.2) as running:
         print(*(served.pid for served in running.values()), flush=True)
         await asyncio.Event().wait()
@@ -320,13 +322,17 @@ ENGINE = ["RuntimeError: Engine core initialization failed. See root cause above
             ],
         ),
         (
-            "usage: api_server.py [-h] [--headless]\n\napi_server.py: error: argument --port: invalid int value: 'x'\n",
+            "usage: api_server.py [-h] [--headless]\n\n"
+            "api_server.py: error: argument --port: invalid int value: 'x'\n",
             ["api_server.py: error: argument --port: invalid int value: 'x'"],
         ),
-        ("".join(f"(Worker pid=1) INFO 11-21 13:05:07 [a.py:1] {n}\n\n" for n in range(20)), ["17", "18", "19"]),
+        (
+            "".join(f"(Worker pid=1) INFO 11-21 13:05:07 [a.py:1] {n}\n\n" for n in range(20)),
+            ["17", "18", "19"],
+        ),
         ("", []),
         ("ValueError: " + "x" * 10_000, ["ValueError: " + "x" * 285 + "..."]),
     ],
-)  # fmt: skip
+)
 def test_the_reason_of_a_failure_is_found_in_the_log(log: str, lines: list[str]) -> None:
     assert failure_lines(log, limit=3) == lines

@@ -37,7 +37,11 @@ THREE = Pair.model_validate({"large": MODEL, "small": {**WITHIN, "large": MODEL,
 def waves(monkeypatch: pytest.MonkeyPatch) -> list[list[Server]]:
     """Scripted servers in the place of vLLM's, in waves that the test chooses."""
     chosen = [[scripted()], [scripted(name="small")]]
-    monkeypatch.setattr(module, "waves", lambda *_: chosen)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+
+    def waves(*_: object) -> list[list[Server]]:
+        return chosen
+
+    monkeypatch.setattr(module, "waves", waves)
     return chosen
 
 
@@ -99,7 +103,8 @@ async def test_a_nested_pair_is_reported_with_its_policy_and_stopped_by_a_signal
     waves: list[list[Server]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     waves[:] = [[scripted(), scripted(name="small.large")], [scripted(name="small.small")]]
-    asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
+    outputs = list[str]()
+    asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs)
     await up(THREE, CONSOLE, json_output=True, log_dir=tmp_path)
     report = json.loads(outputs[0])
     small = report["small"]
@@ -128,7 +133,8 @@ async def test_running_servers_are_used_and_not_stopped_and_notes_are_separate_f
             "large": {"url": urls["small"], "api_key": "secret"},
             "small": urls["small"],
         }
-        asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
+        outputs = list[str]()
+        asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs)
         console = Console(file=io.StringIO(), width=200)
         await up(Pair.model_validate({"large": urls["large"], "small": small}), console)
         assert all(members(one.pid) for one in served.values())

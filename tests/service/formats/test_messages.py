@@ -76,7 +76,9 @@ async def test_a_message_has_its_thinking_and_its_answer_as_blocks() -> None:
         None,
     )
     assert made.id == f"msg_{served.recorded.requests[0].id}"
-    assert made._request_id == served.recorded.requests[0].id  # pyright: ignore[reportPrivateUsage]  # so the SDK tells it
+    # The SDK tells the id so.
+    request_id = made._request_id  # pyright: ignore[reportPrivateUsage]
+    assert request_id == served.recorded.requests[0].id
     assert made.usage.output_tokens == 12
     assert made.usage.output_tokens_details is not None
     assert made.usage.output_tokens_details.thinking_tokens == 8

@@ -103,5 +103,7 @@ async def test_a_message_may_be_sent_back_as_the_sdk_returned_it() -> None:
             full = await events.get_final_completion()
     assert second.choices[0].message.content == ANSWER
     assert full.choices[0].message.content == ANSWER
-    assert served.recorded.requests[0].id == first._request_id  # pyright: ignore[reportPrivateUsage]  # so the SDK tells it
-    assert first.id == f"chatcmpl-{first._request_id}"  # pyright: ignore[reportPrivateUsage]
+    # The SDK tells the id so.
+    request_id = first._request_id  # pyright: ignore[reportPrivateUsage]
+    assert served.recorded.requests[0].id == request_id
+    assert first.id == f"chatcmpl-{request_id}"

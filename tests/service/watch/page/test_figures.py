@@ -184,7 +184,7 @@ def estimates(*runs: str) -> list[Any]:
     return found
 
 
-def test_the_large_models_pace_is_that_of_what_it_wrote_and_a_run_that_goes_on_is_compared_so_far() -> (
+def test_the_large_models_pace_is_of_its_own_text_and_a_run_that_goes_on_is_compared_so_far() -> (
     None
 ):
     found, so_far = estimates(

@@ -41,7 +41,8 @@ MESSAGES = [
 def test_a_stream_means_the_same_wherever_the_network_cut_it() -> None:
     body = """
     const read = (pieces) => { const split = live.splitter(); return pieces.flatMap(split); };
-    return [...given].map((_, at) => read([given.slice(0, at), given.slice(at)])).concat([read([...given])]);
+    const cut = [...given].map((_, at) => read([given.slice(0, at), given.slice(at)]));
+    return cut.concat([read([...given])]);
     """
     assert all(messages == MESSAGES for messages in script(body, STREAM))
 
@@ -77,7 +78,8 @@ REFUSALS: list[tuple[int, Any, str | None, tuple[str, str]]] = [
 
 def test_a_refusal_is_shown_with_its_cure_and_a_service_that_is_gone_as_such() -> None:
     body = """
-    const advice = given.map(([status, error, wait]) => live.advice(new live.Refused(status, error, wait)));
+    const refused = given.map(([status, error, wait]) => new live.Refused(status, error, wait));
+    const advice = refused.map((one) => live.advice(one));
     return [...advice, live.advice(new TypeError("Failed to fetch"))];
     """
     *printed, gone = script(body, [refusal[:3] for refusal in REFUSALS])

@@ -115,7 +115,8 @@ const pieces = ({ drafts }) => drafts.flatMap((one) => [
   one.kept && { index: one.index, text: one.text.slice(0, one.kept.characters) },
   one.repair?.kept != null && { index: one.repair.index, text: one.repair.text },
 ]).filter(Boolean);
-return given.map((text) => pieces(seen(text)).sort((a, b) => a.index - b.index).map((one) => one.text));
+const sorted = (text) => pieces(seen(text)).sort((a, b) => a.index - b.index);
+return given.map((text) => sorted(text).map((one) => one.text));
 """
 
 

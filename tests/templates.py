@@ -15,15 +15,17 @@ from stepspec.orchestrator.endpoints.chat_template import (
 
 def learn(render: Callable[[Messages, bool], str], marks: Marks | None = None) -> Template:
     """
-    Learn a chat template from *render*, which takes messages and whether to add a generation
-    prompt; as `cut`.
+    Learn a chat template as `cut` does.
+
+    *render* takes messages and whether to add a generation prompt.
     """
     return cut([render(messages, generate) for messages, generate in CONVERSATIONS], marks)
 
 
 def ask(template: Template, question: str, opening: str = "") -> str:
     """
-    Return the text that follows the steps when a judge answers *question*, which begins with
-    *opening*.
+    Return the text that follows the steps when a judge answers *question*.
+
+    The answer begins with *opening*.
     """
     return f"{template.turn}{question}{template.headed(template.answer)}{opening}"
