@@ -78,6 +78,11 @@ class ApiError(Exception):
         return self.message
 
     @property
+    def label(self) -> str:
+        """The code of the error in metrics and traces: its status if it has no code."""
+        return self.code or str(self.status)
+
+    @property
     def body(self) -> bytes:
         """The body in OpenAI's shape."""
         other = "server_error" if self.status >= 500 else "invalid_request_error"

@@ -69,16 +69,7 @@ Origin: TypeAlias = Annotated[str, AfterValidator(_as_sent)]
 Origins: TypeAlias = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(listed)]
 
 
-def _checked_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ValueError(
-            f"{name!r} is no name of a client: use at most 64 letters, digits, dots, hyphens,"
-            " underscores"
-        )
-    return name
-
-
-ClientName: TypeAlias = Annotated[str, AfterValidator(_checked_name)]
+ClientName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Client(BaseModel, frozen=True, extra="forbid"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -17,14 +17,14 @@ from ..records import RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
 from .deltas import Delta, DeltaBuilder, written_arguments
-from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
+from .reply_format import PROGRESS_EVENTS, ReplyFormat, RequestRuns, RunItem
 from .schemas import (
+    FUNCTION_TOOLS_CURE,
     SPEAKERS,
     AnyJson,
     CallId,
     Content,
     Effort,
-    Empty,
     Items,
     ModelName,
     NamedSchema,
@@ -41,15 +41,18 @@ from .schemas import (
     ToolCallPart,
     ToolPart,
     Wanted,
-    any_json,
+    accepting,
     joined_text,
+    refusing_others,
     without_billing,
 )
 
-COMPLETION = "chat.completion"
-CHUNK = "chat.completion.chunk"
 
-
+@accepting(
+    "annotations",  # of an earlier answer
+    "parsed",  # the value that OpenAI's SDK parsed from the content
+    "provider_specific_fields",  # LiteLLM's second copy of the reasoning
+)
 class Turn(Part):
     """
     A message of the conversation.
@@ -70,8 +73,6 @@ class Turn(Part):
     """The same, in the older field. It is read if *reasoning* is empty."""
     refusal: str | None = None
     """The reason why an earlier answer has no content. The models read it as the content."""
-    annotations: Items[Any] | None = None
-    """Annotations of an earlier answer, which are dropped."""
     audio: Nothing = None
     """Only null and empty values are accepted."""
     function_call: Nothing = None
@@ -80,10 +81,6 @@ class Turn(Part):
     """The calls of an earlier answer."""
     tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
     """The id of the call whose result this message is. None: it is no result."""
-    provider_specific_fields: dict[str, Any] | None = None
-    """A second copy of the reasoning by LiteLLM. It is dropped."""
-    parsed: Any = None
-    """The value that OpenAI's SDK parsed from the content. It is dropped."""
 
     @model_validator(mode="before")
     @classmethod
@@ -132,15 +129,15 @@ class Turn(Part):
         )
 
 
+@accepting(
+    "include_obfuscation",  # whether events have a field of random length
+    "continuous_usage_stats",  # whether each event has the usage so far
+)
 class StreamOptions(Part):
     """Options of a stream."""
 
     include_usage: bool = False
     """Whether the stream ends with the usage."""
-    include_obfuscation: bool | None = None
-    """Whether events have a field of random length, without effect."""
-    continuous_usage_stats: bool | None = None
-    """Whether each event has the usage so far, without effect."""
 
 
 class SchemaJson(Part):
@@ -151,7 +148,12 @@ class SchemaJson(Part):
     json_schema: NamedSchema
     """The schema."""
 
+    @property
+    def rules(self) -> dict[str, Any]:
+        return self.json_schema.rules
 
+
+ONLY_FUNCTIONS = refusing_others("tool", "function", cure=FUNCTION_TOOLS_CURE)
 ResponseFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")]
 
 
@@ -174,7 +176,7 @@ class ChatRequest(OpenaiRequest):
     """The effort of the thinking. None: the whole budget."""
     response_format: ResponseFormat | None = None
     """The form of the answer. None: free text."""
-    tools: Offered[ToolPart] | None = None
+    tools: Offered[Annotated[ToolPart, ONLY_FUNCTIONS]] | None = None
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """Whether the answer calls tools. None: the model decides."""
@@ -182,7 +184,7 @@ class ChatRequest(OpenaiRequest):
     # Features that no method has. Clients may send the values that turn them off.
     store: Literal[False] | None = None
     """Only false is accepted."""
-    functions: Empty = None
+    functions: Nothing = None
     """Only the empty list is accepted."""
     function_call: Literal["none"] | None = None
     """Only "none" is accepted."""
@@ -192,8 +194,6 @@ class ChatRequest(OpenaiRequest):
     """Only "medium", the usual length, is accepted."""
     modalities: Items[Literal["text"]] | None = None
     """Only text is accepted."""
-    web_search_options: None = None
-    """Only null is accepted."""
 
     @property
     def wanted(self) -> Wanted:
@@ -214,7 +214,7 @@ class ChatRequest(OpenaiRequest):
             least=self.min_tokens,
             effort=self.reasoning_effort,
             stops=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
-            format=format.json_schema.rules if isinstance(format, SchemaJson) else any_json(format),
+            format=format.rules if format else None,
             tools=tuple([tool.function.tool for tool in self.tools or ()]),
             tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
             tool_named=isinstance(choice, NamedTool),
@@ -236,21 +236,20 @@ class LiveRequest(Request):
         return Wanted((Message("user", self.problem),), "problem")
 
 
-class ChatReply:
+class ChatReply(ReplyFormat):
     """The `ReplyFormat` that writes the runs of a request as the choices of a chat completion."""
-
-    keep_alive = deltas.KEEP_ALIVE
-    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, chat: ChatRequest, thinking: Thinking
     ) -> None:
         self._runs = runs
-        self._model = chat.model
         self._streamed = bool(chat.stream)
         self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
-        self._id = f"chatcmpl-{request.id}"
-        self._created = int(time.time())
+        self._head = {
+            "id": f"chatcmpl-{request.id}",
+            "created": int(time.time()),
+            "model": chat.model,
+        }
         self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
         # the fields of each message, by choice
         fields = ("content", *deltas.FIELDS[thinking]) if runs.thinks else ("content",)
@@ -261,24 +260,24 @@ class ChatReply:
         return b"".join([self._chunk(choice, empty) for choice in range(len(self._texts))])
 
     def render(self, item: RunItem) -> bytes:
-        delta = self._builders[item.choice].add(item)
+        choice = item.choice
+        delta = self._builders[choice].add(item)
         if not self._streamed:
-            texts = self._texts[item.choice]
+            texts = self._texts[choice]
             for name, text in delta.fields.items():
                 texts[name] = texts.get(name, "") + text
             return b""
-        chunks = self._delta_chunks(item.choice, delta)
+        chunks = self._delta_chunks(choice, delta)
         if isinstance(item, RunResult):
-            chunks += self._last_chunk(item)
+            reason = deltas.finish_reason(item.solution)
+            last = _choice(choice, reason, delta={})
+            chunks += self._event([last], self._runs.extension([choice]))
         return chunks
 
     async def closing(self) -> bytes:
         if not self._include_usage:
             return deltas.DONE
-        usage = await self._runs.usage()
-        choices: list[Any] = []
-        chunk = self._head(CHUNK) | {"choices": choices, "usage": usage}
-        return deltas.event(chunk) + deltas.DONE
+        return self._event([], {"usage": await self._runs.usage()}) + deltas.DONE
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED % body
@@ -286,8 +285,8 @@ class ChatReply:
     async def body(self) -> dict[str, Any]:
         choices = [self._choice(choice, texts) for choice, texts in enumerate(self._texts)]
         usage = await self._runs.usage()
-        extension = self._runs.extension(range(len(self._texts)))
-        return self._head(COMPLETION) | {"choices": choices, "usage": usage, **extension}
+        reply = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
+        return reply | self._runs.extension(range(len(self._texts)))
 
     def _choice(self, choice: int, texts: Mapping[str, str]) -> dict[str, Any]:
         solution = self._runs.solutions[choice]
@@ -295,53 +294,51 @@ class ChatReply:
         if solution.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
-                _call(call.id, {"name": call.name, "arguments": written_arguments(call)})
+                _call(call.id, name=call.name, arguments=written_arguments(call))
                 for call in solution.calls
             ]
-        return _choice(choice, "message", message, deltas.finish_reason(solution))
+        return _choice(choice, deltas.finish_reason(solution), message=message)
 
     def _delta_chunks(self, choice: int, delta: Delta) -> bytes:
-        about = {"stepspec": delta.step} if delta.step is not None else {}
-        chunks = self._chunk(choice, delta.fields, **about) if delta.fields or about else b""
+        chunks = b""
+        if delta.step is not None:
+            chunks = self._chunk(choice, delta.fields, stepspec=delta.step)
+        elif delta.fields:
+            chunks = self._chunk(choice, delta.fields)
         for piece in (*delta.ended, *delta.calls):
-            function = {"arguments": piece.arguments}
-            if piece.name:
-                function = {"name": piece.name, "arguments": piece.arguments}
-            call = _call(piece.id, function) if piece.id else {"function": function}
+            named = {"name": piece.name} if piece.name else {}
+            call = _call(piece.id, **named, arguments=piece.arguments)
             chunks += self._chunk(choice, {"tool_calls": [{"index": piece.index, **call}]})
         return chunks
 
     def _chunk(self, choice: int, delta: Mapping[str, Any], **fields: object) -> bytes:
-        body = _choice(choice, "delta", delta, None) | fields
-        return deltas.event(self._head(CHUNK) | {"choices": [body]})
+        return self._event([_choice(choice, None, delta=delta) | fields])
 
-    def _last_chunk(self, item: RunResult) -> bytes:
-        choice = _choice(item.choice, "delta", {}, deltas.finish_reason(item.solution))
-        extension = self._runs.extension([item.choice])
-        return deltas.event(self._head(CHUNK) | {"choices": [choice]} | extension)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+    def _event(
+        self, choices: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """Return an event of the stream with *choices* and further *fields*."""
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
+        return deltas.event(chunk | dict(fields or {}))
 
 
-def _choice(
-    index: int, kind: str, content: Mapping[str, Any], finish_reason: str | None
-) -> dict[str, Any]:
-    return {"index": index, kind: content, "logprobs": None, "finish_reason": finish_reason}
+def _choice(index: int, finish_reason: str | None, **content: object) -> dict[str, Any]:
+    return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _call(call_id: str, function: Mapping[str, str]) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": function}
+def _call(call_id: str, **function: str) -> dict[str, Any]:
+    """Return a call of *function*. The further pieces of a call in a stream have no id."""
+    named = {"id": call_id, "type": "function"} if call_id else {}
+    return {**named, "function": function}
 
 
-class LiveReply:
+class LiveReply(ReplyFormat):
     """
     The `ReplyFormat` that writes a run for the page.
 
     Every event is a line of a trace. The solution follows.
     """
 
-    keep_alive = deltas.KEEP_ALIVE
     starts_at = (Drafted, *PROGRESS_EVENTS)
 
     async def opening(self) -> bytes:

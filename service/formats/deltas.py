@@ -162,7 +162,6 @@ class DeltaBuilder:
         match event:
             case Started(thinks=thinks):
                 self._tracker = ThinkingTracker(open=thinks)
-                return Delta({})
             case Committed(index=index, step=step, score=score):
                 about = {
                     "index": index,
@@ -179,7 +178,8 @@ class DeltaBuilder:
             case Calling():
                 return Delta(_content(self._close_tag()), calls=tuple(self._calls.add(event)))
             case _:
-                return Delta({})
+                pass
+        return Delta({})
 
     def finish(self, solution: Solution) -> Delta:
         """
@@ -253,14 +253,12 @@ class TokenCounts:
     @property
     def prompt(self) -> int:
         """Prompt tokens of the first request to a model. 0: there was none."""
-        calls = self._calls
-        return calls[0].prompt if calls else 0
+        return next((call.prompt for call in self._calls), 0)
 
     @property
     def cached(self) -> int:
         """Tokens of this prompt that were in the server's prefix cache."""
-        calls = self._calls
-        return calls[0].cached if calls else 0
+        return next((call.cached for call in self._calls), 0)
 
     @property
     def upstream(self) -> float:
@@ -300,19 +298,24 @@ def finish_reason(solution: Solution) -> str:
     return "tool_calls" if solution.calls else "stop"
 
 
-def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
-    """Return the field ``stepspec`` of one run."""
-    ledger = solution.ledger
+def _summary(solution: Solution) -> dict[str, Any]:
+    """Return what every reply says about a run."""
     return {
-        "method": run_request.run.policy,
         "answer": solution.answer,
         "finish_reason": solution.finish_reason,
         "seconds": solution.seconds,
-        "seed": solution.seed,
-        "accept_rate": ledger.accept_rate,
-        "share_large": ledger.share_large,
-        "degraded": list(solution.degraded),
         "verified": solution.verified,
+        **_rates(solution.ledger),
+    }
+
+
+def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
+    """Return the field ``stepspec`` of one run."""
+    return {
+        **_summary(solution),
+        "method": run_request.run.policy,
+        "seed": solution.seed,
+        "degraded": list(solution.degraded),
         "rejection": solution.rejection or None,
     }
 
@@ -328,8 +331,11 @@ def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
 
 def ledger(ledger: Ledger) -> dict[str, Any]:
     """Return the *ledger* of a run with its rates."""
-    rates = {"accept_rate": ledger.accept_rate, "share_large": ledger.share_large}
-    return dataclasses.asdict(ledger) | rates
+    return dataclasses.asdict(ledger) | _rates(ledger)
+
+
+def _rates(ledger: Ledger) -> dict[str, Any]:
+    return {"accept_rate": ledger.accept_rate, "share_large": ledger.share_large}
 
 
 def response_error(status: int, message: str) -> dict[str, Any]:
@@ -369,15 +375,9 @@ def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
 
 def solution(solution: Solution) -> dict[str, Any]:
     """Return the summary of a run for the page, which follows its events."""
-    account = ledger(solution.ledger)
     return {
-        "answer": solution.answer,
+        **_summary(solution),
         "text": solution.text,
-        "finish_reason": solution.finish_reason,
-        "seconds": solution.seconds,
-        "verified": solution.verified,
         "rejection": solution.rejection,
-        "ledger": account,
-        "accept_rate": account["accept_rate"],
-        "share_large": account["share_large"],
+        "ledger": ledger(solution.ledger),
     }

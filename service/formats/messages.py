@@ -26,13 +26,12 @@ from ..errors import ApiError, bad_request
 from ..records import RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
-from .deltas import Delta, DeltaBuilder, named_event
-from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
+from .deltas import named_event
+from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
     BILLING_HEADER,
     SERVED_MODEL_CURE,
     CallId,
-    Empty,
     Items,
     ModelName,
     Name,
@@ -47,9 +46,11 @@ from .schemas import (
     TopK,
     TopP,
     Wanted,
+    accepting,
     arguments_object,
     joined_text,
     kind_of,
+    refusing_others,
     without_billing,
 )
 
@@ -68,6 +69,7 @@ class TextBlock(Part):
     """Only null and the empty list are accepted."""
 
 
+@accepting("signature")  # of the server that wrote the thinking
 class ThinkingBlock(Part):
     """The thinking of an earlier answer."""
 
@@ -75,17 +77,14 @@ class ThinkingBlock(Part):
     """The kind of the block."""
     thinking: str
     """The text of the thinking."""
-    signature: str | None = None
-    """The signature of the server that wrote the thinking. It is not checked."""
 
 
+@accepting("data")  # the encrypted thinking
 class RedactedThinkingBlock(Part):
     """Encrypted thinking of an earlier answer. It is dropped."""
 
     type: Literal["redacted_thinking"]
     """The kind of the block."""
-    data: str
-    """The encrypted thinking."""
 
 
 ROLE_OF_BLOCK = {
@@ -142,6 +141,7 @@ ResultBlock: TypeAlias = Annotated[
 PlainBlock: TypeAlias = Annotated[TextBlock, _kinds("text")]
 
 
+@accepting("caller")  # who made the call
 class ToolUseBlock(Part):
     """A call of a tool in an earlier answer."""
 
@@ -153,10 +153,6 @@ class ToolUseBlock(Part):
     """The name of the tool. A model may have made it up."""
     input: Any = None
     """The arguments of the call."""
-    caller: dict[str, Any] | None = None
-    """Who made the call, without effect."""
-    toolset_name: None = None
-    """Only null is accepted."""
 
     @property
     def call(self) -> ToolCall:
@@ -174,8 +170,6 @@ class ToolResultBlock(Part):
     """The result. None: an empty text."""
     is_error: bool | None = None
     """Whether the content is the reason why there is no result."""
-    toolset_name: None = None
-    """Only null is accepted."""
 
     @property
     def message(self) -> Message:
@@ -288,6 +282,12 @@ class UserMetadata(Part):
     """The client's name of its user, for the log."""
 
 
+@accepting(
+    "eager_input_streaming",  # a hint for Anthropic's streams
+    "defer_loading",  # whether a search has to find the tool first: the models read every tool
+    "allowed_callers",  # the programs that may call the tool
+    "input_examples",
+)
 class InputSchemaTool(Part):
     """A tool that the answer may call. The client runs it."""
 
@@ -301,32 +301,15 @@ class InputSchemaTool(Part):
     """The JSON schema of the arguments."""
     strict: bool | None = None
     """Whether the server keeps the arguments to the schema."""
-    eager_input_streaming: bool | None = None
-    """A hint for Anthropic's streams, without effect."""
-    defer_loading: bool | None = None
-    """Whether a search has to find the tool first, without effect: the models read every tool."""
-    allowed_callers: Items[str] | None = None
-    """The programs that may call the tool, without effect."""
-    input_examples: Items[dict[str, Any]] | None = None
-    """Examples of arguments, without effect."""
 
     @property
     def tool(self) -> Tool:
         return Tool(self.name, self.description, json_text(self.input_schema), self.strict)
 
 
-def _check_tool(tool: object) -> object:
-    """
-    Return *tool*. Raise `ValueError` for a tool that Anthropic runs, or that only Anthropic's
-    models can call.
-    """
-    kind = kind_of(tool)
-    if kind not in (None, "custom"):
-        raise ValueError(f"a tool of type {kind!r}: {OWN_TOOLS_CURE}")
-    return tool
-
-
-OfferedTool: TypeAlias = Annotated[InputSchemaTool, BeforeValidator(_check_tool)]
+OfferedTool: TypeAlias = Annotated[
+    InputSchemaTool, refusing_others("tool", "custom", cure=OWN_TOOLS_CURE)
+]
 
 
 class ChangedTool(Part):
@@ -422,6 +405,7 @@ class ToolChoice(Part):
     """Whether the answer has at most one call."""
 
 
+@accepting("context_management")  # a hint about old parts of the conversation
 class Conversation(Part):
     """The part of a request that the models read."""
 
@@ -439,10 +423,8 @@ class Conversation(Part):
     """The tools. As in Anthropic's API there may be hundreds, since MCP servers bring many."""
     tool_choice: ToolChoice | None = None
     """Whether the answer calls tools. None: the model decides."""
-    mcp_servers: Empty = None
+    mcp_servers: Nothing = None
     """Only the empty list is accepted: the service runs no tools."""
-    context_management: dict[str, Any] | None = None
-    """A hint about old parts of the conversation, without effect."""
     speed: Literal["standard"] | None = None
     """The standard speed, without effect."""
 
@@ -594,87 +576,75 @@ Anthropic's own API refuses it, since it accepts only the thinking of Anthropic'
 PING = named_event("ping")
 
 
-class ContentBlocks:
-    """
-    The content blocks of one message, and the events of a stream that build them.
+class ContentBlocks(MessageParts):
+    """The content blocks of one message, and the events of a stream that build them."""
 
-    An index identifies a call, since a server may repeat an id.
-    """
+    thinking_kind = "thinking"
+    text_kind = "text"
 
     def __init__(self) -> None:
-        self.blocks: list[dict[str, Any]] = []
-        """The blocks so far, in the form of the API."""
-        self._open = False
-        self._call_index = -1  # of the last call
-        self._inputs: dict[int, str] = {}  # the arguments of calls as text, by index of the block
-
-    def add(self, delta: Delta) -> bytes:
-        """Add *delta* to the open block or to new blocks. Return the events."""
-        events = b"".join(map(self._add_call, delta.ended))
-        for name, text in delta.fields.items():
-            kind = "thinking" if name == "reasoning" else "text"
-            if not self._open or self.blocks[-1]["type"] != kind:
-                events += self.close() + self._start({"type": kind, kind: ""})
-            self.blocks[-1][kind] += text
-            about = {"stepspec": delta.step} if delta.step else {}
-            events += self._delta({"type": f"{kind}_delta", kind: text}, **about)
-        return events + b"".join(map(self._add_call, delta.calls))
-
-    def _add_call(self, piece: Calling) -> bytes:
-        events = b""
-        in_call = self._open and self.blocks[-1]["type"] == "tool_use"
-        if not in_call or piece.index != self._call_index:
-            block = {"type": "tool_use", "id": piece.id, "name": piece.name}
-            events = self.close() + self._start(block)
-            self._call_index = piece.index
-        last = len(self.blocks) - 1
-        self._inputs[last] = self._inputs.get(last, "") + piece.arguments
-        if piece.arguments:
-            events += self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
-        return events
+        super().__init__()
+        self._complete = True  # whether the last block is
 
     def close(self) -> bytes:
-        """Complete the open block, if there is one. Return the events."""
-        if not self._open:
+        if self._complete:
             return b""
-        self._open = False
+        self._complete = True
         events = b""
-        if self.blocks[-1]["type"] == "thinking":
-            self.blocks[-1]["signature"] = SIGNATURE
+        if self._kind == "thinking":
+            self.parts[-1]["signature"] = SIGNATURE
             events = self._delta({"type": "signature_delta", "signature": SIGNATURE})
-        return events + named_event("content_block_stop", index=len(self.blocks) - 1)
+        return events + named_event("content_block_stop", index=len(self.parts) - 1)
 
     def finish(self, *, cut: bool) -> bytes:
         """
         Complete the last block. Return the events.
 
         Clients read the first block unasked, so a message without any block gets an empty text. If
-        the answer was *cut* off, calls whose arguments are no JSON are left out of `blocks`. The
+        the answer was *cut* off, calls whose arguments are no JSON are left out of `parts`. The
         events of a stream have begun them already.
         """
         events = self.close()
-        for index, text in self._inputs.items():
-            self.blocks[index]["input"] = read_json(arguments_object(text))
-        if cut:
-            lost = {index for index, text in self._inputs.items() if not is_json(text)}
-            self.blocks = [block for index, block in enumerate(self.blocks) if index not in lost]
-        if self.blocks:
-            return events
-        empty = self._start({"type": "text", "text": ""}) + self.close()
-        return events if self._inputs else events + empty
+        if not self.parts:
+            return self._open("text") + self.close()
+        kept: list[dict[str, Any]] = []
+        for block in self.parts:
+            if block["type"] == "tool_use":
+                arguments = block["input"]
+                if cut and not is_json(arguments):
+                    continue
+                block["input"] = read_json(arguments_object(arguments))
+            kept.append(block)
+        self.parts = kept or [{"type": "text", "text": ""}]
+        return events
 
-    def _start(self, block: dict[str, Any]) -> bytes:
-        self.blocks.append(block)
-        self._open = True
-        empty_fields: Mapping[str, dict[str, Any]] = {
-            "thinking": {"signature": ""},
-            "tool_use": {"input": {}},
-        }
-        content = block | empty_fields.get(block["type"], {})
-        return named_event("content_block_start", index=len(self.blocks) - 1, content_block=content)
+    def _open(self, kind: str) -> bytes:
+        fields = {"signature": ""} if kind == "thinking" else {}
+        return self._start({"type": kind, kind: ""}, fields)
+
+    def _add_text(self, text: str, about: Mapping[str, Any]) -> bytes:
+        kind = self._kind
+        self.parts[-1][kind] += text
+        return self._delta({"type": f"{kind}_delta", kind: text}, **about)
+
+    def _open_call(self, piece: Calling) -> bytes:
+        # the arguments are text until the call is complete
+        block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": ""}
+        return self._start(block, {"input": {}})
+
+    def _add_arguments(self, arguments: str) -> bytes:
+        self.parts[-1]["input"] += arguments
+        return self._delta({"type": "input_json_delta", "partial_json": arguments})
+
+    def _start(self, block: dict[str, Any], fields: Mapping[str, Any]) -> bytes:
+        """Add *block*. Return its event, in which it has other *fields*."""
+        self.parts.append(block)
+        self._complete = False
+        content = {**block, **fields}
+        return named_event("content_block_start", index=len(self.parts) - 1, content_block=content)
 
     def _delta(self, delta: Mapping[str, Any], **fields: Any) -> bytes:
-        return named_event("content_block_delta", index=len(self.blocks) - 1, delta=delta, **fields)
+        return named_event("content_block_delta", index=len(self.parts) - 1, delta=delta, **fields)
 
 
 class RawAnswer:
@@ -707,20 +677,16 @@ class RawAnswer:
         return first[1] if first else None
 
 
-class MessagesReply:
+class MessagesReply(SingleReply):
     """The `ReplyFormat` that writes the one run of a request as a message."""
 
     keep_alive = PING
-    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, body: MessagesRequest, thinking: Thinking
     ) -> None:
-        self._runs = runs
+        super().__init__(runs, request, thinking)
         self._model = body.model
-        (self._run_request,) = runs.run_requests
-        self._builder = DeltaBuilder(deltas.one_field(thinking))
-        self._id = request.id
         self._content = ContentBlocks()
         self._raw_answer = RawAnswer()
 
@@ -751,7 +717,7 @@ class MessagesReply:
         return self._message() | self._ended() | {"usage": usage} | extension
 
     def _finish(self) -> bytes:
-        return self._content.finish(cut=self._runs.solutions[0].finish_reason != "stop")
+        return self._content.finish(cut=self._solution.finish_reason != "stop")
 
     async def _usage(self) -> dict[str, Any]:
         usage = await self._runs.usage()
@@ -760,7 +726,7 @@ class MessagesReply:
     def _ended(self) -> dict[str, Any]:
         """Return the fields of the message that say why it ended."""
         stopped = self._raw_answer.stopped_by(self._run_request.stop)
-        reason = stop_reason(self._runs.solutions[0], stopped)
+        reason = stop_reason(self._solution, stopped)
         return {
             "stop_reason": reason,
             "stop_sequence": stopped if reason == "stop_sequence" else None,
@@ -772,7 +738,7 @@ class MessagesReply:
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": self._content.blocks,
+            "content": self._content.parts,
             "stop_reason": None,
             "stop_sequence": None,
         }

@@ -1,7 +1,12 @@
-"""The interface of a reply format: how an API writes the reply to a request."""
+"""
+The interface of a reply format: how an API writes the reply to a request.
+
+The Responses API and Anthropic's API share `SingleReply` and `MessageParts`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -9,18 +14,16 @@ from stepspec.orchestrator.events import Answering, Calling, Committed, Event, F
 from stepspec.orchestrator.solution import Solution
 
 from ..errors import ApiError
-from ..records import RunEvent, RunResult
+from ..records import RunEvent, RunResult, ServiceRequest
+from ..settings import Thinking
+from .deltas import KEEP_ALIVE, Delta, DeltaBuilder, one_field
 from .requests import RunRequest
 
 RunItem: TypeAlias = RunEvent | RunResult
 
 
-PROGRESS_EVENTS = (
-    Committed,
-    Answering,
-    Calling,
-    Finished,
-)  # the events that show that a run goes well
+PROGRESS_EVENTS: tuple[type[Event], ...] = (Committed, Answering, Calling, Finished)
+"""The events that show that a run goes well."""
 
 
 class RequestRuns(Protocol):
@@ -54,7 +57,7 @@ class RequestRuns(Protocol):
         ...
 
 
-class ReplyFormat(Protocol):
+class ReplyFormat(ABC):
     """
     How one API writes a reply.
 
@@ -62,32 +65,103 @@ class ReplyFormat(Protocol):
     stream is the `body`.
     """
 
-    @property
-    def keep_alive(self) -> bytes:
-        """The bytes that a stream sends while nothing happens."""
-        ...
+    keep_alive: bytes = KEEP_ALIVE
+    """The bytes that a stream sends while nothing happens."""
+    starts_at: tuple[type[Event], ...] = PROGRESS_EVENTS
+    """The events with which a stream starts."""
 
-    @property
-    def starts_at(self) -> tuple[type[Event], ...]:
-        """The events with which a stream starts."""
-        ...
-
+    @abstractmethod
     async def opening(self) -> bytes:
         """Return the first events of a stream."""
-        ...
 
+    @abstractmethod
     def render(self, item: RunItem) -> bytes:
         """Take in the next *item*, streamed or not. Return its events of a stream."""
-        ...
 
+    @abstractmethod
     async def closing(self) -> bytes:
         """Return the last events of a stream."""
-        ...
 
+    @abstractmethod
     def failed(self, error: ApiError, body: bytes) -> bytes:
         """Return the last event of a stream that fails. *body* is *error* in the API's shape."""
-        ...
 
+    @abstractmethod
     async def body(self) -> dict[str, Any]:
         """Return the reply of a request that does not stream."""
-        ...
+
+
+class MessageParts(ABC):
+    """
+    The parts of one message in the form of an API, and the events of a stream that build them.
+
+    A part is the thinking, a text, or a call. An index identifies a call, since a server may repeat
+    an id.
+    """
+
+    thinking_kind: str
+    """The type of a part that is thinking."""
+    text_kind: str
+    """The type of a part that is text."""
+
+    def __init__(self) -> None:
+        self.parts: list[dict[str, Any]] = []
+        """The parts so far."""
+        self._call_index = -1  # of the last call
+
+    @property
+    def _kind(self) -> str:
+        """The type of the last part. "": there is none."""
+        return self.parts[-1]["type"] if self.parts else ""
+
+    def add(self, delta: Delta) -> bytes:
+        """Add *delta* to the last part or to new parts. Return the events."""
+        events = b"".join(map(self._add_call, delta.ended))
+        for name, text in delta.fields.items():
+            kind = self.thinking_kind if name == "reasoning" else self.text_kind
+            if self._kind != kind:
+                events += self.close() + self._open(kind)
+            about = {"stepspec": delta.step} if delta.step else {}
+            events += self._add_text(text, about)
+        return events + b"".join(map(self._add_call, delta.calls))
+
+    def _add_call(self, piece: Calling) -> bytes:
+        events = b""
+        if self._kind in (self.thinking_kind, self.text_kind) or piece.index != self._call_index:
+            events = self.close() + self._open_call(piece)
+            self._call_index = piece.index
+        return events + self._add_arguments(piece.arguments) if piece.arguments else events
+
+    @abstractmethod
+    def close(self) -> bytes:
+        """Complete the last part, if it is not complete. Return the events."""
+
+    @abstractmethod
+    def _open(self, kind: str) -> bytes:
+        """Add an empty part of thinking or of text. Return the events."""
+
+    @abstractmethod
+    def _add_text(self, text: str, about: Mapping[str, Any]) -> bytes:
+        """Add *text* to the last part. Return the event, with the fields *about* the step."""
+
+    @abstractmethod
+    def _open_call(self, piece: Calling) -> bytes:
+        """Add the call that *piece* begins. Return the events."""
+
+    @abstractmethod
+    def _add_arguments(self, arguments: str) -> bytes:
+        """Add a piece of the arguments to the last call. Return the event."""
+
+
+class SingleReply(ReplyFormat):
+    """The reply of an API whose requests have one run."""
+
+    def __init__(self, runs: RequestRuns, request: ServiceRequest, thinking: Thinking) -> None:
+        self._runs = runs
+        (self._run_request,) = runs.run_requests
+        self._id = request.id
+        self._builder = DeltaBuilder(one_field(thinking))
+
+    @property
+    def _solution(self) -> Solution:
+        return self._runs.solutions[0]

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import CHOICES, Message, Party, Role, Toolset
 from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Format
@@ -150,9 +149,7 @@ class ModelCatalog:
         A name that is not unique has the role as a prefix: ``small:NAME``. A model that was never
         up is left out, as its name is not known.
         """
-        names: dict[Role, str] = {
-            role: self.endpoint(role).name for role in ROLES if self.endpoint(role).known
-        }
+        names = {role: endpoint.name for role, endpoint in self._known.items()}
         uses = Counter([*self.methods, *names.values()])
         return {
             (f"{role}:{name}" if uses[name] > 1 else name): ServedModel(role, name)
@@ -182,9 +179,11 @@ class ModelCatalog:
     def describe(self, name: str, created: int) -> dict[str, Any]:
         """Return one entry of the list. Raise `ApiError` if there is no model *name*."""
         model = self.find(name)
-        roles: tuple[Role, ...] = (model.role,) if isinstance(model, ServedModel) else ROLES
-        owner = "vllm" if isinstance(model, ServedModel) else "stepspec"
-        room = min(self.endpoint(role).room for role in roles if self.endpoint(role).known)
+        owner = "stepspec"
+        room = min(endpoint.room for endpoint in self._known.values())
+        if isinstance(model, ServedModel):
+            owner = "vllm"
+            room = self.endpoint(model.role).room
         return {
             "id": name,
             "object": "model",
@@ -192,6 +191,12 @@ class ModelCatalog:
             "owned_by": owner,
             "max_model_len": room,
         }
+
+    @property
+    def _known(self) -> Mapping[Role, ModelEndpoint]:
+        """The endpoints that have been up, by role."""
+        endpoints = {role: self.endpoint(role) for role in ROLES}
+        return {role: endpoint for role, endpoint in endpoints.items() if endpoint.known}
 
     def endpoint(self, role: Role) -> ModelEndpoint:
         return self.offer.engine.small if role == "small" else self.offer.engine.large
@@ -214,9 +219,9 @@ class RunRequest:
 
     def within(self, seconds: float) -> RunRequest:
         """Return a copy that ends after *seconds* at the latest."""
-        own = self.run.budget.seconds
-        limit = seconds if own is None else min(own, seconds)
-        return self._with(budget=self.run.budget.model_copy(update={"seconds": limit}))
+        budget = self.run.budget
+        limit = min(budget.seconds or seconds, seconds)
+        return self._with(budget=budget.model_copy(update={"seconds": limit}))
 
     def with_seed_offset(self, offset: int) -> RunRequest:
         """Return a copy with *offset* added to the seed. Without a seed the copy has none."""
@@ -267,14 +272,14 @@ class Resolver:
         self._check_conversation(wanted)
         run = RunRequest(
             wanted.conversation,
-            self._run_options(request, sampling, self._budget(request.overrides, wanted)),
+            self._run_options(request, sampling, self._limits(request.overrides, wanted)),
             tuple(wanted.stops),
             wanted.format,
             _toolset(wanted, live=bool(getattr(request, "stream", True))),
         )
         return tuple([run.with_seed_offset(choice) for choice in range(wanted.choices)])
 
-    def _run_options(self, request: Request, sampling: Sampling, budget: Budget) -> RunOptions:
+    def _run_options(self, request: Request, sampling: Sampling, limits: Limits) -> RunOptions:
         """Return all options of the run. Only the options of the method are validated here."""
         overrides = request.overrides
         chosen = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
@@ -282,7 +287,7 @@ class Resolver:
             "policy": self.method,
             "options": self._options(overrides.options or {}),
             "sampling": sampling,
-            "budget": Limits.of(budget),
+            "budget": limits,
         }
         if self.best_priority is not None:
             asked: int | None = getattr(overrides, "priority", None)
@@ -296,11 +301,12 @@ class Resolver:
     def _check_conversation(self, wanted: Wanted) -> None:
         """Raise `ApiError` if no model could answer the conversation."""
         conversation = wanted.conversation
-        length = len(conversation)
         limit = self.settings.max_messages
         wrong = _orphan_result(conversation)
-        if length > limit:
-            wrong = f"the conversation has {length} messages: at most {limit} are allowed"
+        if len(conversation) > limit:
+            wrong = (
+                f"the conversation has {len(conversation)} messages: at most {limit} are allowed"
+            )
         elif not conversation:
             wrong = "the conversation is empty: send a message to answer"
         elif conversation[-1].role == "assistant":
@@ -346,52 +352,55 @@ class Resolver:
         update["seed"] = getattr(request, "seed", None)
         return self.offer.defaults.sampling.model_copy(update=update)
 
-    def _budget(self, overrides: StepspecOptions, wanted: Wanted) -> Budget:
+    def _limits(self, overrides: StepspecOptions, wanted: Wanted) -> Limits:
         """Return the configured budget with the limits that the request wants."""
-        requested = overrides.budget.tokens if overrides.budget else None
-        tokens = wanted.tokens
-        name = wanted.tokens_name
-        least = wanted.least
-        if least is not None and tokens is not None and least > tokens:  # as vLLM refuses
-            raise bad_request(
-                f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens"
-            )
-        if tokens is not None and requested is not None and tokens != requested:
-            message = (
-                f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit,"
-                " send one of them"
-            )
-            raise bad_request(message, "stepspec.budget.tokens")
-        budget = self.offer.defaults.budget.budget()
-        if tokens:
-            budget = replace(budget, tokens=tokens, answer=None)
-        budget = self._limited(_with_overrides(budget, overrides), overrides)
-        answer = budget.for_answer
-        thinking = budget.tokens - answer
+        requested: dict[str, Any] = {}
+        if overrides.budget:
+            requested = overrides.budget.model_dump(exclude_none=True)
+        _check_tokens(requested.get("tokens"), wanted)
+        if wanted.tokens:
+            requested["tokens"] = wanted.tokens
+        if "tokens" in requested:
+            requested.setdefault("answer", None)
+        limits = self.offer.defaults.budget.model_copy(update=requested)
+        _check_answer(limits)
+        most = self.settings.max_tokens
+        if most is not None and limits.tokens > most:
+            update = {"tokens": most, "answer": requested.get("answer")}
+            limits = limits.model_copy(update=update)
+            _check_answer(limits)
+        answer = limits.budget().for_answer
+        thinking = limits.tokens - answer
         if not thinking:  # the effort has nothing to take a share of
-            return budget
+            return limits
         if wanted.effort is not None:
             thinking = max(1, int(thinking * EFFORT[wanted.effort]))
         if wanted.thinking is not None:
             thinking = min(thinking, wanted.thinking)
         if wanted.rest_for_answer:
-            return replace(budget, answer=max(answer, budget.tokens - thinking))
+            return limits.model_copy(update={"answer": max(answer, limits.tokens - thinking)})
         if wanted.effort is None:
-            return budget
-        return replace(budget, tokens=answer + thinking, answer=answer)
+            return limits
+        return limits.model_copy(update={"tokens": answer + thinking, "answer": answer})
 
-    def _limited(self, budget: Budget, overrides: StepspecOptions) -> Budget:
-        """
-        Return *budget* with the tokens that the settings allow.
 
-        The tokens that the request reserves for the answer stay.
-        """
-        limit = self.settings.max_tokens
-        if limit is None or budget.tokens <= limit:
-            return budget
-        answer = overrides.budget.answer if overrides.budget else None
-        _check_answer(answer, limit)
-        return replace(budget, tokens=limit, answer=answer)
+def _check_tokens(requested: int | None, wanted: Wanted) -> None:
+    """Raise `ApiError` if *requested*, the tokens of the run's budget, contradict *wanted*."""
+    tokens = wanted.tokens
+    name = wanted.tokens_name
+    least = wanted.least
+    if tokens is None:
+        return
+    if least is not None and least > tokens:  # as vLLM refuses
+        raise bad_request(
+            f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens"
+        )
+    if requested is not None and tokens != requested:
+        raise bad_request(
+            f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit, send"
+            " one of them",
+            "stepspec.budget.tokens",
+        )
 
 
 def _orphan_result(conversation: Sequence[Message]) -> str:
@@ -434,16 +443,10 @@ def _allowed_priority(asked: int | None, best: int, param: str) -> int:
     return best if asked is None else asked
 
 
-def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:
-    requested = overrides.budget.model_dump(exclude_none=True) if overrides.budget else {}
-    if "tokens" in requested and "answer" not in requested:
-        requested["answer"] = None
-    values = {field.name: getattr(budget, field.name) for field in fields(Budget)} | requested
-    _check_answer(values["answer"], values["tokens"])
-    return Budget(**values)
-
-
-def _check_answer(answer: int | None, tokens: int) -> None:
+def _check_answer(limits: Limits) -> None:
+    """Raise `ApiError` if *limits* leave no tokens to think."""
+    answer = limits.answer
+    tokens = limits.tokens
     if answer is not None and answer >= tokens:
         raise bad_request(
             f"{answer} tokens for the answer leave none of {tokens} to think",
@@ -459,8 +462,8 @@ def _toolset(wanted: Wanted, *, live: bool) -> Toolset | None:
         if choice not in ("auto", "none") or wanted.tool_named:
             raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice")
         return None
-    names = [tool.name for tool in tools]
-    name, times = Counter(names).most_common(1)[0]
+    names = Counter(tool.name for tool in tools)
+    name, times = names.most_common(1)[0]
     if times > 1:
         raise bad_request(f"two tools are called {name!r}: give each a name of its own", "tools")
     if choice not in (names if wanted.tool_named else CHOICES):

@@ -17,17 +17,14 @@ from pydantic import BeforeValidator, Field
 from stepspec.orchestrator.chain import Message, Tool, ToolCall
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.json_values import is_json, json_text, read_json
-from stepspec.orchestrator.solution import Solution
 
 from ..errors import ApiError
 from ..records import ServiceRequest
 from ..settings import Thinking
 from . import deltas
-from .deltas import Delta, DeltaBuilder
-from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
+from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
     FUNCTION_TOOLS_CURE,
-    MAX_TOOLS,
     SPEAKERS,
     AnyJson,
     Arguments,
@@ -39,14 +36,15 @@ from .schemas import (
     Name,
     NamedSchema,
     Nothing,
+    Offered,
     OpenaiRequest,
     Part,
     PlainText,
     Positive,
     Wanted,
-    any_json,
+    accepting,
     joined_text,
-    kind_of,
+    refusing_others,
 )
 
 INPUT = "input"
@@ -69,15 +67,12 @@ def flat_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
+@accepting("id", "status")  # of an item of an earlier answer
 class Item(Part):
     """An item of the conversation."""
 
-    id: str | None = None
-    """The id of an item of an earlier answer. It is dropped."""
-    status: str | None = None
-    """The status of an item of an earlier answer. It is dropped."""
 
-
+@accepting("phase")  # of an earlier answer
 class MessageItem(Item):
     """A message of the conversation."""
 
@@ -87,8 +82,6 @@ class MessageItem(Item):
     """Who speaks."""
     content: Content
     """The text, or its parts."""
-    phase: str | None = None
-    """The phase of an earlier answer. It is dropped."""
 
 
 class ReasoningPart(Part):
@@ -100,19 +93,17 @@ class ReasoningPart(Part):
     """The text of the part."""
 
 
+@accepting("summary", "encrypted_content")  # further forms of the reasoning
 class ReasoningItem(Item):
     """The reasoning of an earlier answer. The chat templates of the models keep or drop it."""
 
     type: Literal["reasoning"]
     """The kind of the item."""
-    summary: Items[Any] | None = None
-    """The summary, which is dropped."""
     content: Items[ReasoningPart] | None = None
     """The reasoning. None: the models read nothing of it."""
-    encrypted_content: str | None = None
-    """The encrypted reasoning, which is dropped."""
 
 
+@accepting("caller")  # who made the call
 class CallItem(Item):
     """A call of a tool in an earlier answer."""
 
@@ -122,14 +113,13 @@ class CallItem(Item):
     """The name of the tool. A model may have made it up."""
     namespace: str | None = None
     """The namespace of the tool. None: it has none."""
-    caller: Any = None
-    """Who made the call, without effect."""
 
     @property
     def flat_name(self) -> str:
         return flat_name(self.namespace, self.name)
 
 
+@accepting("parsed_arguments")  # the value that OpenAI's SDK parsed from the arguments
 class FunctionCallItem(CallItem):
     """A call of a function."""
 
@@ -137,8 +127,6 @@ class FunctionCallItem(CallItem):
     """The kind of the item."""
     arguments: Arguments = "{}"
     """The arguments, as the text of a JSON object."""
-    parsed_arguments: Any = None
-    """The value that OpenAI's SDK parsed from the arguments. It is dropped."""
 
     @property
     def call(self) -> ToolCall:
@@ -158,6 +146,7 @@ class CustomCallItem(CallItem):
         return ToolCall(self.call_id, self.flat_name, json_text({INPUT: self.input}))
 
 
+@accepting("name", "caller")  # of the call
 class CallOutputItem(Item):
     """The result of a call."""
 
@@ -167,10 +156,6 @@ class CallOutputItem(Item):
     """The id of the call."""
     output: Content
     """The result."""
-    name: str | None = None
-    """The name of the tool, without effect."""
-    caller: Any = None
-    """Who made the call, without effect."""
 
 
 TypedItem: TypeAlias = (
@@ -246,15 +231,12 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
             yield Message(SPEAKERS[item.role], joined_text(item.content))
 
 
+@accepting("summary")  # the output has the full text of the reasoning
 class Reasoning(Part):
-    """How the answer thinks. The output has the full text of the reasoning."""
+    """How the answer thinks."""
 
     effort: Effort | None = None
     """The effort of the reasoning. None: the whole budget."""
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    """The kind of summary, without effect."""
-    generate_summary: None = None
-    """Only null is accepted."""
 
 
 class SchemaFormat(NamedSchema):
@@ -276,6 +258,10 @@ class TextOptions(Part):
     """The usual length, without effect."""
 
 
+@accepting(
+    "format",  # the form of the text, such as a grammar
+    "defer_loading",  # whether a search has to find the tool first: the models read every tool
+)
 class CustomTool(Part):
     """A tool that takes one text. As in vLLM, the models see a function with one argument."""
 
@@ -285,16 +271,13 @@ class CustomTool(Part):
     """The name of the tool."""
     description: str | None = None
     """What the tool does."""
-    format: dict[str, Any] | None = None
-    """The form of the text, such as a grammar, without effect."""
-    defer_loading: bool | None = None
-    """Whether a search has to find the tool first, without effect: the models read every tool."""
 
     @property
     def tool(self) -> Tool:
         return Tool(self.name, self.description or "", INPUT_SCHEMA)
 
 
+@accepting("description")
 class NamespaceTool(Part):
     """Tools whose names belong to a namespace."""
 
@@ -302,26 +285,13 @@ class NamespaceTool(Part):
     """The kind of the tool."""
     name: Name
     """The name of the namespace."""
-    description: str | None = None
-    """What its tools are for."""
-    tools: Annotated[
-        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
-        Field(max_length=MAX_TOOLS, fail_fast=True),
-    ]
+    tools: Offered[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]]
     """The tools."""
-
-
-def _check_tool(tool: object) -> object:
-    """Return *tool*. Raise `ValueError` for a tool that the service would have to run itself."""
-    kind = kind_of(tool)
-    if kind not in ("function", "custom", "namespace", None):
-        raise ValueError(f"a tool of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
-    return tool
 
 
 ClientTool: TypeAlias = Annotated[
     Annotated[FunctionTool | CustomTool | NamespaceTool, Field(discriminator="type")],
-    BeforeValidator(_check_tool),
+    refusing_others("tool", "function", "custom", "namespace", cure=FUNCTION_TOOLS_CURE),
 ]
 
 
@@ -359,13 +329,15 @@ class FlatTool:
         return named
 
 
+@accepting("include_obfuscation")  # whether events have a field of random length
 class ResponsesStreamOptions(Part):
     """Options of a stream of the Responses API."""
 
-    include_obfuscation: bool | None = None
-    """Whether events have a field of random length, without effect."""
 
-
+@accepting(
+    "client_metadata",  # what Codex says about itself
+    "store",  # as in vLLM, nothing is stored
+)
 class ResponsesRequest(OpenaiRequest):
     """The body of a response. None: left out."""
 
@@ -383,9 +355,7 @@ class ResponsesRequest(OpenaiRequest):
     """Options of the stream."""
     stop: Nothing = None
     """Nothing, as this API has no stop strings. Load generators send null."""
-    client_metadata: dict[str, Any] | None = None
-    """What Codex says about itself, without effect."""
-    tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Offered[ClientTool] | None = None
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     """Whether the answer calls tools. None: the model decides."""
@@ -393,14 +363,10 @@ class ResponsesRequest(OpenaiRequest):
     # Features that no method has. Clients may send the values that turn them off.
     background: Literal[False] | None = None
     """Only false is accepted."""
-    store: bool | None = None
-    """Whether to store the response, without effect. As in vLLM, nothing is stored."""
     include: Items[Literal["reasoning.encrypted_content"]] | None = None
     """What agents ask for in every request, without effect. The output has the reasoning."""
     truncation: Literal["disabled"] | None = None
     """Only "disabled" is accepted."""
-    max_tool_calls: None = None
-    """Only null is accepted."""
 
     @property
     def wanted(self) -> Wanted:
@@ -420,7 +386,7 @@ class ResponsesRequest(OpenaiRequest):
             tokens_name="max_output_tokens",
             least=self.min_tokens,
             effort=self._effort,
-            format=format.rules if isinstance(format, SchemaFormat) else any_json(format),
+            format=format.rules if format else None,
             tools=tuple([flat.tool for flat in self.flat_tools]),
             tool_choice=(
                 self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
@@ -487,19 +453,20 @@ class ResponsesRequest(OpenaiRequest):
         }
 
 
-class ResponseEvents:
+class ResponseEvents(MessageParts):
     """The numbered events of one stream, and the output items that they build."""
 
+    thinking_kind = "reasoning"
+    text_kind = "message"
+
     def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
-        self.items: list[dict[str, Any]] = []
-        """The items so far, in the form of the API."""
+        super().__init__()
         self.lost: dict[str, Any] | None = None
         """The call that was cut off within its arguments. None: there is none."""
         self._request_id = request_id
         self._tools = {flat.tool.name: flat for flat in tools}
         self._events = 0
         self._texts: list[str] = []  # of the open item
-        self._call_index = -1  # of the last call
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event of the stream."""
@@ -507,37 +474,17 @@ class ResponseEvents:
         self._events += 1
         return deltas.named_event(kind, sequence_number=number, **fields)
 
-    def add(self, delta: Delta) -> bytes:
-        """Add *delta* to the open item or to new items. Return the events."""
-        events = b"".join(map(self._add_call, delta.ended))
-        for name, text in delta.fields.items():
-            kind = "reasoning" if name == "reasoning" else "message"
-            if not self.items or self.items[-1]["type"] != kind:
-                events += self.close() + self._open(kind)
-            self._texts.append(text)
-            about = {"stepspec": delta.step} if delta.step else {}
-            events += self._text_event("delta", delta=text, **about)
-        return events + b"".join(map(self._add_call, delta.calls))
+    def _add_text(self, text: str, about: Mapping[str, Any]) -> bytes:
+        self._texts.append(text)
+        return self._text_event("delta", delta=text, **about)
 
-    def _add_call(self, piece: Calling) -> bytes:
-        events = b""
-        if not self._in_call or piece.index != self._call_index:
-            events = self.close() + self._open_call(piece)
-        if not piece.arguments:
-            return events
-        self._texts.append(piece.arguments)
-        if self.items[-1]["type"] == "custom_tool_call":  # its text is known at the end
-            return events
-        return events + self._last_item_event(
-            "function_call_arguments.delta", delta=piece.arguments
-        )
-
-    @property
-    def _in_call(self) -> bool:
-        return bool(self.items) and self.items[-1]["type"].endswith("_call")
+    def _add_arguments(self, arguments: str) -> bytes:
+        self._texts.append(arguments)
+        if self._kind == "custom_tool_call":  # its text is known at the end
+            return b""
+        return self._last_item_event("function_call_arguments.delta", delta=arguments)
 
     def _open_call(self, piece: Calling) -> bytes:
-        self._call_index = piece.index
         known = self._tools.get(piece.name)
         named = known.call if known else {"type": "function_call", "name": piece.name}
         prefix = "fc"
@@ -552,18 +499,18 @@ class ResponseEvents:
             **named,
             text_field: "",
         }
-        self.items.append(item)
+        self.parts.append(item)
         return self._item_event("added")
 
     def close(self, status: str = "completed") -> bytes:
         """End the open item, if there is one, with this *status*. Return the events."""
-        if not self.items or self.items[-1]["status"] != "in_progress":
+        if not self.parts or self.parts[-1]["status"] != "in_progress":
             return b""
-        item = self.items[-1]
+        item = self.parts[-1]
         item["status"] = status
         text = "".join(self._texts)
         self._texts.clear()
-        if self._in_call and status != "completed" and not is_json(text):
+        if "call_id" in item and status != "completed" and not is_json(text):
             self.lost = item
         match item["type"]:
             case "function_call":
@@ -591,25 +538,25 @@ class ResponseEvents:
             fields = {"summary": []}
         item: dict[str, Any] = {
             # text may go on after a call, so the number of the item makes the id unique
-            "id": f"{prefix}_{self._request_id}_{len(self.items)}",
+            "id": f"{prefix}_{self._request_id}_{len(self.parts)}",
             "type": kind,
             **fields,
             "content": [],
             "status": "in_progress",
         }
-        self.items.append(item)
+        self.parts.append(item)
         events = self._item_event("added")
         return events + self._content_event("content_part.added", part=_part(kind, ""))
 
     def _item_event(self, stage: str) -> bytes:
-        index = len(self.items) - 1
-        item = self.items[-1]
+        index = len(self.parts) - 1
+        item = self.parts[-1]
         return self.event(f"response.output_item.{stage}", output_index=index, item=item)
 
     def _last_item_event(self, kind: str, **fields: Any) -> bytes:
         """Return an event of the last item."""
-        index = len(self.items) - 1
-        item_id = self.items[-1]["id"]
+        index = len(self.parts) - 1
+        item_id = self.parts[-1]["id"]
         return self.event(f"response.{kind}", item_id=item_id, output_index=index, **fields)
 
     def _content_event(self, kind: str, **fields: Any) -> bytes:
@@ -617,7 +564,7 @@ class ResponseEvents:
         return self._last_item_event(kind, content_index=0, **fields)
 
     def _text_event(self, stage: str, **fields: Any) -> bytes:
-        if self.items[-1]["type"] == "reasoning":
+        if self.parts[-1]["type"] == "reasoning":
             return self._content_event(f"reasoning_text.{stage}", **fields)
         return self._content_event(f"output_text.{stage}", logprobs=[], **fields)
 
@@ -641,20 +588,14 @@ def _part(kind: str, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-class ResponsesReply:
+class ResponsesReply(SingleReply):
     """The `ReplyFormat` that writes the one run of a request as a response."""
-
-    keep_alive = deltas.KEEP_ALIVE
-    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking
     ) -> None:
-        self._runs = runs
+        super().__init__(runs, request, thinking)
         self._request = body
-        (self._run_request,) = runs.run_requests
-        self._builder = DeltaBuilder(deltas.one_field(thinking))
-        self._id = request.id
         self._created = int(time.time())
         self._events = ResponseEvents(request.id, body.flat_tools)
 
@@ -680,12 +621,8 @@ class ResponsesReply:
     async def body(self) -> dict[str, Any]:
         self._events.close(self._status)
         if self._events.lost is not None:
-            self._events.items.remove(self._events.lost)
+            self._events.parts.remove(self._events.lost)
         return await self._ended()
-
-    @property
-    def _solution(self) -> Solution:
-        return self._runs.solutions[0]
 
     @property
     def _status(self) -> str:
@@ -707,7 +644,7 @@ class ResponsesReply:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "output": self._events.items,
+            "output": self._events.parts,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "usage": None,

@@ -8,9 +8,9 @@ honour are refused; `validation` tells the client what to send in their place. N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -70,7 +70,6 @@ Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
 
 
 def _none_for_empty(value: object) -> object:
@@ -176,15 +175,36 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+P = TypeVar("P", bound=Options)
+
+
+def _extended(model: type[P], fields: Mapping[str, Any]) -> type[P]:
+    """Return *model* with more *fields*, given by their types and defaults."""
+    return create_model(
+        model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
+    )
+
+
+def accepting(*names: str) -> Callable[[type[P]], type[P]]:
+    """
+    Return a decorator for a model that also accepts fields called *names*.
+
+    They may have any value, and have no effect.
+    """
+
+    def decorate(model: type[P]) -> type[P]:
+        return _extended(model, dict.fromkeys(names, (Any, None)))
+
+    return decorate
+
+
+@accepting("cache_control")  # a hint for Anthropic's prefix caches
 class Part(Options):
     """
     A part of a request.
 
     Null counts as left out, since clients send back all fields that they know.
     """
-
-    cache_control: Any = None
-    """A hint for Anthropic's prefix caches, without effect."""
 
     @model_validator(mode="before")
     @classmethod
@@ -210,17 +230,17 @@ Rules: TypeAlias = Annotated[dict[str, Any], Field(alias="schema")]
 """A JSON schema. pydantic has a method called ``schema``, so the field has another name."""
 
 
+@accepting(
+    "description",
+    "strict",  # whether the answer has to match the schema: it always has to
+)
 class NamedSchema(Schema):
     """A JSON schema with a name."""
 
     name: str
     """The client's name for the schema, without effect."""
-    description: str | None = None
-    """The client's description of the schema, without effect."""
     rules: Rules
     """The JSON schema."""
-    strict: bool | None = None
-    """Whether the answer has to match the schema. It always has to."""
 
 
 def kind_of(value: object) -> object:
@@ -230,6 +250,28 @@ def kind_of(value: object) -> object:
     return None
 
 
+def refusing_others(noun: str, *kinds: str, cure: str) -> BeforeValidator:
+    """
+    Return a validator that refuses values whose type is none of *kinds*.
+
+    The error calls the value *noun*, and names a *cure*. Values without a type pass.
+    """
+
+    def check(value: object) -> object:
+        kind = kind_of(value)
+        if kind is not None and kind not in kinds:
+            raise ValueError(f"a {noun} of type {kind!r}: {cure}")
+        return value
+
+    return BeforeValidator(check)
+
+
+@accepting(
+    "annotations",  # of an earlier answer
+    "logprobs",  # of an earlier answer
+    "prompt_cache_breakpoint",  # a hint for prefix caches
+    "parsed",  # the value that OpenAI's SDK parsed from the text
+)
 class TextPart(Part):
     """A text part of a message."""
 
@@ -237,14 +279,6 @@ class TextPart(Part):
     """The kind of the part."""
     text: str | None
     """The text. None: the part is dropped."""
-    annotations: Items[Any] | None = None
-    """Annotations of an earlier answer, which are dropped."""
-    logprobs: Items[Any] | None = None
-    """Log-probabilities of an earlier answer, which are dropped."""
-    prompt_cache_breakpoint: Any = None
-    """A hint for prefix caches, without effect."""
-    parsed: Any = None
-    """The value that OpenAI's SDK parsed from the text. It is dropped."""
 
 
 class RefusalPart(Part):
@@ -260,6 +294,7 @@ class RefusalPart(Part):
         return self.refusal
 
 
+@accepting("closed")  # whether the thinking was complete
 class ThinkingPart(Part):
     """Thinking within the text of an earlier answer, as Mistral's models write it."""
 
@@ -267,8 +302,6 @@ class ThinkingPart(Part):
     """The kind of the part."""
     thinking: str
     """The text of the thinking."""
-    closed: bool | None = None
-    """Whether the thinking was complete, without effect."""
 
     @property
     def text(self) -> str:
@@ -369,6 +402,7 @@ Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_sch
 """The arguments of a call in a history, as the text of a JSON object."""
 
 
+@accepting("parsed_arguments")  # the value that OpenAI's SDK parsed from the arguments
 class CalledFunction(Part):
     """The tool that an earlier answer called."""
 
@@ -376,10 +410,9 @@ class CalledFunction(Part):
     """The name of the tool. A model may have made it up."""
     arguments: Arguments = "{}"
     """The arguments, as the text of a JSON object."""
-    parsed_arguments: Any = None
-    """The value that OpenAI's SDK parsed from the arguments. It is dropped."""
 
 
+@accepting("index")  # of the call in a stream
 class ToolCallPart(Part):
     """A call of a tool in an earlier answer."""
 
@@ -389,20 +422,18 @@ class ToolCallPart(Part):
     """The kind of the tool."""
     function: CalledFunction
     """The tool, with the arguments."""
-    index: int | None = None
-    """The index of the call in a stream. It is dropped."""
 
     @property
     def call(self) -> ToolCall:
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
+@accepting(
+    "defer_loading",  # whether a search has to find the tool first: the models read every tool
+    "return",  # the JSON schema of the result, which transformers writes and no template gets
+)
 class FunctionPart(Part):
     """A function as the models read about it."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, populate_by_name=True, serialize_by_alias=True
-    )
 
     name: Name
     """The name of the function."""
@@ -412,10 +443,6 @@ class FunctionPart(Part):
     """The JSON schema of the arguments. None: the function takes none."""
     strict: bool | None = None
     """Whether the server keeps the arguments to the schema."""
-    defer_loading: bool | None = None
-    """Whether a search has to find the tool first, without effect: the models read every tool."""
-    returns: Annotated[dict[str, Any] | None, Field(alias="return")] = None
-    """The JSON schema of the result, which transformers writes. No template of vLLM gets it."""
 
     @property
     def tool(self) -> Tool:
@@ -425,14 +452,7 @@ class FunctionPart(Part):
         return Tool(self.name, self.description, parameters, self.strict)
 
 
-def only_functions(tool: object) -> object:
-    """Return *tool*. Raise `ValueError` for a tool that the service would have to run itself."""
-    kind = kind_of(tool)
-    if kind not in ("function", None):
-        raise ValueError(f"a tool of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
-    return tool
-
-
+@accepting("defer_loading")
 class ToolPart(Part):
     """A tool that the answer may call. The client runs it."""
 
@@ -440,8 +460,6 @@ class ToolPart(Part):
     """The kind of the tool."""
     function: FunctionPart
     """The function."""
-    defer_loading: bool | None = None
-    """Whether a search has to find the tool first, without effect."""
 
 
 class FunctionTool(FunctionPart):
@@ -451,9 +469,7 @@ class FunctionTool(FunctionPart):
     """The kind of the tool."""
 
 
-Offered: TypeAlias = Annotated[
-    list[Annotated[T, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
-]
+Offered: TypeAlias = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=True)]
 """The tools of a request."""
 
 
@@ -478,6 +494,8 @@ class PlainText(Part):
 
     type: Literal["text"]
     """The kind of the format."""
+    rules: ClassVar[None] = None
+    """There are no rules."""
 
 
 class AnyJson(Part):
@@ -485,11 +503,8 @@ class AnyJson(Part):
 
     type: Literal["json_object"]
     """The kind of the format."""
-
-
-def any_json(format: PlainText | AnyJson | None) -> Literal["json"] | None:
-    """Return "json" if *format* asks for any JSON object; None if it does not."""
-    return "json" if isinstance(format, AnyJson) else None
+    rules: ClassVar[Literal["json"]] = "json"
+    """The rules of JSON itself."""
 
 
 def _bounded_delimiter(delimiter: str | list[str]) -> str | list[str]:
@@ -515,7 +530,6 @@ class BudgetOptions(Options):
     """The tokens that are reserved for the answer."""
 
 
-P = TypeVar("P", bound=Options)
 NARROWED_TYPES: Mapping[str, Any] = {
     "ahead": Annotated[Count, Field(le=64)],
     "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
@@ -531,9 +545,7 @@ def _with_run_options(model: type[P]) -> type[P]:
         for name in service_options()
         if name not in model.model_fields
     }
-    return create_model(
-        model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
-    )
+    return _extended(model, fields)
 
 
 @_with_run_options
@@ -614,6 +626,12 @@ class Request(Part):
         raise NotImplementedError
 
 
+@accepting(
+    "prompt_cache_key",  # hints for OpenAI's prefix caches
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "ignore_eos",  # of load generators: a run ends with its answer or its budget
+)
 class OpenaiRequest(Request):
     """The fields that both of OpenAI's APIs have. None: left out."""
 
@@ -644,27 +662,15 @@ class OpenaiRequest(Request):
     parallel_tool_calls: bool | None = None
     """Whether the answer may call several tools. None: it may."""
 
-    # Hints that do not change the answer.
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     """OpenAI's tier, without effect."""
     metadata: Metadata | None = None
     """The client's own labels, which the Responses API repeats."""
-    prompt_cache_key: Label | None = None
-    """A hint for OpenAI's prefix caches, without effect."""
-    prompt_cache_retention: Label | None = None
-    """A hint for OpenAI's prefix caches, without effect."""
-    prompt_cache_options: dict[str, Any] | None = None
-    """A hint for OpenAI's prefix caches, without effect."""
-
-    # Load generators send these two. A run ends with its answer or its budget: text of two models
-    # beyond the answer would say nothing about a method.
-    ignore_eos: bool | None = None
-    """Whether to write on after the end of the answer, without effect."""
     min_tokens: NotNegative | None = None
-    """The fewest tokens, which have to be at most the limit of tokens."""
+    """The fewest tokens, which have to be at most the limit of tokens. Load generators send it."""
 
     # Features that no method has. Clients may send the values that turn them off.
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    logit_bias: Nothing = None
     """Only the empty object is accepted."""
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    top_logprobs: Literal[0] | None = None
     """Only 0 is accepted."""

@@ -3,67 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from itertools import zip_longest
 from typing import Any, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import near
 
 from ..errors import ApiError, bad_request, format_path
 from .defaults import has_no_effect
-from .schemas import FUNCTION_TOOLS_CURE, SERVED_MODEL_CURE, StepspecOptions, check_bounds
+from .schemas import (
+    FUNCTION_TOOLS_CURE,
+    SERVED_MODEL_CURE,
+    BudgetOptions,
+    StepspecOptions,
+    check_bounds,
+)
 
 P = TypeVar("P", bound=BaseModel)
 
-EFFORT_CURE = "send low, medium or high: a method always thinks"
-
-CURES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTION_TOOLS_CURE
-    ),
-    **dict.fromkeys(
-        ("functions", "function_call", "messages.function_call"),
-        "send tools, which have replaced it",
-    ),
-    "tools.function.strict": "send true or false",
-    **dict.fromkeys(
-        ("logprobs", "top_logprobs", "prompt_logprobs"),
-        "the steps come from two models, and their probabilities do not compare;"
-        f" {SERVED_MODEL_CURE}",
-    ),
-    **dict.fromkeys(
-        ("logit_bias", "stop_token_ids", "allowed_token_ids", "return_token_ids"),
-        f"the token ids of two models do not agree; {SERVED_MODEL_CURE}",
-    ),
-    **dict.fromkeys(
-        (
-            "previous_response_id",
-            "conversation",
-            "prompt",
-            "store",
-            "background",
-            "compaction",
-            "thread",
-        ),
-        "nothing is stored; send the whole conversation",
-    ),
-    **dict.fromkeys(
-        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        f"send response_format with a JSON schema, or {SERVED_MODEL_CURE}",
-    ),
-    **dict.fromkeys(
-        ("chat_template_kwargs", "enable_thinking"),
-        f"a method always thinks; send reasoning_effort, or {SERVED_MODEL_CURE}",
-    ),
-    **dict.fromkeys(("reasoning_effort", "reasoning.effort", "output_config.effort"), EFFORT_CURE),
-    "thinking_token_budget": "send max_completion_tokens or reasoning_effort",
-    "include_reasoning": 'send {"stepspec": {"thinking": "none"}} for the answer alone',
-    "priority": 'send {"stepspec": {"priority": 0}}, for servers that schedule by priority',
+_CURES: Mapping[str, Sequence[str]] = {
+    FUNCTION_TOOLS_CURE: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
+    "send tools, which have replaced it": ["functions", "function_call", "messages.function_call"],
+    "send true or false": ["tools.function.strict"],
+    "the steps come from two models, and their probabilities do not compare;"
+    f" {SERVED_MODEL_CURE}": ["logprobs", "top_logprobs", "prompt_logprobs"],
+    f"the token ids of two models do not agree; {SERVED_MODEL_CURE}": [
+        "logit_bias",
+        "stop_token_ids",
+        "allowed_token_ids",
+        "return_token_ids",
+    ],
+    "nothing is stored; send the whole conversation": [
+        "previous_response_id",
+        "conversation",
+        "prompt",
+        "store",
+        "background",
+        "compaction",
+        "thread",
+    ],
+    f"send response_format with a JSON schema, or {SERVED_MODEL_CURE}": [
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+    ],
+    f"a method always thinks; send reasoning_effort, or {SERVED_MODEL_CURE}": [
+        "chat_template_kwargs",
+        "enable_thinking",
+    ],
+    "send low, medium or high: a method always thinks": [
+        "reasoning_effort",
+        "reasoning.effort",
+        "output_config.effort",
+    ],
+    "send max_completion_tokens or reasoning_effort": ["thinking_token_budget"],
+    'send {"stepspec": {"thinking": "none"}} for the answer alone': ["include_reasoning"],
+    'send {"stepspec": {"priority": 0}}, for servers that schedule by priority': ["priority"],
 }
+CURES = {name: cure for cure, names in _CURES.items() for name in names}
 """The cure for a parameter, by its path without indices."""
 
 CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
@@ -206,5 +207,5 @@ def _joined(messages: Iterable[str]) -> str:
 def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
     """Return the names of parameters that may stand at *path*."""
     if path[0] == "stepspec":
-        return [*StepspecOptions.model_fields, *[field.name for field in fields(Budget)]]
+        return [*StepspecOptions.model_fields, *BudgetOptions.model_fields]
     return [*schema.model_fields] if len(path) == 1 else []

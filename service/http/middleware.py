@@ -327,13 +327,19 @@ class ClientConnection:
 
     async def fail(self, error: ApiError) -> None:
         """
-        End a stream that has started with *error*.
+        End the response with *error*, or raise *error* if the response has not started.
 
-        Any other response stays incomplete, and the server cuts it off.
+        A stream gets a last event. Any other response stays incomplete, and the server cuts it off.
         """
-        if self._failure is not None and not self.finished:
-            error = self._request.in_its_api(error)
-            await self.finish(self._failure(error, self._request.error_body(error)))
+        request = self._request
+        request.error = error
+        if not self.started:
+            raise error
+        if error.status == CLIENT_CLOSED:  # the client takes nothing
+            request.status = CLIENT_CLOSED
+        elif self._failure is not None and not self.finished:
+            error = request.in_its_api(error)
+            await self.finish(self._failure(error, request.error_body(error)))
 
     async def send_json(self, body: bytes) -> None:
         """Send a complete response."""
@@ -385,15 +391,8 @@ class StreamedResponse(Response):
         elif disconnected:
             self._request.status = CLIENT_CLOSED
         else:
-            await self._abort(connection)
-
-    async def _abort(self, connection: ClientConnection) -> None:
-        message = "the service shut down before the answer was complete"
-        error = ApiError(503, message, code="shut_down", retry=True)
-        self._request.error = error
-        if not connection.started:
-            raise error
-        await connection.fail(error)
+            message = "the service shut down before the answer was complete"
+            await connection.fail(ApiError(503, message, code="shut_down", retry=True))
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -25,7 +25,7 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Stopwatch
 
 from ..admission import Admission, Clients
-from ..errors import CLIENT_CLOSED, INTERNAL_ERROR, api_error
+from ..errors import INTERNAL_ERROR, ApiError, api_error
 from ..formats import deltas as payloads
 from ..formats.deltas import TokenCounts
 from ..formats.reply_format import ReplyFormat, RunItem
@@ -237,19 +237,12 @@ class Runs:
             "stepspec": about[0] if len(about) == 1 else about,
         }
 
-    async def fail(self, exc: Exception, connection: ClientConnection) -> None:
-        """End a stream that has started with *exc*, or raise *exc* as `ApiError`."""
-        request = self._request
+    def error(self, exc: Exception) -> ApiError:
+        """Return the error that tells the client of *exc*. Report *exc* if it is a bug."""
         error = api_error(exc, partial=any(counts.written for counts in self.counts))
-        request.error = error
         if error.code == INTERNAL_ERROR:
-            self._context.observe(RequestFailed(request, exc))
-        if not connection.started:
-            raise error from exc
-        if error.status == CLIENT_CLOSED:
-            request.status = CLIENT_CLOSED
-        else:
-            await connection.fail(error)
+            self._context.observe(RequestFailed(self._request, exc))
+        return error
 
 
 async def reply(
@@ -265,7 +258,7 @@ async def reply(
         async with runs.started():
             await answer(runs, format, connection)
     except Exception as exc:
-        await runs.fail(exc, connection)
+        await connection.fail(runs.error(exc))
 
 
 async def _whole(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:

@@ -211,7 +211,7 @@ class Tracing:
             "gen_ai.request.model": request.model,
             "http.response.status_code": request.status,
             "user.id": request.log_fields.get("user") or None,
-            "error.type": None if error is None else error.code or str(error.status),
+            "error.type": error.label if error else None,
         }
         span.set_attributes(_known(about))
         if request.status >= 500:

@@ -453,7 +453,7 @@ def test_a_call_that_is_cut_off_is_in_the_stream_and_not_in_the_message() -> Non
     ]
     stream = b"".join(content.add(Delta({}, calls=(piece,))) for piece in pieces)
     stream += content.finish(cut=True)
-    assert content.blocks == [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
+    assert content.parts == [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
     found = events(Reply(200, {}, stream))
     kinds = [event["type"].removeprefix("content_block_") for event in found]
     assert kinds == ["start", "delta", "delta", "stop", "start", "delta", "stop"]
@@ -498,7 +498,7 @@ def test_a_call_that_is_cut_off_leaves_one_block_for_each_index() -> None:
     )
     data = [orjson.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
     starts = [event["index"] for event in data if event["type"] == "content_block_start"]
-    assert (len(starts), content.blocks) == (len(set(starts)), [{"type": "text", "text": ""}])
+    assert (len(starts), content.parts) == (len(set(starts)), [{"type": "text", "text": ""}])
 
 
 def test_text_after_a_call_makes_no_other_call() -> None:
@@ -508,4 +508,4 @@ def test_text_after_a_call_makes_no_other_call() -> None:
         content.add(builder.add_event(event))
     content.add(builder.finish(replace(solution("7"), text="Wait.")))
     content.finish(cut=False)
-    assert [block["type"] for block in content.blocks] == ["tool_use", "text"]
+    assert [block["type"] for block in content.parts] == ["tool_use", "text"]
