@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from stepspec.orchestrator.errors import (
     ConfigurationError,
@@ -18,6 +17,8 @@ from stepspec.orchestrator.errors import (
     StepspecError,
 )
 from stepspec.orchestrator.json_values import write_json
+
+from .json_types import JsonObject
 
 TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -110,7 +111,7 @@ class ApiError(Exception):
         message = self.message
         if self.param is not None and self.param not in message:
             message = f"{self.param}: {message}"
-        error: dict[str, Any] = {
+        error: JsonObject = {
             "type": ANTHROPIC_TYPES.get(self.status, other),
             "message": message,
         }

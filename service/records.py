@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Event
@@ -21,6 +21,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution
 
 from .errors import OVERLOADED, QUEUE_FULL, QUEUE_TIMEOUT, ApiError
+from .json_types import JsonObject
 
 log = logging.getLogger("stepspec")
 
@@ -104,7 +105,7 @@ class ServiceRequest:
     """Seconds from the arrival to the first verified step. None: there is none yet."""
     forwarded: Mapping[str, str] = field(init=False)
     """The headers that served models receive."""
-    log_fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    log_fields: JsonObject = field(default_factory=JsonObject)
     """Further fields of the request's line in the log."""
     calls: list[UpstreamCall] = field(default_factory=list[UpstreamCall])
     """The attempts to forward the request."""

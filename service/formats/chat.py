@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -13,6 +13,7 @@ from stepspec.orchestrator.events import Drafted
 from stepspec.orchestrator.trace import Moment, dump
 
 from ..errors import ApiError, bad_request
+from ..json_types import JsonFields, JsonObject
 from ..records import RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
@@ -88,7 +89,7 @@ class Turn(Part):
         """Return *turn* with content, which earlier answers and results of calls may lack."""
         if not isinstance(turn, dict):
             return turn
-        fields = cast("dict[str, Any]", turn)
+        fields = cast("JsonObject", turn)
         if fields.get("role") in ("assistant", "tool") and fields.get("content") is None:
             fields = {**fields, "content": ""}
         return fields
@@ -149,7 +150,7 @@ class SchemaJson(Part):
     """The schema."""
 
     @property
-    def rules(self) -> dict[str, Any]:
+    def rules(self) -> JsonObject:
         return self.json_schema.rules
 
 
@@ -282,15 +283,15 @@ class ChatReply(ReplyFormat):
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED % body
 
-    async def body(self) -> dict[str, Any]:
+    async def body(self) -> JsonObject:
         choices = [self._choice(choice, texts) for choice, texts in enumerate(self._texts)]
         usage = await self._runs.usage()
         reply = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
         return reply | self._runs.extension(range(len(self._texts)))
 
-    def _choice(self, choice: int, texts: Mapping[str, str]) -> dict[str, Any]:
+    def _choice(self, choice: int, texts: Mapping[str, str]) -> JsonObject:
         solution = self._runs.solutions[choice]
-        message: dict[str, Any] = {"role": "assistant", "refusal": None, **texts}
+        message: JsonObject = {"role": "assistant", "refusal": None, **texts}
         if solution.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
@@ -311,22 +312,20 @@ class ChatReply(ReplyFormat):
             chunks += self._chunk(choice, {"tool_calls": [{"index": piece.index, **call}]})
         return chunks
 
-    def _chunk(self, choice: int, delta: Mapping[str, Any], **fields: object) -> bytes:
+    def _chunk(self, choice: int, delta: JsonFields, **fields: object) -> bytes:
         return self._event([_choice(choice, None, delta=delta) | fields])
 
-    def _event(
-        self, choices: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> bytes:
+    def _event(self, choices: Sequence[JsonFields], fields: JsonFields | None = None) -> bytes:
         """Return an event of the stream with *choices* and further *fields*."""
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
         return deltas.event(chunk | dict(fields or {}))
 
 
-def _choice(index: int, finish_reason: str | None, **content: object) -> dict[str, Any]:
+def _choice(index: int, finish_reason: str | None, **content: object) -> JsonObject:
     return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _call(call_id: str, **function: str) -> dict[str, Any]:
+def _call(call_id: str, **function: str) -> JsonObject:
     """Return a call of *function*. The further pieces of a call in a stream have no id."""
     named = {"id": call_id, "type": "function"} if call_id else {}
     return {**named, "function": function}
@@ -355,5 +354,5 @@ class LiveReply(ReplyFormat):
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED_EVENT % body
 
-    async def body(self) -> dict[str, Any]:
+    async def body(self) -> JsonObject:
         raise NotImplementedError("a run of the page is always a stream")

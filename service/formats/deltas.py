@@ -25,6 +25,7 @@ from stepspec.orchestrator.markers import may_open_block, opened_by
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import EventLog
 
+from ..json_types import JsonFields, JsonObject
 from ..records import RunEvent, RunResult
 from ..settings import Thinking
 from .requests import RunRequest
@@ -98,7 +99,7 @@ class Delta:
 
     fields: Mapping[str, str]
     """Text to append, by the field of the message."""
-    step: Mapping[str, Any] | None = None
+    step: JsonFields | None = None
     """The description of the step that this part is. None: it is no step."""
     calls: tuple[Calling, ...] = ()
     """Pieces of calls, which follow the text."""
@@ -272,7 +273,7 @@ class TokenCounts:
         return busy
 
 
-def usage(prompt: int, counts: Sequence[TokenCounts]) -> dict[str, Any]:
+def usage(prompt: int, counts: Sequence[TokenCounts]) -> JsonObject:
     """
     Return the usage as one model alone would report it, in the form of a chat completion.
 
@@ -298,7 +299,7 @@ def finish_reason(solution: Solution) -> str:
     return "tool_calls" if solution.calls else "stop"
 
 
-def _summary(solution: Solution) -> dict[str, Any]:
+def _summary(solution: Solution) -> JsonObject:
     """Return what every reply says about a run."""
     return {
         "answer": solution.answer,
@@ -309,7 +310,7 @@ def _summary(solution: Solution) -> dict[str, Any]:
     }
 
 
-def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
+def about(solution: Solution, run_request: RunRequest) -> JsonObject:
     """Return the field ``stepspec`` of one run."""
     return {
         **_summary(solution),
@@ -320,25 +321,25 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
     }
 
 
-def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
+def steps(solutions: Sequence[Solution]) -> list[JsonObject]:
     """Return every written step with its fate. With several choices a step has its choice too."""
-    written: list[dict[str, Any]] = []
+    written: list[JsonObject] = []
     for choice, solution in enumerate(solutions):
         about = {"choice": choice} if len(solutions) > 1 else {}
         written += [dataclasses.asdict(step) | about for step in solution.steps]
     return written
 
 
-def ledger(ledger: Ledger) -> dict[str, Any]:
+def ledger(ledger: Ledger) -> JsonObject:
     """Return the *ledger* of a run with its rates."""
     return dataclasses.asdict(ledger) | _rates(ledger)
 
 
-def _rates(ledger: Ledger) -> dict[str, Any]:
+def _rates(ledger: Ledger) -> JsonObject:
     return {"accept_rate": ledger.accept_rate, "share_large": ledger.share_large}
 
 
-def response_error(status: int, message: str) -> dict[str, Any]:
+def response_error(status: int, message: str) -> JsonObject:
     """Return the error of a failed response, which before its stream has this HTTP *status*."""
     code = "invalid_prompt"
     if status == 429:
@@ -348,7 +349,7 @@ def response_error(status: int, message: str) -> dict[str, Any]:
     return {"code": code, "message": message}
 
 
-def response_failed(response: Mapping[str, Any], number: int, status: int, message: str) -> bytes:
+def response_failed(response: JsonFields, number: int, status: int, message: str) -> bytes:
     """
     Return the last event of a stream of the Responses API that fails.
 
@@ -364,16 +365,16 @@ def named_event(kind: str, **fields: Any) -> bytes:
     return b"event: " + kind.encode() + b"\n" + event({"type": kind, **fields})
 
 
-def event(body: Mapping[str, Any]) -> bytes:
+def event(body: JsonFields) -> bytes:
     """Return an event of a stream without a name, as OpenAI's chat API writes it."""
     return b"data: " + write_json(body) + b"\n\n"
 
 
-def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
+def json_response(body: JsonFields, status: int = 200) -> Response:
     return Response(write_json(body), status, media_type="application/json")
 
 
-def solution(solution: Solution) -> dict[str, Any]:
+def solution(solution: Solution) -> JsonObject:
     """Return the summary of a run for the page, which follows its events."""
     return {
         **_summary(solution),

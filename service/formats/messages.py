@@ -8,7 +8,7 @@ block, in which each verified step is a delta with the field ``stepspec``. The a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
@@ -19,10 +19,11 @@ from stepspec.orchestrator.answer import first_stop
 from stepspec.orchestrator.chain import Message, Tool, ToolCall
 from stepspec.orchestrator.errors import near
 from stepspec.orchestrator.events import Answered, Calling, Committed, Event, Started
-from stepspec.orchestrator.json_values import is_json, json_text, read_json
+from stepspec.orchestrator.json_values import is_json, read_json
 from stepspec.orchestrator.solution import Solution
 
 from ..errors import ApiError, bad_request
+from ..json_types import JsonFields, JsonObject
 from ..records import RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
@@ -32,6 +33,7 @@ from .schemas import (
     BILLING_HEADER,
     SERVED_MODEL_CURE,
     CallId,
+    Function,
     Items,
     ModelName,
     Name,
@@ -50,10 +52,13 @@ from .schemas import (
     arguments_object,
     joined_text,
     kind_of,
+    merged,
     refusing_others,
     without_billing,
 )
 
+MERGED_ROLES = ("system", "user", "assistant")
+"""Consecutive messages of one of these roles are one message, as Anthropic's API promises."""
 OWN_TOOLS_CURE = "the service runs no tools; send tools with an input_schema, which the client runs"
 TEXT_ONLY_CURE = f"the methods read text only; send text blocks, or {SERVED_MODEL_CURE}"
 
@@ -67,6 +72,10 @@ class TextBlock(Part):
     """The text."""
     citations: Nothing = None
     """Only null and the empty list are accepted."""
+
+    @property
+    def message(self) -> Message:
+        return Message("user", self.text)
 
 
 @accepting("signature")  # of the server that wrote the thinking
@@ -204,13 +213,9 @@ class UserTurn(Part):
     def messages(self) -> tuple[Message, ...]:
         if isinstance(self.content, str):
             return (Message("user", self.content),)
-        messages: list[Message] = []
-        for block in self.content:
-            if isinstance(block, ToolResultBlock):
-                messages.append(block.message)
-            elif isinstance(block, TextBlock):
-                messages.append(Message("user", block.text))
-        return tuple(messages)
+        return tuple(
+            block.message for block in self.content if not isinstance(block, ToolReferenceBlock)
+        )
 
 
 class AssistantTurn(Part):
@@ -288,23 +293,17 @@ class UserMetadata(Part):
     "allowed_callers",  # the programs that may call the tool
     "input_examples",
 )
-class InputSchemaTool(Part):
+class InputSchemaTool(Function):
     """A tool that the answer may call. The client runs it."""
 
     type: Literal["custom"] | None = None
     """The kind of the tool."""
-    name: Name
-    """The name of the tool."""
-    description: str | None = None
-    """What the tool does."""
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     """The JSON schema of the arguments."""
-    strict: bool | None = None
-    """Whether the server keeps the arguments to the schema."""
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description, json_text(self.input_schema), self.strict)
+        return self.with_schema(self.input_schema)
 
 
 OfferedTool: TypeAlias = Annotated[
@@ -438,7 +437,7 @@ class Conversation(Part):
         format = self.output_config.format if self.output_config else None
         choice = self.tool_choice
         return Wanted(
-            tuple(_merged([*_instructions(instructions), *turns])),
+            tuple(merged([*_instructions(instructions), *turns], MERGED_ROLES)),
             format=format.rules if format else None,
             tools=tuple([tool.tool for tool in self._offered()]),
             tool_choice=_choice(choice),
@@ -472,8 +471,10 @@ class Conversation(Part):
                 name = change.tool.name
             if name not in tools:
                 hint = near(name, tools)
-                message = f"{change.type} names {name!r}, which is no tool of the request{hint}"
-                raise bad_request(message, "messages")
+                raise bad_request(
+                    f"{change.type} names {name!r}, which is no tool of the request{hint}",
+                    "messages",
+                )
             if isinstance(change, ToolRemovalBlock):
                 removed.add(name)
             else:
@@ -492,22 +493,6 @@ def _choice(choice: ToolChoice | None) -> str:
     if choice.name is None:
         raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
     return choice.name
-
-
-def _merged(messages: Iterable[Message]) -> Sequence[Message]:
-    """Return *messages* with consecutive ones of one role joined, as Anthropic's API promises."""
-    merged: list[Message] = []
-    for message in messages:
-        if merged and merged[-1].role == message.role != "tool":
-            first = merged.pop()
-            message = replace(
-                first,
-                content="\n".join([text for text in (first.content, message.content) if text]),
-                calls=first.calls + message.calls,
-                reasoning=first.reasoning + message.reasoning,
-            )
-        merged.append(message)
-    return merged
 
 
 class CountTokensRequest(Conversation):
@@ -539,11 +524,11 @@ class MessagesRequest(Conversation, Request):
         effort = self.output_config.effort if self.output_config else None
         thinking = self.thinking.budget_tokens if self.thinking else None
         if thinking is not None and thinking >= self.max_tokens:
-            message = (
+            raise bad_request(
                 f"thinking.budget_tokens is {thinking}: send less than max_tokens, which is"
-                f" {self.max_tokens}"
+                f" {self.max_tokens}",
+                "thinking.budget_tokens",
             )
-            raise bad_request(message, "thinking.budget_tokens")
         return replace(
             super().wanted,
             tokens=self.max_tokens,
@@ -607,7 +592,7 @@ class ContentBlocks(MessageParts):
         events = self.close()
         if not self.parts:
             return self._open("text") + self.close()
-        kept: list[dict[str, Any]] = []
+        kept: list[JsonObject] = []
         for block in self.parts:
             if block["type"] == "tool_use":
                 arguments = block["input"]
@@ -622,7 +607,7 @@ class ContentBlocks(MessageParts):
         fields = {"signature": ""} if kind == "thinking" else {}
         return self._start({"type": kind, kind: ""}, fields)
 
-    def _add_text(self, text: str, about: Mapping[str, Any]) -> bytes:
+    def _add_text(self, text: str, about: JsonFields) -> bytes:
         kind = self._kind
         self.parts[-1][kind] += text
         return self._delta({"type": f"{kind}_delta", kind: text}, **about)
@@ -636,14 +621,14 @@ class ContentBlocks(MessageParts):
         self.parts[-1]["input"] += arguments
         return self._delta({"type": "input_json_delta", "partial_json": arguments})
 
-    def _start(self, block: dict[str, Any], fields: Mapping[str, Any]) -> bytes:
+    def _start(self, block: JsonObject, fields: JsonFields) -> bytes:
         """Add *block*. Return its event, in which it has other *fields*."""
         self.parts.append(block)
         self._complete = False
         content = {**block, **fields}
         return named_event("content_block_start", index=len(self.parts) - 1, content_block=content)
 
-    def _delta(self, delta: Mapping[str, Any], **fields: Any) -> bytes:
+    def _delta(self, delta: JsonFields, **fields: Any) -> bytes:
         return named_event("content_block_delta", index=len(self.parts) - 1, delta=delta, **fields)
 
 
@@ -710,7 +695,7 @@ class MessagesReply(SingleReply):
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED_EVENT % body
 
-    async def body(self) -> dict[str, Any]:
+    async def body(self) -> JsonObject:
         self._finish()
         usage = await self._usage() | TIER
         extension = self._runs.extension([0])
@@ -719,11 +704,11 @@ class MessagesReply(SingleReply):
     def _finish(self) -> bytes:
         return self._content.finish(cut=self._solution.finish_reason != "stop")
 
-    async def _usage(self) -> dict[str, Any]:
+    async def _usage(self) -> JsonObject:
         usage = await self._runs.usage()
         return _usage(usage["prompt_tokens"], usage)
 
-    def _ended(self) -> dict[str, Any]:
+    def _ended(self) -> JsonObject:
         """Return the fields of the message that say why it ended."""
         stopped = self._raw_answer.stopped_by(self._run_request.stop)
         reason = stop_reason(self._solution, stopped)
@@ -732,7 +717,7 @@ class MessagesReply(SingleReply):
             "stop_sequence": stopped if reason == "stop_sequence" else None,
         }
 
-    def _message(self) -> dict[str, Any]:
+    def _message(self) -> JsonObject:
         return {
             "id": f"msg_{self._id}",
             "type": "message",
@@ -765,7 +750,7 @@ TIER = {"service_tier": "standard"}
 """The field that the usage of a message has, and the usage of its last event has not."""
 
 
-def _usage(prompt: int, usage: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(prompt: int, usage: JsonFields) -> JsonObject:
     """
     Return the usage of a message from OpenAI's *usage*, which is empty at the beginning.
 

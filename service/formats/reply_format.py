@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from stepspec.orchestrator.events import Answering, Calling, Committed, Event, Finished
 from stepspec.orchestrator.solution import Solution
 
 from ..errors import ApiError
+from ..json_types import JsonFields, JsonObject
 from ..records import RunEvent, RunResult, ServiceRequest
 from ..settings import Thinking
 from .deltas import KEEP_ALIVE, Delta, DeltaBuilder, one_field
@@ -44,7 +45,7 @@ class RequestRuns(Protocol):
         """Whether the large model thinks before it answers."""
         ...
 
-    async def usage(self) -> dict[str, Any]:
+    async def usage(self) -> JsonObject:
         """Return the usage of all runs together, in the form of `deltas.usage`."""
         ...
 
@@ -52,7 +53,7 @@ class RequestRuns(Protocol):
         """Return the number of tokens of the conversation, as the large model reads it."""
         ...
 
-    def extension(self, choices: Sequence[int]) -> dict[str, Any]:
+    def extension(self, choices: Sequence[int]) -> JsonObject:
         """Return the fields beyond OpenAI's API about the runs of *choices*, which are over."""
         ...
 
@@ -87,7 +88,7 @@ class ReplyFormat(ABC):
         """Return the last event of a stream that fails. *body* is *error* in the API's shape."""
 
     @abstractmethod
-    async def body(self) -> dict[str, Any]:
+    async def body(self) -> JsonObject:
         """Return the reply of a request that does not stream."""
 
 
@@ -105,7 +106,7 @@ class MessageParts(ABC):
     """The type of a part that is text."""
 
     def __init__(self) -> None:
-        self.parts: list[dict[str, Any]] = []
+        self.parts: list[JsonObject] = []
         """The parts so far."""
         self._call_index = -1  # of the last call
 
@@ -141,7 +142,7 @@ class MessageParts(ABC):
         """Add an empty part of thinking or of text. Return the events."""
 
     @abstractmethod
-    def _add_text(self, text: str, about: Mapping[str, Any]) -> bytes:
+    def _add_text(self, text: str, about: JsonFields) -> bytes:
         """Add *text* to the last part. Return the event, with the fields *about* the step."""
 
     @abstractmethod

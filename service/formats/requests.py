@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from stepspec.orchestrator.chain import CHOICES, Message, Party, Role, Toolset
 from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
@@ -23,6 +23,7 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Stopwatch
 
 from ..errors import ApiError, bad_request
+from ..json_types import JsonFields, JsonObject
 from ..settings import ServiceSettings
 from .schemas import Effort, Request, StepspecOptions, Wanted
 
@@ -39,12 +40,6 @@ The share of the configured tokens for thinking that a request gets. Tokens for 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_PRIORITY = 1000
 """The largest number of a priority, above and below zero, as for runs."""
-PENALTIES = ("presence_penalty", "frequency_penalty")
-PENALTY_CURE = (
-    "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
-    " and set repetition_penalty, which counts the whole chain, or send the request to the served"
-    " model itself"
-)
 
 
 class Engine(Protocol):
@@ -88,7 +83,7 @@ class ServedMethod:
 
     description: str
     """The method in one sentence."""
-    options: Mapping[str, Any]
+    options: JsonFields
     """The method's own defaults of all its options, by name."""
 
 
@@ -106,16 +101,16 @@ class Offer:
     """The version of the service."""
     session_header: str = ""
     """The header that keeps the requests of one session on one server. "": there is none."""
-    check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
+    check: Callable[[str, JsonFields], object] = lambda method, options: options
     """
     Raises `ConfigurationError`, which names the option, if the options are wrong for the method.
     """
 
-    def configured_options(self, method: str) -> Mapping[str, Any]:
+    def configured_options(self, method: str) -> JsonFields:
         """Return the options of *method* in the settings. Only the default method has any."""
         return self.defaults.options if method == self.defaults.policy else {}
 
-    def default_options(self, method: str) -> Mapping[str, Any]:
+    def default_options(self, method: str) -> JsonFields:
         """Return all options of *method*, with the values for a request that sets none."""
         return {**self.methods[method].options, **self.configured_options(method)}
 
@@ -168,15 +163,19 @@ class ModelCatalog:
         model = self.served.get(name) or prefixed.get(name)
         if model is None:
             hint = near(name, [*self.methods, *self.served])
-            message = f"there is no model {name!r}{hint}; GET /v1/models lists them"
-            raise ApiError(404, message, "model", "model_not_found")
+            raise ApiError(
+                404,
+                f"there is no model {name!r}{hint}; GET /v1/models lists them",
+                "model",
+                "model_not_found",
+            )
         return model
 
-    def listing(self, created: int) -> list[dict[str, Any]]:
+    def listing(self, created: int) -> list[JsonObject]:
         """Return the list of models in OpenAI's shape, with the context length of each."""
         return [self.describe(name, created) for name in (*self.methods, *self.served)]
 
-    def describe(self, name: str, created: int) -> dict[str, Any]:
+    def describe(self, name: str, created: int) -> JsonObject:
         """Return one entry of the list. Raise `ApiError` if there is no model *name*."""
         model = self.find(name)
         owner = "stepspec"
@@ -283,7 +282,7 @@ class Resolver:
         """Return all options of the run. Only the options of the method are validated here."""
         overrides = request.overrides
         chosen = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
-        values: dict[str, Any] = {
+        values: JsonObject = {
             "policy": self.method,
             "options": self._options(overrides.options or {}),
             "sampling": sampling,
@@ -317,14 +316,17 @@ class Resolver:
         if wrong:
             raise bad_request(wrong, wanted.conversation_name)
 
-    def _options(self, requested: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, requested: JsonFields) -> JsonObject:
         """Return the options of the method, those *requested* over the configured ones."""
         known = self.offer.methods[self.method].options
         for name in requested:
             if name not in known:
                 hint = f"{near(name, known)}; its options: {', '.join(known) or 'none'}"
-                message = f"{self.method!r} has no option {name!r}{hint}"
-                raise bad_request(message, f"stepspec.options.{name}", "unknown_parameter")
+                raise bad_request(
+                    f"{self.method!r} has no option {name!r}{hint}",
+                    f"stepspec.options.{name}",
+                    "unknown_parameter",
+                )
         options = {**self.offer.configured_options(self.method), **requested}
         if requested or self.method != self.offer.defaults.policy:
             try:
@@ -342,9 +344,6 @@ class Resolver:
 
         It has the seed of the request alone, as the configured seed would repeat answers.
         """
-        for name in PENALTIES:
-            if getattr(request, name, None):
-                raise bad_request(f"{name}: {PENALTY_CURE}", name)
         values = {name: getattr(request, name, None) for name in SAMPLING_FIELDS}
         update = {name: value for name, value in values.items() if value is not None}
         if update.get("top_k") == -1:  # vLLM's name for all tokens
@@ -354,7 +353,7 @@ class Resolver:
 
     def _limits(self, overrides: StepspecOptions, wanted: Wanted) -> Limits:
         """Return the configured budget with the limits that the request wants."""
-        requested: dict[str, Any] = {}
+        requested: JsonObject = {}
         if overrides.budget:
             requested = overrides.budget.model_dump(exclude_none=True)
         _check_tokens(requested.get("tokens"), wanted)
@@ -416,7 +415,7 @@ def _orphan_result(conversation: Sequence[Message]) -> str:
     return ""
 
 
-def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | None:
+def forwarded_priority(content: JsonFields, best: int | None) -> int | None:
     """
     Return the priority, among runs, of a request that is forwarded.
 
@@ -427,19 +426,20 @@ def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | No
         return None
     asked = content.get("priority")
     if asked is not None and not (type(asked) is int and abs(asked) <= MAX_PRIORITY):
-        message = f"priority: send an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}"
-        raise bad_request(message, "priority")
+        raise bad_request(
+            f"priority: send an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}", "priority"
+        )
     return _allowed_priority(asked, best, "priority")
 
 
 def _allowed_priority(asked: int | None, best: int, param: str) -> int:
     """Return the priority of a request, *best* if it asks for none. Raise `ApiError`."""
     if asked is not None and asked < best:
-        message = (
+        raise bad_request(
             f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower"
-            " is first"
+            " is first",
+            param,
         )
-        raise bad_request(message, param)
     return best if asked is None else asked
 
 

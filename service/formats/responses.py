@@ -8,7 +8,7 @@ message is the next item.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -19,6 +19,7 @@ from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.json_values import is_json, json_text, read_json
 
 from ..errors import ApiError
+from ..json_types import JsonFields, JsonObject
 from ..records import ServiceRequest
 from ..settings import Thinking
 from . import deltas
@@ -44,6 +45,7 @@ from .schemas import (
     Wanted,
     accepting,
     joined_text,
+    merged,
     refusing_others,
 )
 
@@ -179,7 +181,7 @@ def _with_type(item: object) -> object:
     """
     if not isinstance(item, dict):
         return item
-    every_field = cast("dict[str, Any]", item)
+    every_field = cast("JsonObject", item)
     fields = {name: value for name, value in every_field.items() if value is not None}
     kind = str(fields.get("type"))
     if kind.endswith(("_call", "_call_output")) and kind not in CALL_ITEMS:
@@ -199,36 +201,32 @@ InputItem: TypeAlias = Annotated[
 ]
 
 
-def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
-    """
-    Yield the messages of *items*.
+def _message(item: TypedItem) -> Message:
+    match item:
+        case ReasoningItem():
+            thinking = joined_text(item.content or "", separator="")
+            return Message("assistant", "", reasoning=thinking)
+        case FunctionCallItem() | CustomCallItem():
+            return Message("assistant", "", (item.call,))
+        case MessageItem():
+            return Message(SPEAKERS[item.role], joined_text(item.content))
+        case CallOutputItem():
+            return Message("tool", joined_text(item.output), call_id=item.call_id)
 
-    The reasoning, the texts and the calls of one answer are one message.
+
+def conversation(items: Sequence[TypedItem]) -> list[Message]:
     """
-    thinking = ""
-    texts: list[str] = []
-    calls: list[ToolCall] = []
-    for item in (*items, None):
-        match item:
-            case ReasoningItem():
-                thinking += joined_text(item.content or "", separator="")
-            case FunctionCallItem() | CustomCallItem():
-                calls.append(item.call)
-            case MessageItem(role="assistant"):
-                text = joined_text(item.content)
-                if text or texts:
-                    texts.append(text)
-            case MessageItem() | CallOutputItem() | None:
-                if texts or calls:
-                    text = "\n".join(texts)
-                    yield Message("assistant", text, tuple(calls), reasoning=thinking)
-                thinking = ""
-                texts = []
-                calls = []
-        if isinstance(item, CallOutputItem):
-            yield Message("tool", joined_text(item.output), call_id=item.call_id)
-        elif isinstance(item, MessageItem) and item.role != "assistant":
-            yield Message(SPEAKERS[item.role], joined_text(item.content))
+    Return the messages of *items*.
+
+    The reasoning, the texts and the calls of one answer are one message. Reasoning without an
+    answer is dropped.
+    """
+    messages = merged(map(_message, items), ["assistant"])
+    return [
+        message
+        for message in messages
+        if message.role != "assistant" or message.content or message.calls
+    ]
 
 
 @accepting("summary")  # the output has the full text of the reasoning
@@ -320,7 +318,7 @@ class FlatTool:
         return replace(self.offered.tool, name=name)
 
     @property
-    def call(self) -> dict[str, Any]:
+    def call(self) -> JsonObject:
         """The fields of a call that name the tool."""
         kind = "custom_tool_call" if isinstance(self.offered, CustomTool) else "function_call"
         named = {"type": kind, "name": self.offered.name}
@@ -427,7 +425,7 @@ class ResponsesRequest(OpenaiRequest):
         return name
 
     @property
-    def echo(self) -> dict[str, Any]:
+    def echo(self) -> JsonObject:
         """The fields of a response that repeat the request."""
         choice: object = self.tool_choice or ("auto" if self.tools else "none")
         if isinstance(choice, ChosenTool):
@@ -461,7 +459,7 @@ class ResponseEvents(MessageParts):
 
     def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
         super().__init__()
-        self.lost: dict[str, Any] | None = None
+        self.lost: JsonObject | None = None
         """The call that was cut off within its arguments. None: there is none."""
         self._request_id = request_id
         self._tools = {flat.tool.name: flat for flat in tools}
@@ -474,7 +472,7 @@ class ResponseEvents(MessageParts):
         self._events += 1
         return deltas.named_event(kind, sequence_number=number, **fields)
 
-    def _add_text(self, text: str, about: Mapping[str, Any]) -> bytes:
+    def _add_text(self, text: str, about: JsonFields) -> bytes:
         self._texts.append(text)
         return self._text_event("delta", delta=text, **about)
 
@@ -532,11 +530,11 @@ class ResponseEvents(MessageParts):
 
     def _open(self, kind: str) -> bytes:
         prefix = "msg"
-        fields: dict[str, Any] = {"role": "assistant"}
+        fields: JsonObject = {"role": "assistant"}
         if kind == "reasoning":
             prefix = "rs"
             fields = {"summary": []}
-        item: dict[str, Any] = {
+        item: JsonObject = {
             # text may go on after a call, so the number of the item makes the id unique
             "id": f"{prefix}_{self._request_id}_{len(self.parts)}",
             "type": kind,
@@ -576,13 +574,13 @@ def custom_input(arguments: str) -> str:
     except ValueError:
         return arguments
     if isinstance(read, dict):
-        text = cast("dict[str, Any]", read).get(INPUT)
+        text = cast("JsonObject", read).get(INPUT)
         if isinstance(text, str):
             return text
     return arguments
 
 
-def _part(kind: str, text: str) -> dict[str, Any]:
+def _part(kind: str, text: str) -> JsonObject:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -618,7 +616,7 @@ class ResponsesReply(SingleReply):
         response = self._response("failed") | {"error": reason}
         return events + self._events.event("response.failed", response=response)
 
-    async def body(self) -> dict[str, Any]:
+    async def body(self) -> JsonObject:
         self._events.close(self._status)
         if self._events.lost is not None:
             self._events.parts.remove(self._events.lost)
@@ -628,14 +626,14 @@ class ResponsesReply(SingleReply):
     def _status(self) -> str:
         return "incomplete" if deltas.finish_reason(self._solution) == "length" else "completed"
 
-    async def _ended(self) -> dict[str, Any]:
+    async def _ended(self) -> JsonObject:
         status = self._status
         usage = _usage(await self._runs.usage())
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         ended = {"usage": usage, "incomplete_details": details}
         return self._response(status) | ended | self._runs.extension([0])
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def _response(self, status: str) -> JsonObject:
         sampling = self._run_request.run.sampling
         return self._request.echo | {
             "id": f"resp_{self._id}",
@@ -651,7 +649,7 @@ class ResponsesReply(SingleReply):
         }
 
 
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(usage: JsonFields) -> JsonObject:
     """Return the usage of a response from that of a chat completion."""
     return {
         "input_tokens": usage["prompt_tokens"],

@@ -9,7 +9,7 @@ honour are refused; `validation` tells the client what to send in their place. N
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -28,6 +28,7 @@ from stepspec.orchestrator.json_values import json_text, read_json
 from stepspec.orchestrator.run_options import Count, Delimiter, option_types, service_options
 
 from ..errors import bad_request
+from ..json_types import JsonFields, JsonObject
 from ..settings import Thinking
 
 MAX_DEPTH = 128
@@ -84,6 +85,7 @@ Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
+Zero: TypeAlias = Annotated[float, Field(ge=0, le=0)] | None
 Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2)] | None
 TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)] | None
 TopK: TypeAlias = Annotated[int, Field(ge=-1)] | None
@@ -94,7 +96,7 @@ Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
 Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes) -> JsonObject:
     """Return the JSON object in *body*. Raise `ApiError` if it has none or is too large."""
     containers = _count_containers(body)
     if containers > MAX_VALUES:
@@ -109,7 +111,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise bad_request("the body has to be a JSON object", code="invalid_json")
     if containers > MAX_DEPTH and too_deep(cast("object", content)):
         raise bad_request(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
-    return cast("dict[str, Any]", content)
+    return cast("JsonObject", content)
 
 
 def _count_containers(text: bytes) -> int:
@@ -135,7 +137,7 @@ def too_deep(value: object) -> bool:
     return bool(level)
 
 
-def check_bounds(content: Mapping[str, Any]) -> None:
+def check_bounds(content: JsonFields) -> None:
     """Raise `ApiError` for more than `MAX_VALUES` values, or `MAX_ITEMS` of one list or object."""
     if len(content) > MAX_ITEMS:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
@@ -145,18 +147,18 @@ def check_bounds(content: Mapping[str, Any]) -> None:
         while level:
             longest = max(map(len, level))
             if longest > MAX_ITEMS:
-                message = (
+                raise bad_request(
                     f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
-                    " allowed"
+                    " allowed",
+                    name,
                 )
-                raise bad_request(message, name)
             values += sum(map(len, level))
             if values > MAX_VALUES:
-                message = (
+                raise bad_request(
                     f"{name}: the request has more than {MAX_VALUES} values; write long texts as"
-                    " one value"
+                    " one value",
+                    name,
                 )
-                raise bad_request(message, name)
             level = _containers_in(_items(level))
 
 
@@ -178,7 +180,7 @@ class Options(BaseModel):
 P = TypeVar("P", bound=Options)
 
 
-def _extended(model: type[P], fields: Mapping[str, Any]) -> type[P]:
+def _extended(model: type[P], fields: JsonFields) -> type[P]:
     """Return *model* with more *fields*, given by their types and defaults."""
     return create_model(
         model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
@@ -211,7 +213,7 @@ class Part(Options):
     def _without_null(cls, part: object) -> object:
         if not isinstance(part, dict):
             return part
-        fields = cast("dict[str, Any]", part)
+        fields = cast("JsonObject", part)
         if None not in fields.values():
             return fields
         known = cls.model_fields
@@ -226,7 +228,7 @@ class Schema(Part):
     )
 
 
-Rules: TypeAlias = Annotated[dict[str, Any], Field(alias="schema")]
+Rules: TypeAlias = Annotated[JsonObject, Field(alias="schema")]
 """A JSON schema. pydantic has a method called ``schema``, so the field has another name."""
 
 
@@ -246,7 +248,7 @@ class NamedSchema(Schema):
 def kind_of(value: object) -> object:
     """Return the field ``type`` of *value*, a part that is not validated yet; None without one."""
     if isinstance(value, dict):
-        return cast("dict[str, Any]", value).get("type")
+        return cast("JsonObject", value).get("type")
     return None
 
 
@@ -355,6 +357,22 @@ def joined_text(content: str | Sequence[Textual], separator: str = "\n") -> str:
     return separator.join([part.text for part in content if part.text is not None])
 
 
+def merged(messages: Iterable[Message], roles: Sequence[str]) -> list[Message]:
+    """Return *messages* with consecutive ones joined that have the same role, one of *roles*."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and joined[-1].role == message.role and message.role in roles:
+            first = joined.pop()
+            message = replace(
+                first,
+                content="\n".join([text for text in (first.content, message.content) if text]),
+                calls=first.calls + message.calls,
+                reasoning=first.reasoning + message.reasoning,
+            )
+        joined.append(message)
+    return joined
+
+
 BILLING_HEADER = "x-anthropic-billing-header"
 """
 The beginning of a line that Claude Code puts before its system text. The line changes with every
@@ -428,28 +446,35 @@ class ToolCallPart(Part):
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
-@accepting(
-    "defer_loading",  # whether a search has to find the tool first: the models read every tool
-    "return",  # the JSON schema of the result, which transformers writes and no template gets
-)
-class FunctionPart(Part):
-    """A function as the models read about it."""
+class Function(Part):
+    """A function as the models read about it, whatever its arguments."""
 
     name: Name
     """The name of the function."""
     description: str | None = None
     """What the function does."""
-    parameters: dict[str, Any] | None = None
-    """The JSON schema of the arguments. None: the function takes none."""
     strict: bool | None = None
-    """Whether the server keeps the arguments to the schema."""
+    """Whether the server keeps the arguments to their schema."""
+
+    def with_schema(self, schema: JsonObject | None) -> Tool:
+        """Return the tool whose arguments have this *schema*. None: it takes none."""
+        parameters = None if schema is None else json_text(schema)
+        return Tool(self.name, self.description, parameters, self.strict)
+
+
+@accepting(
+    "defer_loading",  # whether a search has to find the tool first: the models read every tool
+    "return",  # the JSON schema of the result, which transformers writes and no template gets
+)
+class FunctionPart(Function):
+    """A function in the form of OpenAI's APIs."""
+
+    parameters: JsonObject | None = None
+    """The JSON schema of the arguments. None: the function takes none."""
 
     @property
     def tool(self) -> Tool:
-        parameters = None
-        if self.parameters is not None:
-            parameters = json_text(self.parameters)
-        return Tool(self.name, self.description, parameters, self.strict)
+        return self.with_schema(self.parameters)
 
 
 @accepting("defer_loading")
@@ -530,7 +555,7 @@ class BudgetOptions(Options):
     """The tokens that are reserved for the answer."""
 
 
-NARROWED_TYPES: Mapping[str, Any] = {
+NARROWED_TYPES: JsonFields = {
     "ahead": Annotated[Count, Field(le=64)],
     "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
 }
@@ -540,7 +565,7 @@ NARROWED_TYPES: Mapping[str, Any] = {
 def _with_run_options(model: type[P]) -> type[P]:
     """Return *model* with the run options that a request may set. All of them are optional."""
     types = option_types() | dict(NARROWED_TYPES)
-    fields: dict[str, Any] = {
+    fields: JsonObject = {
         name: (types[name] | None, None)
         for name in service_options()
         if name not in model.model_fields
@@ -557,7 +582,7 @@ class StepspecOptions(Options):
     to those below.
     """
 
-    options: dict[str, Any] | None = None
+    options: JsonObject | None = None
     """Options of the method, by name. None: as configured."""
     budget: BudgetOptions | None = None
     """Limits of the run. None: as configured."""
@@ -647,9 +672,9 @@ class OpenaiRequest(Request):
     """The number of likeliest tokens to sample from."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """The least probability of a token, as a share of the likeliest token's."""
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Zero = None
     """Only 0 is accepted."""
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Zero = None
     """Only 0 is accepted."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     """The divisor of the likelihood of tokens that the chain has already."""

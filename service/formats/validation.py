@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from stepspec.orchestrator.errors import near
 
 from ..errors import ApiError, bad_request, format_path
+from ..json_types import JsonFields
 from .defaults import has_no_effect
 from .schemas import (
     FUNCTION_TOOLS_CURE,
@@ -27,6 +28,9 @@ _CURES: Mapping[str, Sequence[str]] = {
     FUNCTION_TOOLS_CURE: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
     "send tools, which have replaced it": ["functions", "function_call", "messages.function_call"],
     "send true or false": ["tools.function.strict"],
+    "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
+    " and set repetition_penalty, which counts the whole chain, or send the request to the served"
+    " model itself": ["presence_penalty", "frequency_penalty"],
     "the steps come from two models, and their probabilities do not compare;"
     f" {SERVED_MODEL_CURE}": ["logprobs", "top_logprobs", "prompt_logprobs"],
     f"the token ids of two models do not agree; {SERVED_MODEL_CURE}": [
@@ -85,6 +89,8 @@ SYNONYMS: Sequence[tuple[str, ...]] = (
 )
 """The names of one parameter in the three APIs."""
 
+MISSING = object()
+"""Stands for a value that is not in a request."""
 Path: TypeAlias = tuple[int | str, ...]
 
 EXPECTED = "Input should be "
@@ -93,7 +99,7 @@ OBJECT_ERRORS = ("model_type", "model_attributes_type", "dict_type")
 """pydantic's errors whose messages name a class, which clients do not know."""
 
 
-def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
+def parse_request(schema: type[P], content: JsonFields) -> P:
     """
     Validate a request. A parameter that is null, or that has no effect, counts as left out.
 
@@ -134,8 +140,9 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
         hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
         return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
     if error["type"] == "none_required":
-        message = f"{param} is not supported: leave it out"
-        return bad_request(message, param, "unsupported_parameter")
+        return bad_request(
+            f"{param} is not supported: leave it out", param, "unsupported_parameter"
+        )
     messages = _joined(_message(other) for other, other_path in errors if other_path == path)
     return bad_request(f"{param}: {messages}", param)
 
@@ -157,29 +164,27 @@ def body_path(location: Path, body: object, kind: str) -> Path:
     value = body
     for part, following in zip_longest(location, location[1:]):
         inner = _at(value, part)
-        if inner is None:
+        if inner is MISSING:
             if following is None and kind == "missing":
                 path.append(part)
             continue
         is_alternative = (
             following is not None
-            and _at(inner[0], following) is None
-            and _at(value, following) is not None
+            and _at(inner, following) is MISSING
+            and _at(value, following) is not MISSING
         )
         if not is_alternative:
             path.append(part)
-            value = inner[0]
+            value = inner
     return tuple(path) or location[:1]
 
 
-def _at(body: object, part: int | str) -> tuple[object] | None:
-    """Return the value at *part*, in a tuple, as it may be None; None if *body* has no *part*."""
-    if isinstance(body, dict) and part in body:
-        return (cast("dict[Any, object]", body)[part],)
-    if isinstance(body, list) and isinstance(part, int):
-        items = cast("list[object]", body)
-        return (items[part],) if part < len(items) else None
-    return None
+def _at(body: Any, part: int | str) -> object:
+    """Return the value at *part* of *body*; `MISSING` if there is none."""
+    try:
+        return body[part]
+    except (KeyError, IndexError, TypeError):
+        return MISSING
 
 
 def _weight(error_at: tuple[ErrorDetails, Path]) -> tuple[bool, int]:

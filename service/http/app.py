@@ -18,7 +18,8 @@ from types import FrameType
 from typing import Any, ClassVar, cast
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Security
+from fastapi.security import APIKeyHeader, HTTPBearer
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -49,6 +50,11 @@ BACKLOG = 2048
 """Connections that the system accepts before the service does."""
 CLOSE_SECONDS = 5.0
 """Seconds to close open connections when the time to drain is over."""
+KEYS = (
+    Security(HTTPBearer(scheme_name="key", auto_error=False)),
+    Security(APIKeyHeader(name="x-api-key", scheme_name="x-api-key", auto_error=False)),
+)
+"""The keys of a route, for its description alone. `RequestMiddleware` checks them."""
 TOO_LARGE = f"The headers are larger than {MAX_HEADERS} bytes."
 
 
@@ -225,15 +231,10 @@ class Service:
             redoc_url=None,
             root_path=settings.root_path,
         )
-        describe = routes.describer(app, context.models, locked=settings.locked)
-        app.openapi = describe  # type: ignore[method-assign]
-        for router in (
-            routes.api_router(context),
-            routes.messages_router(context),
-            routes.page_router(context),
-            routes.health_router(context, metrics.scrape),
-        ):
-            app.include_router(router)
+        app.openapi = routes.describer(app, context.models)  # type: ignore[method-assign]
+        for make_router in (routes.api_router, routes.messages_router, routes.live_router):
+            app.include_router(make_router(context), dependencies=KEYS if settings.locked else ())
+        app.include_router(routes.public_router(context, metrics.scrape))
         app.add_exception_handler(ApiError, _error_response)
         app.add_exception_handler(HTTPException, _error_response)
         checks = RequestChecks(

@@ -159,8 +159,7 @@ class RequestMiddleware:
         """Raise `ApiError` if a body of *size* bytes is too large."""
         limit = self._settings.max_body_bytes
         if size > limit:
-            message = f"the body is larger than {limit} bytes"
-            raise ApiError(413, message, code="body_too_large")
+            raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
 
     def _limited(self, receive: Receive) -> Receive:
         """Return *receive* with limits for the size of the body and the time until its end."""
@@ -175,8 +174,9 @@ class RequestMiddleware:
                 async with asyncio.timeout_at(None if complete else deadline):
                     message = await receive()
             except TimeoutError:
-                text = f"the body did not arrive within {seconds:g} s"
-                raise ApiError(408, text, retry=True) from None
+                raise ApiError(
+                    408, f"the body did not arrive within {seconds:g} s", retry=True
+                ) from None
             size += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             self._check_size(size)
@@ -351,8 +351,11 @@ class ClientConnection:
             async with asyncio.timeout(self._send_seconds):
                 await self._send(message)
         except TimeoutError:
-            text = f"the client took nothing for {self._send_seconds:g} s"
-            raise ApiError(CLIENT_CLOSED, text, code="client_stalled") from None
+            raise ApiError(
+                CLIENT_CLOSED,
+                f"the client took nothing for {self._send_seconds:g} s",
+                code="client_stalled",
+            ) from None
 
 
 Work: TypeAlias = Callable[[ClientConnection], Coroutine[Any, Any, None]]
@@ -391,8 +394,14 @@ class StreamedResponse(Response):
         elif disconnected:
             self._request.status = CLIENT_CLOSED
         else:
-            message = "the service shut down before the answer was complete"
-            await connection.fail(ApiError(503, message, code="shut_down", retry=True))
+            await connection.fail(
+                ApiError(
+                    503,
+                    "the service shut down before the answer was complete",
+                    code="shut_down",
+                    retry=True,
+                )
+            )
 
 
 async def _disconnected(receive: Receive) -> None:

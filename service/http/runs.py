@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
@@ -30,6 +30,7 @@ from ..formats import deltas as payloads
 from ..formats.deltas import TokenCounts
 from ..formats.reply_format import ReplyFormat, RunItem
 from ..formats.requests import ModelCatalog, Offer, RunRequest
+from ..json_types import JsonObject
 from ..records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
 from ..settings import ServiceSettings
 from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
@@ -210,7 +211,7 @@ class Runs:
         self._items.append(item)
         self._changed.set()
 
-    async def usage(self) -> dict[str, Any]:
+    async def usage(self) -> JsonObject:
         """The usage of all runs together; see `payloads.usage`."""
         return payloads.usage(await self.prompt_tokens(), self.counts)
 
@@ -224,7 +225,7 @@ class Runs:
         except (EndpointError, TimeoutError):  # which is no reason to lose the answer
             return self.counts[0].prompt
 
-    def extension(self, choices: Sequence[int]) -> dict[str, Any]:
+    def extension(self, choices: Sequence[int]) -> JsonObject:
         """Return the fields beyond OpenAI's API about the runs of *choices*, which are over."""
         solutions = [self.solutions[choice] for choice in choices]
         ledgers = [payloads.ledger(solution.ledger) for solution in solutions]

@@ -46,6 +46,7 @@ from stepspec.orchestrator.nesting import leaves
 from ..errors import ApiError, api_error
 from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
 from ..formats.requests import ServedModel
+from ..json_types import JsonFields, JsonObject
 from ..records import MESSAGES_PATH, HealthChecked, ServiceObserver, ServiceRequest
 from .middleware import EVENT_STREAM, ClientConnection
 
@@ -219,7 +220,7 @@ class ForwardedRequest:
     """The record of the request."""
     model: ServedModel
     """The served model."""
-    content: Mapping[str, Any]
+    content: JsonFields
     """The parsed body."""
     body: bytes
     """The body. It is forwarded unchanged where nothing has to be added."""
@@ -489,7 +490,7 @@ USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """The paths whose streams have the usage only if the request asks for it."""
 
 
-def asking_for_usage(path: str, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def asking_for_usage(path: str, content: JsonFields) -> JsonFields | None:
     """
     Return *content*, the body of a request to *path*, asking for the usage.
 
@@ -498,13 +499,13 @@ def asking_for_usage(path: str, content: Mapping[str, Any]) -> Mapping[str, Any]
     if path not in USAGE_PATHS or content.get("stream") is not True:
         return None
     given = content.get("stream_options")
-    options = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
+    options = dict(cast("JsonFields", given)) if isinstance(given, Mapping) else {}
     if options.get("include_usage"):
         return None
     return {**content, "stream_options": {**options, "include_usage": True}}
 
 
-def max_answer_tokens(content: Mapping[str, Any], room: int) -> int:
+def max_answer_tokens(content: JsonFields, room: int) -> int:
     """
     Return the most tokens that an answer to *content* can have.
 
@@ -605,7 +606,7 @@ class ForwardedAnswer:
         if self._path != "/v1/responses":
             return FAILED % body
         begun = object_in(self._first).get("response")
-        response = cast("dict[str, Any]", begun) if isinstance(begun, dict) else {}
+        response = cast("JsonObject", begun) if isinstance(begun, dict) else {}
         last_number: object = object_in(self._last).get("sequence_number")
         number = last_number + 1 if isinstance(last_number, int) else 0
         return response_failed(response, number, error.status, error.message)
@@ -636,7 +637,7 @@ class ForwardedAnswer:
         return "usage" in content and not content.get("choices")
 
 
-def written_tokens(reply: Mapping[str, Any]) -> int | None:
+def written_tokens(reply: JsonFields) -> int | None:
     """
     Return the number of tokens that the model has written, by the usage in *reply*.
 
@@ -652,7 +653,7 @@ def written_tokens(reply: Mapping[str, Any]) -> int | None:
 
 def _field(value: object, name: str) -> Any:
     """Return the field *name* of an object; None if *value* is no object."""
-    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+    return cast("JsonObject", value).get(name) if isinstance(value, dict) else None
 
 
 def _is_whole(data: bytes) -> bool:
@@ -660,7 +661,7 @@ def _is_whole(data: bytes) -> bool:
     return data.strip() == DONE or bool(object_in(data))
 
 
-def reads_likeliest(content: Mapping[str, Any]) -> bool:
+def reads_likeliest(content: JsonFields) -> bool:
     """
     Return whether the answer to *content* has the likeliest tokens of each position.
 
