@@ -217,7 +217,7 @@ class Admission:
                 code=QUEUE_FULL,
                 retry=True,
             )
-        arrived = asyncio.get_running_loop().time()
+        arrived = _now()
         try:
             async with asyncio.timeout(settings.max_wait):
                 await self._wait(priority)
@@ -229,7 +229,7 @@ class Admission:
                 retry=True,
             ) from None
         try:
-            yield asyncio.get_running_loop().time() - arrived
+            yield _now() - arrived
         finally:
             self._release()
 

@@ -18,7 +18,7 @@ from stepspec.orchestrator.errors import (
 )
 from stepspec.orchestrator.json_values import write_json
 
-from .json_types import JsonObject
+from .json_types import HttpHeaders, JsonObject
 
 TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -66,7 +66,7 @@ class ApiError(Exception):
     """The code by which programs know the error. None: it has none."""
     retry: bool | None = None
     """Whether the same request may succeed soon. None: the client decides."""
-    headers: Mapping[str, str] | None = None
+    headers: HttpHeaders | None = None
     """Headers that are added to those of the response."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The types of the JSON objects in requests and replies."""
+"""The types of JSON objects and of headers in requests and replies."""
 
 from __future__ import annotations
 
@@ -9,3 +9,5 @@ JsonObject: TypeAlias = dict[str, Any]
 """A JSON object."""
 JsonFields: TypeAlias = Mapping[str, Any]
 """A JSON object, or some of its fields, that is only read."""
+HttpHeaders: TypeAlias = Mapping[str, str]
+"""The headers of a request or of a response, by name."""

@@ -165,9 +165,9 @@ class ChatRequest(OpenaiRequest):
     """The conversation."""
     stream_options: StreamOptions | None = None
     """Options of the stream."""
-    n: Positive | None = None
+    n: Positive = 1
     """The number of choices."""
-    stop: Stop | Stops | None = None
+    stop: Stop | Stops = Field([])
     """The texts that end the answer."""
     max_tokens: Positive | None = None
     """The most tokens of the thinking and the answer together."""
@@ -177,10 +177,10 @@ class ChatRequest(OpenaiRequest):
     """The effort of the thinking. None: the whole budget."""
     response_format: ResponseFormat | None = None
     """The form of the answer. None: free text."""
-    tools: Offered[Annotated[ToolPart, ONLY_FUNCTIONS]] | None = None
+    tools: Offered[Annotated[ToolPart, ONLY_FUNCTIONS]] = Field([])
     """The tools that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """Whether the answer calls tools. None: the model decides."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    """Whether the answer calls tools."""
 
     # Features that no method has. Clients may send the values that turn them off.
     store: Literal[False] | None = None
@@ -214,13 +214,13 @@ class ChatRequest(OpenaiRequest):
             tokens_name="max_completion_tokens" if new else "max_tokens",
             least=self.min_tokens,
             effort=self.reasoning_effort,
-            stops=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
+            stops=[self.stop] if isinstance(self.stop, str) else self.stop,
             format=format.rules if format else None,
-            tools=tuple([tool.function.tool for tool in self.tools or ()]),
-            tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+            tools=tuple([tool.function.tool for tool in self.tools]),
+            tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice,
             tool_named=isinstance(choice, NamedTool),
-            parallel=self.parallel_tool_calls is not False,
-            choices=self.n or 1,
+            parallel=self.parallel_tool_calls,
+            choices=self.n,
         )
 
 
@@ -244,7 +244,7 @@ class ChatReply(ReplyFormat):
         self, runs: RequestRuns, request: ServiceRequest, chat: ChatRequest, thinking: Thinking
     ) -> None:
         self._runs = runs
-        self._streamed = bool(chat.stream)
+        self._streamed = chat.stream
         self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
         self._head = {
             "id": f"chatcmpl-{request.id}",

@@ -215,7 +215,11 @@ def _content(text: str) -> Mapping[str, str]:
 
 
 class TokenCounts:
-    """An observer of one run that counts its tokens and the seconds of its requests to models."""
+    """
+    An observer of one run.
+
+    It counts tokens and the seconds of requests to models, and keeps the text of the answer.
+    """
 
     def __init__(self) -> None:
         self.reasoning = 0
@@ -224,6 +228,8 @@ class TokenCounts:
         """Kept tokens of the answer."""
         self.written = 0
         """All tokens that the models have written."""
+        self.text = ""
+        """The answer as the model wrote it, with the stop sequence that ended it."""
         self.events = EventLog()
         """All events so far."""
         self._tracker = ThinkingTracker()
@@ -236,10 +242,12 @@ class TokenCounts:
             case Committed(step=step):
                 if self._tracker.add(step) is None:
                     self.answer += len(step.tokens)
+                    self.text += step.text
                 else:
                     self.reasoning += len(step.tokens)
             case Answered(step=step):
                 self.answer += len(step.tokens)
+                self.text = step.text
             case Called():
                 self.written += event.written
             case _:

@@ -18,13 +18,13 @@ from pydantic import BeforeValidator, Field
 from stepspec.orchestrator.answer import first_stop
 from stepspec.orchestrator.chain import Message, Tool, ToolCall
 from stepspec.orchestrator.errors import near
-from stepspec.orchestrator.events import Answered, Calling, Committed, Event, Started
+from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.json_values import is_json, read_json
 from stepspec.orchestrator.solution import Solution
 
 from ..errors import ApiError, bad_request
 from ..json_types import JsonFields, JsonObject
-from ..records import RunResult, ServiceRequest
+from ..records import ServiceRequest
 from ..settings import Thinking
 from . import deltas
 from .deltas import named_event
@@ -144,7 +144,8 @@ class ToolReferenceBlock(Part):
 
 
 ResultBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")],
+    TextBlock | ToolReferenceBlock,
+    Field(discriminator="type"),
     _kinds("text", "tool_reference"),
 ]
 PlainBlock: TypeAlias = Annotated[TextBlock, _kinds("text")]
@@ -189,14 +190,13 @@ class ToolResultBlock(Part):
 
 
 UserBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ToolResultBlock | ToolReferenceBlock, Field(discriminator="type")],
+    TextBlock | ToolResultBlock | ToolReferenceBlock,
+    Field(discriminator="type"),
     _kinds("text", "tool_result", "tool_reference"),
 ]
 AssistantBlock: TypeAlias = Annotated[
-    Annotated[
-        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
-        Field(discriminator="type"),
-    ],
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
+    Field(discriminator="type"),
     _kinds("text", "thinking", "redacted_thinking", "tool_use"),
 ]
 
@@ -230,20 +230,20 @@ class AssistantTurn(Part):
     def messages(self) -> tuple[Message, ...]:
         if isinstance(self.content, str):
             return (Message("assistant", self.content),)
-        calls: list[ToolCall] = []
-        texts: list[TextBlock] = []
-        thinking = ""
-        for block in self.content:
-            match block:
-                case ToolUseBlock():
-                    calls.append(block.call)
-                case TextBlock():
-                    texts.append(block)
-                case ThinkingBlock():
-                    thinking += block.thinking
-                case RedactedThinkingBlock():
-                    pass
-        return (Message("assistant", joined_text(texts), tuple(calls), reasoning=thinking),)
+        return tuple(map(_said, self.content)) or (Message("assistant", ""),)
+
+
+def _said(block: TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock) -> Message:
+    """Return *block* of an answer as a message. `merged` joins the messages of one answer."""
+    match block:
+        case TextBlock():
+            return Message("assistant", block.text)
+        case ThinkingBlock():
+            return Message("assistant", "", reasoning=block.thinking)
+        case RedactedThinkingBlock():
+            return Message("assistant", "")
+        case ToolUseBlock():
+            return Message("assistant", "", (block.call,))
 
 
 class ThinkingConfig(Part):
@@ -329,27 +329,18 @@ class DefinedTool(Part):
     """The tool."""
 
 
-class ToolAdditionBlock(Part):
-    """A tool that the answer may call from this message on."""
+class ToolChangeBlock(Part):
+    """A tool that the answer may, or may not, call from this message on."""
 
-    type: Literal["tool_addition"]
+    type: Literal["tool_addition", "tool_removal"]
     """The kind of the block."""
     tool: Annotated[ChangedTool | DefinedTool, Field(discriminator="type")]
     """The tool, or the name of one in the list of tools."""
 
 
-class ToolRemovalBlock(Part):
-    """A tool that the answer may not call from this message on."""
-
-    type: Literal["tool_removal"]
-    """The kind of the block."""
-    tool: ChangedTool
-    """The name of the tool."""
-
-
-ToolChange: TypeAlias = ToolAdditionBlock | ToolRemovalBlock
 SystemBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ToolChange, Field(discriminator="type")],
+    TextBlock | ToolChangeBlock,
+    Field(discriminator="type"),
     _kinds("text", "tool_addition", "tool_removal"),
 ]
 
@@ -369,7 +360,7 @@ class SystemTurn(Part):
         return _instructions([block.text for block in self.content if isinstance(block, TextBlock)])
 
     @property
-    def changes(self) -> list[ToolChange]:
+    def changes(self) -> list[ToolChangeBlock]:
         if isinstance(self.content, str):
             return []
         return [block for block in self.content if not isinstance(block, TextBlock)]
@@ -403,6 +394,15 @@ class ToolChoice(Part):
     disable_parallel_tool_use: bool | None = None
     """Whether the answer has at most one call."""
 
+    @property
+    def wanted(self) -> str:
+        """OpenAI's word for the choice, or the name of the tool. Raise `ApiError` without one."""
+        if self.type == "tool":
+            if self.name is None:
+                raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
+            return self.name
+        return "required" if self.type == "any" else self.type
+
 
 @accepting("context_management")  # a hint about old parts of the conversation
 class Conversation(Part):
@@ -412,16 +412,16 @@ class Conversation(Part):
     """The name of a method or of a served model."""
     messages: Annotated[Items[MessageTurn], Field(min_length=1)]
     """The conversation."""
-    system: str | Items[PlainBlock] | None = None
+    system: str | Items[PlainBlock] = ""
     """Instructions before the conversation."""
-    thinking: ThinkingConfig | None = None
-    """How the answer thinks. None: as configured."""
-    output_config: OutputConfig | None = None
+    thinking: ThinkingConfig = ThinkingConfig(type="enabled")
+    """How the answer thinks."""
+    output_config: OutputConfig = OutputConfig()
     """Effort and form of the answer."""
-    tools: Items[OfferedTool] | None = None
+    tools: Items[OfferedTool] = Field([])
     """The tools. As in Anthropic's API there may be hundreds, since MCP servers bring many."""
-    tool_choice: ToolChoice | None = None
-    """Whether the answer calls tools. None: the model decides."""
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    """Whether the answer calls tools."""
     mcp_servers: Nothing = None
     """Only the empty list is accepted: the service runs no tools."""
     speed: Literal["standard"] | None = None
@@ -432,17 +432,16 @@ class Conversation(Part):
         if isinstance(self.system, str):
             instructions = [without_billing(self.system)]
         else:
-            instructions = [block.text for block in self.system or ()]
+            instructions = [block.text for block in self.system]
         turns = [message for turn in self.messages for message in turn.messages]
-        format = self.output_config.format if self.output_config else None
-        choice = self.tool_choice
+        format = self.output_config.format
         return Wanted(
             tuple(merged([*_instructions(instructions), *turns], MERGED_ROLES)),
             format=format.rules if format else None,
             tools=tuple([tool.tool for tool in self._offered()]),
-            tool_choice=_choice(choice),
-            tool_named=choice is not None and choice.type == "tool",
-            parallel=not (choice and choice.disable_parallel_tool_use),
+            tool_choice=self.tool_choice.wanted,
+            tool_named=self.tool_choice.type == "tool",
+            parallel=not self.tool_choice.disable_parallel_tool_use,
         )
 
     def _offered(self) -> list[InputSchemaTool]:
@@ -460,8 +459,8 @@ class Conversation(Part):
             for change in turn.changes
         ]
         if not changes:
-            return self.tools or []
-        tools = {tool.name: tool for tool in self.tools or ()}
+            return self.tools
+        tools = {tool.name: tool for tool in self.tools}
         removed: set[str] = set()
         for change in changes:
             if isinstance(change.tool, DefinedTool):
@@ -475,24 +474,11 @@ class Conversation(Part):
                     f"{change.type} names {name!r}, which is no tool of the request{hint}",
                     "messages",
                 )
-            if isinstance(change, ToolRemovalBlock):
+            if change.type == "tool_removal":
                 removed.add(name)
             else:
                 removed.discard(name)
         return [tool for name, tool in tools.items() if name not in removed]
-
-
-def _choice(choice: ToolChoice | None) -> str:
-    """Return OpenAI's word for *choice*, or the name of the tool. Raise `ApiError` without one."""
-    if choice is None:
-        return "auto"
-    if choice.type == "any":
-        return "required"
-    if choice.type != "tool":
-        return choice.type
-    if choice.name is None:
-        raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
-    return choice.name
 
 
 class CountTokensRequest(Conversation):
@@ -504,9 +490,9 @@ class MessagesRequest(Conversation, Request):
 
     max_tokens: Positive
     """The most tokens of the thinking and the answer together."""
-    stream: bool | None = None
+    stream: bool = False
     """Whether the reply is a stream of events."""
-    stop_sequences: Stops | None = None
+    stop_sequences: Stops = Field([])
     """The texts that end the answer."""
     temperature: Temperature = None
     """The temperature of sampling. None: as configured."""
@@ -514,15 +500,14 @@ class MessagesRequest(Conversation, Request):
     """The probability mass of the likeliest tokens to sample from. None: as configured."""
     top_k: TopK = None
     """The number of likeliest tokens to sample from. None: as configured."""
-    metadata: UserMetadata | None = None
+    metadata: UserMetadata = UserMetadata()
     """The user for whom the client makes the request."""
     service_tier: Literal["auto", "standard_only"] | None = None
     """Anthropic's tier, without effect."""
 
     @property
     def wanted(self) -> Wanted:
-        effort = self.output_config.effort if self.output_config else None
-        thinking = self.thinking.budget_tokens if self.thinking else None
+        thinking = self.thinking.budget_tokens
         if thinking is not None and thinking >= self.max_tokens:
             raise bad_request(
                 f"thinking.budget_tokens is {thinking}: send less than max_tokens, which is"
@@ -533,22 +518,22 @@ class MessagesRequest(Conversation, Request):
             super().wanted,
             tokens=self.max_tokens,
             thinking=thinking,
-            effort="minimal" if self._disabled else effort,
-            stops=self.stop_sequences or (),
+            effort="minimal" if self._disabled else self.output_config.effort,
+            stops=self.stop_sequences,
             rest_for_answer=True,
         )
 
     @property
     def _disabled(self) -> bool:
-        return self.thinking is not None and self.thinking.type == "disabled"
+        return self.thinking.type == "disabled"
 
     @property
     def end_user(self) -> str | None:
-        return self.metadata.user_id if self.metadata else None
+        return self.metadata.user_id
 
     def place_of_thinking(self, configured: Thinking) -> Thinking:
-        omitted = self.thinking is not None and self.thinking.display == "omitted"
-        return super().place_of_thinking("none" if omitted or self._disabled else configured)
+        omitted = self._disabled or self.thinking.display == "omitted"
+        return super().place_of_thinking("none" if omitted else configured)
 
 
 SIGNATURE = "stepspec"
@@ -577,9 +562,9 @@ class ContentBlocks(MessageParts):
         self._complete = True
         events = b""
         if self._kind == "thinking":
-            self.parts[-1]["signature"] = SIGNATURE
+            self._last["signature"] = SIGNATURE
             events = self._delta({"type": "signature_delta", "signature": SIGNATURE})
-        return events + named_event("content_block_stop", index=len(self.parts) - 1)
+        return events + named_event("content_block_stop", index=self._index)
 
     def finish(self, *, cut: bool) -> bytes:
         """
@@ -608,8 +593,8 @@ class ContentBlocks(MessageParts):
         return self._start({"type": kind, kind: ""}, fields)
 
     def _add_text(self, text: str, about: JsonFields) -> bytes:
-        kind = self._kind
-        self.parts[-1][kind] += text
+        kind = self._last["type"]
+        self._last[kind] += text
         return self._delta({"type": f"{kind}_delta", kind: text}, **about)
 
     def _open_call(self, piece: Calling) -> bytes:
@@ -618,7 +603,7 @@ class ContentBlocks(MessageParts):
         return self._start(block, {"input": {}})
 
     def _add_arguments(self, arguments: str) -> bytes:
-        self.parts[-1]["input"] += arguments
+        self._last["input"] += arguments
         return self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _start(self, block: JsonObject, fields: JsonFields) -> bytes:
@@ -626,40 +611,10 @@ class ContentBlocks(MessageParts):
         self.parts.append(block)
         self._complete = False
         content = {**block, **fields}
-        return named_event("content_block_start", index=len(self.parts) - 1, content_block=content)
+        return named_event("content_block_start", index=self._index, content_block=content)
 
     def _delta(self, delta: JsonFields, **fields: Any) -> bytes:
-        return named_event("content_block_delta", index=len(self.parts) - 1, delta=delta, **fields)
-
-
-class RawAnswer:
-    """
-    An observer of one run.
-
-    It keeps the answer as the model wrote it, with the stop sequence that ended it.
-    """
-
-    def __init__(self) -> None:
-        self._text = ""
-        self._thought = False
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case Started(thinks=thinks):
-                self._thought = not thinks
-            case Committed(step=step) if self._thought:
-                self._text += step.text
-            case Committed(step=step):
-                self._thought = step.closes
-            case Answered(step=step):
-                self._text = step.text
-            case _:
-                pass
-
-    def stopped_by(self, stops: Sequence[str]) -> str | None:
-        """Return the text among *stops* that ended the answer; None if none did."""
-        first = first_stop(self._text, stops)
-        return first[1] if first else None
+        return named_event("content_block_delta", index=self._index, delta=delta, **fields)
 
 
 class MessagesReply(SingleReply):
@@ -673,7 +628,6 @@ class MessagesReply(SingleReply):
         super().__init__(runs, request, thinking)
         self._model = body.model
         self._content = ContentBlocks()
-        self._raw_answer = RawAnswer()
 
     async def opening(self) -> bytes:
         usage = _usage(await self._runs.prompt_tokens(), {})
@@ -681,8 +635,6 @@ class MessagesReply(SingleReply):
         return named_event("message_start", message=message) + PING
 
     def render(self, item: RunItem) -> bytes:
-        if not isinstance(item, RunResult):
-            self._raw_answer(item.event)
         return self._content.add(self._builder.add(item))
 
     async def closing(self) -> bytes:
@@ -710,7 +662,8 @@ class MessagesReply(SingleReply):
 
     def _ended(self) -> JsonObject:
         """Return the fields of the message that say why it ended."""
-        stopped = self._raw_answer.stopped_by(self._run_request.stop)
+        stop = first_stop(self._runs.counts[0].text, self._run_request.stop)
+        stopped = stop[1] if stop else None
         reason = stop_reason(self._solution, stopped)
         return {
             "stop_reason": reason,

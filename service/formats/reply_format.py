@@ -1,15 +1,18 @@
 """
-The interface of a reply format: how an API writes the reply to a request.
+The runs of a request, and the interface of a reply format: how an API writes the reply.
 
 The Responses API and Anthropic's API share `SingleReply` and `MessageParts`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
+from stepspec.orchestrator.endpoints import ModelEndpoint
+from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Calling, Committed, Event, Finished
 from stepspec.orchestrator.solution import Solution
 
@@ -17,45 +20,59 @@ from ..errors import ApiError
 from ..json_types import JsonFields, JsonObject
 from ..records import RunEvent, RunResult, ServiceRequest
 from ..settings import Thinking
-from .deltas import KEEP_ALIVE, Delta, DeltaBuilder, one_field
+from . import deltas
+from .deltas import KEEP_ALIVE, Delta, DeltaBuilder, TokenCounts, one_field
 from .requests import RunRequest
 
 RunItem: TypeAlias = RunEvent | RunResult
 
 
+COUNT_SECONDS = 5.0
+"""Seconds for the large model's server to count the tokens of a conversation."""
 PROGRESS_EVENTS: tuple[type[Event], ...] = (Committed, Answering, Calling, Finished)
 """The events that show that a run goes well."""
 
 
-class RequestRuns(Protocol):
-    """The runs of one request, as a format reads them."""
+class RequestRuns:
+    """The runs of one request, one for each of *run_requests*. *large* is the large model."""
 
-    @property
-    def run_requests(self) -> Sequence[RunRequest]:
+    def __init__(self, run_requests: Sequence[RunRequest], large: ModelEndpoint) -> None:
+        self.run_requests = run_requests
         """What each run was asked for, by the index of its choice."""
-        ...
-
-    @property
-    def solutions(self) -> Mapping[int, Solution]:
+        self.counts = [TokenCounts() for _ in run_requests]
+        """The tokens of each run, by the index of its choice."""
+        self.solutions: dict[int, Solution] = {}
         """The solutions of the runs that are over, by the index of their choice."""
-        ...
-
-    @property
-    def thinks(self) -> bool:
+        self.thinks = large.template.thinks
         """Whether the large model thinks before it answers."""
-        ...
+        self._large = large
 
     async def usage(self) -> JsonObject:
         """Return the usage of all runs together, in the form of `deltas.usage`."""
-        ...
+        return deltas.usage(await self.prompt_tokens(), self.counts)
 
     async def prompt_tokens(self) -> int:
         """Return the number of tokens of the conversation, as the large model reads it."""
-        ...
+        first = self.run_requests[0]
+        tools = first.tools.tools if first.tools else ()
+        try:
+            async with asyncio.timeout(COUNT_SECONDS):
+                return await self._large.count(first.problem, tools)
+        except (EndpointError, TimeoutError):  # which is no reason to lose the answer
+            return self.counts[0].prompt
 
     def extension(self, choices: Sequence[int]) -> JsonObject:
         """Return the fields beyond OpenAI's API about the runs of *choices*, which are over."""
-        ...
+        solutions = [self.solutions[choice] for choice in choices]
+        ledgers = [deltas.ledger(solution.ledger) for solution in solutions]
+        about = [
+            deltas.about(self.solutions[choice], self.run_requests[choice]) for choice in choices
+        ]
+        return {
+            "steps": deltas.steps(solutions),
+            "ledger": ledgers[0] if len(ledgers) == 1 else ledgers,
+            "stepspec": about[0] if len(about) == 1 else about,
+        }
 
 
 class ReplyFormat(ABC):
@@ -111,9 +128,19 @@ class MessageParts(ABC):
         self._call_index = -1  # of the last call
 
     @property
-    def _kind(self) -> str:
-        """The type of the last part. "": there is none."""
-        return self.parts[-1]["type"] if self.parts else ""
+    def _last(self) -> JsonObject:
+        """The last part. It is empty if there is none."""
+        return self.parts[-1] if self.parts else {}
+
+    @property
+    def _index(self) -> int:
+        """The index of the last part."""
+        return len(self.parts) - 1
+
+    @property
+    def _kind(self) -> str | None:
+        """The type of the last part. None: there is none."""
+        return self._last.get("type")
 
     def add(self, delta: Delta) -> bytes:
         """Add *delta* to the last part or to new parts. Return the events."""

@@ -271,7 +271,7 @@ class Resolver:
         self._check_conversation(wanted)
         run = RunRequest(
             wanted.conversation,
-            self._run_options(request, sampling, self._limits(request.overrides, wanted)),
+            self._run_options(request, sampling, self._limits(request.stepspec, wanted)),
             tuple(wanted.stops),
             wanted.format,
             _toolset(wanted, live=bool(getattr(request, "stream", True))),
@@ -280,7 +280,7 @@ class Resolver:
 
     def _run_options(self, request: Request, sampling: Sampling, limits: Limits) -> RunOptions:
         """Return all options of the run. Only the options of the method are validated here."""
-        overrides = request.overrides
+        overrides = request.stepspec
         chosen = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
         values: JsonObject = {
             "policy": self.method,

@@ -197,7 +197,7 @@ def _with_type(item: object) -> object:
 
 
 InputItem: TypeAlias = Annotated[
-    Annotated[TypedItem, Field(discriminator="type")], BeforeValidator(_with_type)
+    TypedItem, Field(discriminator="type"), BeforeValidator(_with_type)
 ]
 
 
@@ -288,7 +288,8 @@ class NamespaceTool(Part):
 
 
 ClientTool: TypeAlias = Annotated[
-    Annotated[FunctionTool | CustomTool | NamespaceTool, Field(discriminator="type")],
+    FunctionTool | CustomTool | NamespaceTool,
+    Field(discriminator="type"),
     refusing_others("tool", "function", "custom", "namespace", cure=FUNCTION_TOOLS_CURE),
 ]
 
@@ -327,14 +328,10 @@ class FlatTool:
         return named
 
 
-@accepting("include_obfuscation")  # whether events have a field of random length
-class ResponsesStreamOptions(Part):
-    """Options of a stream of the Responses API."""
-
-
 @accepting(
     "client_metadata",  # what Codex says about itself
     "store",  # as in vLLM, nothing is stored
+    "stream_options",  # whether events have a field of random length
 )
 class ResponsesRequest(OpenaiRequest):
     """The body of a response. None: left out."""
@@ -345,15 +342,13 @@ class ResponsesRequest(OpenaiRequest):
     """Instructions before the conversation."""
     max_output_tokens: Positive | None = None
     """The most tokens of the thinking and the answer together."""
-    reasoning: Reasoning | None = None
+    reasoning: Reasoning = Reasoning()
     """How the answer thinks."""
-    text: TextOptions | None = None
+    text: TextOptions = TextOptions()
     """The form of the answer."""
-    stream_options: ResponsesStreamOptions | None = None
-    """Options of the stream."""
     stop: Nothing = None
     """Nothing, as this API has no stop strings. Load generators send null."""
-    tools: Offered[ClientTool] | None = None
+    tools: Offered[ClientTool] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     """Whether the answer calls tools. None: the model decides."""
@@ -376,36 +371,28 @@ class ResponsesRequest(OpenaiRequest):
         else:
             messages.extend(conversation(self.input))
         choice = self.tool_choice
-        format = self._format
+        format = self.text.format
         return Wanted(
             tuple(messages),
             "input",
             tokens=self.max_output_tokens,
             tokens_name="max_output_tokens",
             least=self.min_tokens,
-            effort=self._effort,
+            effort=self.reasoning.effort,
             format=format.rules if format else None,
             tools=tuple([flat.tool for flat in self.flat_tools]),
             tool_choice=(
                 self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
             ),
             tool_named=isinstance(choice, ChosenTool),
-            parallel=self.parallel_tool_calls is not False,
+            parallel=self.parallel_tool_calls,
         )
-
-    @property
-    def _format(self) -> TextFormat | None:
-        return self.text.format if self.text else None
-
-    @property
-    def _effort(self) -> Effort | None:
-        return self.reasoning.effort if self.reasoning else None
 
     @property
     def flat_tools(self) -> list[FlatTool]:
         """All tools, those in namespaces too, as one list."""
         flat: list[FlatTool] = []
-        for offered in self.tools or ():
+        for offered in self.tools:
             if isinstance(offered, NamespaceTool):
                 flat += [FlatTool(tool, offered.name) for tool in offered.tools]
             else:
@@ -430,21 +417,21 @@ class ResponsesRequest(OpenaiRequest):
         choice: object = self.tool_choice or ("auto" if self.tools else "none")
         if isinstance(choice, ChosenTool):
             choice = choice.model_dump(exclude={"cache_control"})
-        format = self._format or PlainText(type="text")
+        format = self.text.format or PlainText(type="text")
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
-            "metadata": self.metadata or {},
+            "metadata": self.metadata,
             "model": self.model,
-            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": self._effort, "summary": None},
+            "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "store": False,
             "text": {"format": format.model_dump(by_alias=True, exclude={"cache_control"})},
             "tool_choice": choice,
             "tools": [
                 {"strict": None} | tool.model_dump(exclude_none=True, exclude={"cache_control"})
-                for tool in self.tools or ()
+                for tool in self.tools
             ],
             "truncation": "disabled",
             "user": self.user,
@@ -502,9 +489,9 @@ class ResponseEvents(MessageParts):
 
     def close(self, status: str = "completed") -> bytes:
         """End the open item, if there is one, with this *status*. Return the events."""
-        if not self.parts or self.parts[-1]["status"] != "in_progress":
+        item = self._last
+        if item.get("status") != "in_progress":
             return b""
-        item = self.parts[-1]
         item["status"] = status
         text = "".join(self._texts)
         self._texts.clear()
@@ -547,22 +534,22 @@ class ResponseEvents(MessageParts):
         return events + self._content_event("content_part.added", part=_part(kind, ""))
 
     def _item_event(self, stage: str) -> bytes:
-        index = len(self.parts) - 1
-        item = self.parts[-1]
-        return self.event(f"response.output_item.{stage}", output_index=index, item=item)
+        return self.event(
+            f"response.output_item.{stage}", output_index=self._index, item=self._last
+        )
 
     def _last_item_event(self, kind: str, **fields: Any) -> bytes:
         """Return an event of the last item."""
-        index = len(self.parts) - 1
-        item_id = self.parts[-1]["id"]
-        return self.event(f"response.{kind}", item_id=item_id, output_index=index, **fields)
+        return self.event(
+            f"response.{kind}", item_id=self._last["id"], output_index=self._index, **fields
+        )
 
     def _content_event(self, kind: str, **fields: Any) -> bytes:
         """Return an event of the one part of the last item."""
         return self._last_item_event(kind, content_index=0, **fields)
 
     def _text_event(self, stage: str, **fields: Any) -> bytes:
-        if self.parts[-1]["type"] == "reasoning":
+        if self._last["type"] == "reasoning":
             return self._content_event(f"reasoning_text.{stage}", **fields)
         return self._content_event(f"output_text.{stage}", logprobs=[], **fields)
 
@@ -627,11 +614,11 @@ class ResponsesReply(SingleReply):
         return "incomplete" if deltas.finish_reason(self._solution) == "length" else "completed"
 
     async def _ended(self) -> JsonObject:
-        status = self._status
-        usage = _usage(await self._runs.usage())
-        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        ended = {"usage": usage, "incomplete_details": details}
-        return self._response(status) | ended | self._runs.extension([0])
+        response = self._response(self._status)
+        response["usage"] = _usage(await self._runs.usage())
+        if self._status == "incomplete":
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        return response | self._runs.extension([0])
 
     def _response(self, status: str) -> JsonObject:
         sampling = self._run_request.run.sampling

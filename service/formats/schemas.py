@@ -69,8 +69,6 @@ Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
 """A list whose validation ends at the first wrong item: 100,000 errors would take seconds."""
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
-NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
-Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _none_for_empty(value: object) -> object:
@@ -81,7 +79,6 @@ Nothing: TypeAlias = Annotated[None, BeforeValidator(_none_for_empty)]
 """A value that has to be left out, or to be empty."""
 
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
-Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
@@ -337,10 +334,10 @@ def _text_parts(content: object) -> object:
     return parts
 
 
-AnyTextPart: TypeAlias = Annotated[
-    TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")
+Content: TypeAlias = Annotated[
+    str | Items[Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]],
+    BeforeValidator(_text_parts),
 ]
-Content: TypeAlias = Annotated[str | Items[AnyTextPart], BeforeValidator(_text_parts)]
 
 
 class Textual(Protocol):
@@ -549,7 +546,7 @@ class BudgetOptions(Options):
     """Tokens of the thinking and the answer together."""
     steps: Positive | None = None
     """Steps of the thinking."""
-    seconds: Seconds | None = None
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds of the whole run."""
     answer: Positive | None = None
     """The tokens that are reserved for the answer."""
@@ -629,12 +626,8 @@ class Wanted:
 class Request(Part):
     """A request to a method."""
 
-    stepspec: StepspecOptions | None = None
-    """The options that only this service has. None: none is set."""
-
-    @property
-    def overrides(self) -> StepspecOptions:
-        return self.stepspec or StepspecOptions()
+    stepspec: StepspecOptions = StepspecOptions()
+    """The options that only this service has."""
 
     @property
     def end_user(self) -> str | None:
@@ -643,7 +636,7 @@ class Request(Part):
 
     def place_of_thinking(self, configured: Thinking) -> Thinking:
         """Return where the reply has the thinking: the *configured* place, or the request's own."""
-        return self.overrides.thinking or configured
+        return self.stepspec.thinking or configured
 
     @property
     def wanted(self) -> Wanted:
@@ -662,7 +655,7 @@ class OpenaiRequest(Request):
 
     model: ModelName
     """The name of a method or of a served model."""
-    stream: bool | None = None
+    stream: bool = False
     """Whether the reply is a stream of events."""
     temperature: Temperature = None
     """The temperature of sampling."""
@@ -684,14 +677,14 @@ class OpenaiRequest(Request):
     """The client's name of its user, for the log."""
     safety_identifier: Label | None = None
     """The same, by OpenAI's newer name."""
-    parallel_tool_calls: bool | None = None
-    """Whether the answer may call several tools. None: it may."""
+    parallel_tool_calls: bool = True
+    """Whether the answer may call several tools."""
 
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     """OpenAI's tier, without effect."""
-    metadata: Metadata | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] = Field({})
     """The client's own labels, which the Responses API repeats."""
-    min_tokens: NotNegative | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     """The fewest tokens, which have to be at most the limit of tokens. Load generators send it."""
 
     # Features that no method has. Clients may send the values that turn them off.

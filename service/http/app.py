@@ -37,7 +37,7 @@ from ..settings import ServiceSettings
 from ..watch.observers import Metrics
 from . import routes
 from .descriptors import OncePerSecond, connections_left, raise_limit
-from .middleware import RequestChecks, RequestMiddleware, error_response, service_request
+from .middleware import RequestChecks, RequestMiddleware
 from .runs import ServiceContext
 
 MAX_HEADERS = 64 * 1024
@@ -91,7 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.warn(f"more than {self.max_connections} connections: a new one is closed")
             transport.abort()
             return
-        self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
+        self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -111,7 +111,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._headers = 0
         if self._waiting is not None:
-            self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
+            self._wait_for_headers()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -178,6 +178,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete and not self.transport.is_closing():
             self._wait(self.timeout_keep_alive)
 
+    def _wait_for_headers(self) -> None:
+        self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
+
     def _wait(self, seconds: float) -> None:
         """Close the connection in *seconds*, unless the headers of a request are complete then."""
         self._stop_waiting()
@@ -235,8 +238,7 @@ class Service:
         for make_router in (routes.api_router, routes.messages_router, routes.live_router):
             app.include_router(make_router(context), dependencies=KEYS if settings.locked else ())
         app.include_router(routes.public_router(context, metrics.scrape))
-        app.add_exception_handler(ApiError, _error_response)
-        app.add_exception_handler(HTTPException, _error_response)
+        app.add_exception_handler(HTTPException, _http_error)
         checks = RequestChecks(
             settings=settings,
             clients=context.clients,
@@ -256,24 +258,21 @@ class Service:
             )
 
 
-async def _error_response(request: Request, exc: Exception) -> Response:
-    record = service_request(request)
-    error = exc if isinstance(exc, ApiError) else _http_error(request, exc)
-    error = record.in_its_api(error)
-    record.error = error
-    return error_response(error, record)
-
-
-def _http_error(request: Request, exc: Exception) -> ApiError:
-    """Return the error for Starlette's own *exc*: no such path, or no such method."""
+async def _http_error(request: Request, exc: Exception) -> Response:
+    """Raise `ApiError` for Starlette's own *exc*: no such path, or no such method."""
     assert isinstance(exc, HTTPException)
     path = request.scope["path"]
     if exc.status_code == 404:
         hint = near(path, (route.path for route in request.app.routes))
-        message = f"there is no path {path}{hint}; /openapi.json lists all paths"
-        return ApiError(404, message, code="not_found")
-    message = f"{path} does not support {request.method}" if exc.status_code == 405 else exc.detail
-    return ApiError(exc.status_code, message, code="method_not_allowed", headers=exc.headers)
+        raise ApiError(
+            404, f"there is no path {path}{hint}; /openapi.json lists all paths", code="not_found"
+        )
+    raise ApiError(
+        exc.status_code,
+        f"{path} does not support {request.method}",
+        code="method_not_allowed",
+        headers=exc.headers,
+    )
 
 
 def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
@@ -294,9 +293,8 @@ def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
     # to acknowledge the step before.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        listening.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * send_seconds))
-        )
+        milliseconds = max(1, round(1000 * send_seconds))
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listening
 
 

@@ -12,7 +12,7 @@ import asyncio
 import ipaddress
 import re
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,9 +25,9 @@ from stepspec.orchestrator.concurrency import background
 
 from ..admission import Admission, Clients
 from ..errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
+from ..json_types import HttpHeaders
 from ..records import (
     HEALTH_PATHS,
-    TRACE_HEADERS,
     RequestArrived,
     RequestFailed,
     RequestFinished,
@@ -89,10 +89,6 @@ class RequestMiddleware:
         self._app = app
         self._checks = checks
         self._settings = checks.settings
-        self._session_header = checks.session_header.lower()
-        self._forward: tuple[str, ...] = TRACE_HEADERS
-        if self._session_header:
-            self._forward = (*TRACE_HEADERS, self._session_header)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -106,9 +102,8 @@ class RequestMiddleware:
             scope["method"],
             request_path(scope),
             headers,
-            self._forward,
+            self._checks.session_header.lower(),
         )
-        request.session = request.forwarded.get(self._session_header, "")
         scope["stepspec.request"] = request
         self._checks.observe(RequestArrived(request))
         try:
@@ -133,7 +128,9 @@ class RequestMiddleware:
             if error.code == INTERNAL_ERROR:
                 self._checks.observe(RequestFailed(request, exc))
             if not request.status:  # else the server breaks off the response, which has begun
-                await error_response(error, request)(scope, receive, send)
+                body = request.error_body(error)
+                response = Response(body, error.status, error.all_headers, "application/json")
+                await response(scope, receive, send)
 
     def _check(self, request: ServiceRequest) -> None:
         """Raise `ApiError` if the request is refused."""
@@ -229,11 +226,7 @@ def forget_frames(error: ApiError | None) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-def error_response(error: ApiError, request: ServiceRequest) -> Response:
-    return Response(request.error_body(error), error.status, error.all_headers, "application/json")
-
-
-def check_origin(headers: Mapping[str, str], origins: Sequence[str]) -> None:
+def check_origin(headers: HttpHeaders, origins: Sequence[str]) -> None:
     """
     Raise `ApiError` if a page of another site asks a service that has no keys.
 
@@ -278,7 +271,7 @@ def registrable(host: str) -> bool:
     return False
 
 
-EVENT_STREAM: Mapping[str, str] = {
+EVENT_STREAM: HttpHeaders = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
@@ -305,7 +298,7 @@ class ClientConnection:
         """Whether the response is complete."""
 
     async def start(
-        self, headers: Mapping[str, str], status: int = 200, *, failure: LastEvent | None = None
+        self, headers: HttpHeaders, status: int = 200, *, failure: LastEvent | None = None
     ) -> None:
         """Send status and *headers*. *failure* makes the last event of a stream that fails."""
         self._failure = failure

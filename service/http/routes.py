@@ -38,7 +38,6 @@ from .middleware import ClientConnection, service_request
 from .runs import Runs, ServiceContext, reply
 from .upstream import ForwardedRequest, Forwarding
 
-P = TypeVar("P", bound=BaseModel)
 B = TypeVar("B", bound=RunRequestBody)
 
 REQUESTS = (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest)
@@ -189,7 +188,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
         call = await ModelCall.read(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
-        body = call.parsed(CountTokensRequest)
+        body = parse_request(CountTokensRequest, call.content)
         return call.count(body.wanted.conversation, body.wanted.tools)
 
     return router
@@ -223,7 +222,7 @@ def live_router(context: ServiceContext) -> APIRouter:
             raise bad_request(
                 "model is a served model, and only the runs of methods have events", "model"
             )
-        runs = call.runs(call.model, call.parsed(LiveRequest))
+        runs = call.runs(call.model, parse_request(LiveRequest, call.content))
         return call.reply(runs, LiveReply(), stream=True)
 
     return router
@@ -332,10 +331,6 @@ class ModelCall:
         request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
         return cls(context, request, body, content, model)
 
-    def parsed(self, schema: type[P]) -> P:
-        """Validate the body. Raise `ApiError`."""
-        return parse_request(schema, self.content)
-
     def runs(self, method: str, body: RunRequestBody) -> Runs:
         """Make the runs of *method* that *body* asks for. Raise `ApiError`."""
         context = self.context
@@ -393,7 +388,7 @@ async def answer(
     call = await ModelCall.read(context, http_request)
     if isinstance(call.model, ServedModel):
         return call.forward(call.model)
-    body = call.parsed(schema)
+    body = parse_request(schema, call.content)
     call.request.log_fields["user"] = body.end_user
     runs = call.runs(call.model, body)
     thinking = body.place_of_thinking(context.settings.thinking)

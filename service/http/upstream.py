@@ -498,11 +498,11 @@ def asking_for_usage(path: str, content: JsonFields) -> JsonFields | None:
     """
     if path not in USAGE_PATHS or content.get("stream") is not True:
         return None
-    given = content.get("stream_options")
-    options = dict(cast("JsonFields", given)) if isinstance(given, Mapping) else {}
-    if options.get("include_usage"):
+    options = content.get("stream_options")
+    if _field(options, "include_usage"):
         return None
-    return {**content, "stream_options": {**options, "include_usage": True}}
+    given = cast("JsonObject", options) if isinstance(options, dict) else {}
+    return {**content, "stream_options": {**given, "include_usage": True}}
 
 
 def max_answer_tokens(content: JsonFields, room: int) -> int:
@@ -586,7 +586,8 @@ class ForwardedAnswer:
         rest = self._reader.rest
         data = self._reader.end()
         has_event = rest.strip(b"\r\n") != b"" and not rest.startswith(b":")
-        if has_event and not _is_whole(data):
+        is_whole = data.strip() == DONE or bool(object_in(data))
+        if has_event and not is_whole:
             raise BrokenAnswer(SERVER_DIED)
         self._take(data)
         if not self._first or not self._over:
@@ -654,11 +655,6 @@ def written_tokens(reply: JsonFields) -> int | None:
 def _field(value: object, name: str) -> Any:
     """Return the field *name* of an object; None if *value* is no object."""
     return cast("JsonObject", value).get(name) if isinstance(value, dict) else None
-
-
-def _is_whole(data: bytes) -> bool:
-    """Return whether *data*, of an event without its blank line, is complete."""
-    return data.strip() == DONE or bool(object_in(data))
 
 
 def reads_likeliest(content: JsonFields) -> bool:

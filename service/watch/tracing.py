@@ -53,6 +53,7 @@ log = logging.getLogger("stepspec")
 Attributes: TypeAlias = Mapping[str, Any]
 """The attributes of a span, by name."""
 
+PROPAGATOR = TraceContextTextMapPropagator()
 FLUSH_SECONDS = 3.0
 """Seconds for the last spans to be sent."""
 OPERATIONS: Mapping[str, str] = {
@@ -102,7 +103,6 @@ class Tracing:
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("stepspec")
-        self._propagator = TraceContextTextMapPropagator()
         self._open: dict[ServiceRequest, OpenSpan] = {}
 
     @asynccontextmanager
@@ -124,16 +124,14 @@ class Tracing:
     def __call__(self, event: ServiceEvent) -> None:
         if isinstance(event, HealthChecked):
             return
-        if isinstance(event, RequestArrived):
-            if event.request.path in MODEL_PATHS:
-                self._arrived(event.request)
-            return
-        traced = self._open.get(event.request)
-        if traced is not None:
-            self._traced(event, traced)
+        request = event.request
+        if isinstance(event, RequestArrived) and request.path in MODEL_PATHS:
+            self._arrived(request)
+        elif request in self._open:
+            self._traced(event, self._open[request])
 
     def _arrived(self, request: ServiceRequest) -> None:
-        parent = self._propagator.extract(request.headers)
+        parent = PROPAGATOR.extract(request.headers)
         span = self._tracer.start_span(f"{request.method} {request.path}", parent, SpanKind.SERVER)
         about = {
             "http.request.method": request.method,
@@ -143,13 +141,11 @@ class Tracing:
         span.set_attributes(about)
         self._open[request] = OpenSpan(span)
         headers: dict[str, str] = {}
-        self._propagator.inject(headers, set_span_in_context(span))
+        PROPAGATOR.inject(headers, set_span_in_context(span))
         request.forwarded = {**request.forwarded, **headers}
         request.log_fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
 
-    def _traced(
-        self, event: RunEvent | RunResult | RequestFailed | RequestFinished, traced: OpenSpan
-    ) -> None:
+    def _traced(self, event: ServiceEvent, traced: OpenSpan) -> None:
         match event:
             case RunEvent():
                 self._run_event(traced, event)
