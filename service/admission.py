@@ -95,14 +95,15 @@ class Clients:
         """
         if not self._digests:
             return ""
-        scheme, _, key = (authorization or "").partition(" ")
-        names = self._named(key if scheme.lower() == "bearer" else "")
-        names += self._named(api_key or "")
+        scheme, _, bearer = (authorization or "").partition(" ")
+        keys = [bearer if scheme.lower() == "bearer" else "", api_key or ""]
+        names = [
+            name
+            for digest in map(_digest, keys)
+            for name, known in self._digests
+            if hmac.compare_digest(digest, known)
+        ]
         return names[0] if names else None
-
-    def _named(self, key: str) -> list[str]:
-        digest = _digest(key)
-        return [name for name, known in self._digests if hmac.compare_digest(digest, known)]
 
     def best_priority(self, name: str) -> int | None:
         """Return the best priority that the client called *name* may have. None: any."""

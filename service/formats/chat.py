@@ -340,19 +340,10 @@ class LiveReply(ReplyFormat):
 
     starts_at = (Drafted, *PROGRESS_EVENTS)
 
-    async def opening(self) -> bytes:
-        return b""
-
     def render(self, item: RunItem) -> bytes:
         if isinstance(item, RunResult):
             return b"event: solution\n" + deltas.event(deltas.solution(item.solution))
         return b"data: " + dump(Moment(item.at, item.event)) + b"\n"
-
-    async def closing(self) -> bytes:
-        return b""
-
-    def failed(self, error: ApiError, body: bytes) -> bytes:
-        return deltas.FAILED_EVENT % body
 
     async def body(self) -> JsonObject:
         raise NotImplementedError("a run of the page is always a stream")

@@ -22,7 +22,7 @@ from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.json_values import is_json, read_json
 from stepspec.orchestrator.solution import Solution
 
-from ..errors import ApiError, bad_request
+from ..errors import bad_request
 from ..json_types import JsonFields, JsonObject
 from ..records import ServiceRequest
 from ..settings import Thinking
@@ -41,7 +41,6 @@ from .schemas import (
     Part,
     Positive,
     Request,
-    Rules,
     Schema,
     Stops,
     Temperature,
@@ -210,7 +209,7 @@ class UserTurn(Part):
     """The text, or blocks of text and of results of calls."""
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> Sequence[Message]:
         if isinstance(self.content, str):
             return (Message("user", self.content),)
         return tuple(
@@ -227,7 +226,7 @@ class AssistantTurn(Part):
     """The text, or the blocks of the answer."""
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> Sequence[Message]:
         if isinstance(self.content, str):
             return (Message("assistant", self.content),)
         return tuple(map(_said, self.content)) or (Message("assistant", ""),)
@@ -267,8 +266,6 @@ class OutputFormat(Schema):
 
     type: Literal["json_schema"]
     """The kind of the format."""
-    rules: Rules
-    """The JSON schema."""
 
 
 class OutputConfig(Part):
@@ -354,7 +351,7 @@ class SystemTurn(Part):
     """The text, or blocks of text and of changes."""
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> Sequence[Message]:
         if isinstance(self.content, str):
             return _instructions([self.content])
         return _instructions([block.text for block in self.content if isinstance(block, TextBlock)])
@@ -371,7 +368,7 @@ MessageTurn: TypeAlias = Annotated[
 ]
 
 
-def _instructions(texts: Iterable[str]) -> tuple[Message, ...]:
+def _instructions(texts: Iterable[str]) -> Sequence[Message]:
     """
     Return one system message of *texts*; no message if all of them are empty.
 
@@ -630,7 +627,7 @@ class MessagesReply(SingleReply):
         self._content = ContentBlocks()
 
     async def opening(self) -> bytes:
-        usage = _usage(await self._runs.prompt_tokens(), {})
+        usage = _usage(deltas.usage(await self._runs.prompt_tokens(), []))
         message = self._message() | {"usage": usage | TIER}
         return named_event("message_start", message=message) + PING
 
@@ -639,26 +636,19 @@ class MessagesReply(SingleReply):
 
     async def closing(self) -> bytes:
         events = self._finish()
-        usage = await self._usage()
+        usage = _usage(await self._runs.usage())
         extension = self._runs.extension([0])
         events += named_event("message_delta", delta=self._ended(), usage=usage, **extension)
         return events + named_event("message_stop")
 
-    def failed(self, error: ApiError, body: bytes) -> bytes:
-        return deltas.FAILED_EVENT % body
-
     async def body(self) -> JsonObject:
         self._finish()
-        usage = await self._usage() | TIER
+        usage = _usage(await self._runs.usage()) | TIER
         extension = self._runs.extension([0])
         return self._message() | self._ended() | {"usage": usage} | extension
 
     def _finish(self) -> bytes:
         return self._content.finish(cut=self._solution.finish_reason != "stop")
-
-    async def _usage(self) -> JsonObject:
-        usage = await self._runs.usage()
-        return _usage(usage["prompt_tokens"], usage)
 
     def _ended(self) -> JsonObject:
         """Return the fields of the message that say why it ended."""
@@ -703,21 +693,18 @@ TIER = {"service_tier": "standard"}
 """The field that the usage of a message has, and the usage of its last event has not."""
 
 
-def _usage(prompt: int, usage: JsonFields) -> JsonObject:
+def _usage(usage: JsonFields) -> JsonObject:
     """
-    Return the usage of a message from OpenAI's *usage*, which is empty at the beginning.
+    Return the usage of a message from that of a chat completion.
 
-    Anthropic's API counts the tokens of the *prompt* in the prefix cache separately.
+    Anthropic's API counts the tokens of the prompt in the prefix cache separately.
     """
-    cached = 0
-    thinking = 0
-    if usage:
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        thinking = usage["completion_tokens_details"]["reasoning_tokens"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    thinking = usage["completion_tokens_details"]["reasoning_tokens"]
     return {
-        "input_tokens": prompt - cached,
+        "input_tokens": usage["prompt_tokens"] - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": usage.get("completion_tokens", 0),
+        "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"thinking_tokens": thinking},
     }

@@ -88,21 +88,21 @@ class ReplyFormat(ABC):
     starts_at: tuple[type[Event], ...] = PROGRESS_EVENTS
     """The events with which a stream starts."""
 
-    @abstractmethod
     async def opening(self) -> bytes:
         """Return the first events of a stream."""
+        return b""
 
     @abstractmethod
     def render(self, item: RunItem) -> bytes:
         """Take in the next *item*, streamed or not. Return its events of a stream."""
 
-    @abstractmethod
     async def closing(self) -> bytes:
         """Return the last events of a stream."""
+        return b""
 
-    @abstractmethod
     def failed(self, error: ApiError, body: bytes) -> bytes:
         """Return the last event of a stream that fails. *body* is *error* in the API's shape."""
+        return deltas.FAILED_EVENT % body
 
     @abstractmethod
     async def body(self) -> JsonObject:

@@ -557,14 +557,10 @@ class ResponseEvents(MessageParts):
 def custom_input(arguments: str) -> str:
     """Return the text in the *arguments* of a call of a custom tool, which a model wrote."""
     try:
-        read: object = read_json(arguments)
-    except ValueError:
+        text: object = read_json(arguments)[INPUT]
+    except (ValueError, TypeError, KeyError):
         return arguments
-    if isinstance(read, dict):
-        text = cast("JsonObject", read).get(INPUT)
-        if isinstance(text, str):
-            return text
-    return arguments
+    return text if isinstance(text, str) else arguments
 
 
 def _part(kind: str, text: str) -> JsonObject:

@@ -217,6 +217,10 @@ class Part(Options):
         return {name: value for name, value in fields.items() if value is not None or name in known}
 
 
+Rules: TypeAlias = Annotated[JsonObject, Field(alias="schema")]
+"""A JSON schema. pydantic has a method called ``schema``, so the field has another name."""
+
+
 class Schema(Part):
     """A part with a JSON schema in its field ``schema``."""
 
@@ -224,9 +228,8 @@ class Schema(Part):
         extra="forbid", frozen=True, strict=True, protected_namespaces=(), populate_by_name=True
     )
 
-
-Rules: TypeAlias = Annotated[JsonObject, Field(alias="schema")]
-"""A JSON schema. pydantic has a method called ``schema``, so the field has another name."""
+    rules: Rules
+    """The JSON schema."""
 
 
 @accepting(
@@ -238,8 +241,6 @@ class NamedSchema(Schema):
 
     name: str
     """The client's name for the schema, without effect."""
-    rules: Rules
-    """The JSON schema."""
 
 
 def kind_of(value: object) -> object:

@@ -12,8 +12,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ClassVar, cast
 
@@ -192,16 +192,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._waiting = None
 
 
-def limited_protocol(connections: int, warning: OncePerSecond) -> type[LimitedProtocol]:
-    """Return the protocol of a service that holds at most *connections* at once."""
-
-    class Protocol(LimitedProtocol):
-        max_connections = connections
-        warn = warning
-
-    return Protocol
-
-
 class Service:
     """
     One service.
@@ -221,15 +211,10 @@ class Service:
         )
         all_observers.append(metrics)
 
-        @asynccontextmanager
-        async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-            async with context.open():
-                yield
-
         self.app = app = FastAPI(
             title="stepspec",
             version=offer.version,
-            lifespan=lifespan,
+            lifespan=lambda _: context.open(),
             docs_url=None,  # these two pages would load scripts from other sites
             redoc_url=None,
             root_path=settings.root_path,
@@ -329,8 +314,12 @@ class ServiceServer(uvicorn.Server):
     def __init__(
         self, service: Service, settings: ServiceSettings, log: Callable[[str], None]
     ) -> None:
-        warn = OncePerSecond(log)
-        connections = connections_left(raise_limit(), settings)
+        self._warn = OncePerSecond(log)
+
+        class Protocol(LimitedProtocol):
+            max_connections = connections_left(raise_limit(), settings)
+            warn = self._warn
+
         config = uvicorn.Config(
             service.app,
             host=settings.host,
@@ -340,11 +329,10 @@ class ServiceServer(uvicorn.Server):
             server_header=False,
             timeout_graceful_shutdown=int(CLOSE_SECONDS),
             timeout_keep_alive=settings.idle_seconds,
-            http=limited_protocol(connections, warn),
+            http=Protocol,
         )
         super().__init__(config)
         self._drain = Drain(service.context.admission, settings, log, self._exit)
-        self._warn = warn
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:

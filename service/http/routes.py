@@ -7,7 +7,7 @@ The routes: OpenAI's and Anthropic's APIs, the page with its own runs, and healt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -16,12 +16,10 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import HTMLResponse, Response
 
-from stepspec.orchestrator.chain import Message, Tool
-from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.json_values import write_json
 from stepspec.orchestrator.nesting import leaves
 
-from ..errors import OVERLOADED, api_error, bad_request
+from ..errors import OVERLOADED, bad_request
 from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
 from ..formats.messages import CountTokensRequest, MessagesReply, MessagesRequest
@@ -62,6 +60,8 @@ DESCRIPTIONS: Mapping[int, str] = {
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 """The statuses of errors of a route that calls models."""
+ANTHROPIC_ERRORS = (*MODEL_ERRORS, OVERLOADED)
+"""The statuses of errors of a route that calls models, in Anthropic's API."""
 JSON = "application/json"
 STREAM = "text/event-stream"
 UNKNOWN_MODEL = "unknown"
@@ -85,20 +85,19 @@ def _schema(name: str) -> JsonObject:
 def _route(
     success: str,
     *kinds: str,
-    errors: Iterable[int] = (),
-    error: str = "Error",
+    errors: Sequence[int] = (),
     request: str | None = None,
 ) -> JsonObject:
     """
     Describe a route for FastAPI.
 
-    *kinds* are the content types of an answer. *errors* are the statuses of failures, whose body
-    has the schema *error*. *request* is the schema of the body that the route takes. None: the
-    route takes no body.
+    *kinds* are the content types of an answer. *errors* are the statuses of failures. *request* is
+    the schema of the body that the route takes. None: the route takes no body.
     """
     responses: dict[int | str, Any] = {
         200: {"description": success, "content": {kind: {} for kind in kinds}}
     }
+    error = "AnthropicError" if OVERLOADED in errors else "Error"
     for status in errors:
         responses[status] = {"description": DESCRIPTIONS[status], "content": _schema(error)}
     route: JsonObject = {"responses": responses, "response_class": Response}
@@ -108,24 +107,19 @@ def _route(
     return route
 
 
-def _openai(success: str, request: str, *kinds: str) -> JsonObject:
-    """Describe a route of OpenAI's APIs that calls models."""
-    return _route(success, *kinds, errors=MODEL_ERRORS, request=request)
-
-
-def _anthropic(success: str, request: str, *kinds: str) -> JsonObject:
-    """Describe a route of Anthropic's API that calls models."""
-    errors = (*MODEL_ERRORS, OVERLOADED)
-    return _route(success, *kinds, errors=errors, error="AnthropicError", request=request)
-
-
 def api_router(context: ServiceContext) -> APIRouter:
     """Make the routes of OpenAI's APIs."""
     router = APIRouter()
 
     @router.post(
         "/v1/chat/completions",
-        **_openai("The completion, or its stream.", "ChatRequest", JSON, STREAM),
+        **_route(
+            "The completion, or its stream.",
+            JSON,
+            STREAM,
+            errors=MODEL_ERRORS,
+            request="ChatRequest",
+        ),
     )
     async def chat(http_request: Request) -> Response:
         """Answer a conversation, and stream every step of the reasoning as it is verified."""
@@ -133,7 +127,13 @@ def api_router(context: ServiceContext) -> APIRouter:
 
     @router.post(
         "/v1/completions",
-        **_openai("The model's answer, or its stream.", "ServedModelRequest", JSON, STREAM),
+        **_route(
+            "The model's answer, or its stream.",
+            JSON,
+            STREAM,
+            errors=MODEL_ERRORS,
+            request="ServedModelRequest",
+        ),
     )
     async def completions(http_request: Request) -> Response:
         """Forward a completion to one of the served models."""
@@ -149,7 +149,14 @@ def api_router(context: ServiceContext) -> APIRouter:
         )
 
     @router.post(
-        "/v1/responses", **_openai("The response, or its stream.", "ResponsesRequest", JSON, STREAM)
+        "/v1/responses",
+        **_route(
+            "The response, or its stream.",
+            JSON,
+            STREAM,
+            errors=MODEL_ERRORS,
+            request="ResponsesRequest",
+        ),
     )
     async def responses(http_request: Request) -> Response:
         """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
@@ -173,7 +180,14 @@ def messages_router(context: ServiceContext) -> APIRouter:
     router = APIRouter()
 
     @router.post(
-        MESSAGES_PATH, **_anthropic("The message, or its stream.", "MessagesRequest", JSON, STREAM)
+        MESSAGES_PATH,
+        **_route(
+            "The message, or its stream.",
+            JSON,
+            STREAM,
+            errors=ANTHROPIC_ERRORS,
+            request="MessagesRequest",
+        ),
     )
     async def messages(http_request: Request) -> Response:
         """
@@ -182,14 +196,26 @@ def messages_router(context: ServiceContext) -> APIRouter:
         """
         return await answer(context, http_request, MessagesRequest, MessagesReply)
 
-    @router.post(COUNT_PATH, **_anthropic("The number of tokens.", "CountTokensRequest", JSON))
+    @router.post(
+        COUNT_PATH,
+        **_route(
+            "The number of tokens.", JSON, errors=ANTHROPIC_ERRORS, request="CountTokensRequest"
+        ),
+    )
     async def count_tokens(http_request: Request) -> Response:
         """Count the tokens of a conversation, as the large model reads it."""
         call = await ModelCall.read(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
-        body = parse_request(CountTokensRequest, call.content)
-        return call.count(body.wanted.conversation, body.wanted.tools)
+        wanted = parse_request(CountTokensRequest, call.content).wanted
+
+        async def work(connection: ClientConnection) -> None:
+            async with context.admitted(call.request) as seconds, asyncio.timeout(seconds):
+                large = context.offer.engine.large
+                tokens = await large.count(wanted.conversation, wanted.tools)
+            await connection.send_json(write_json({"input_tokens": tokens}))
+
+        return context.respond(call.request, work)
 
     return router
 
@@ -213,7 +239,10 @@ def live_router(context: ServiceContext) -> APIRouter:
             {"default": offer.defaults.policy, "methods": methods, "models": models}
         )
 
-    @router.post("/live", **_openai("The events of the run.", "LiveRequest", STREAM))
+    @router.post(
+        "/live",
+        **_route("The events of the run.", STREAM, errors=MODEL_ERRORS, request="LiveRequest"),
+    )
     async def live(http_request: Request) -> Response:
         """Run a problem; stream every event as it happens, and the solution at the end."""
         call = await ModelCall.read(context, http_request, AUTO)
@@ -363,19 +392,6 @@ class ModelCall:
                 await forwarding.run(seconds)
 
         return context.respond(self.request, work)
-
-    def count(self, conversation: tuple[Message, ...], tools: tuple[Tool, ...]) -> Response:
-        """Answer with the number of tokens of *conversation* with *tools*."""
-
-        async def work(connection: ClientConnection) -> None:
-            async with self.context.admitted(self.request) as seconds, asyncio.timeout(seconds):
-                try:
-                    tokens = await self.context.offer.engine.large.count(conversation, tools)
-                except StepspecError as exc:
-                    raise api_error(exc) from exc
-            await connection.send_json(write_json({"input_tokens": tokens}))
-
-        return self.context.respond(self.request, work)
 
 
 async def answer(

@@ -141,14 +141,11 @@ class Runs(RequestRuns):
 
         The headers of a stream wait for the event, so that an early failure gets its own status.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._keep_alive
         items: list[RunItem] = []
-        while (left := deadline - loop.time()) > 0:
-            new = await self._next(left)
-            items += new
-            if any(isinstance(item, RunResult) or isinstance(item.event, events) for item in new):
-                break
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._keep_alive):
+                while not any(_is_one_of(events, item) for item in items):
+                    items += await self._next(self._keep_alive)
         return items
 
     async def _next(self, seconds: float) -> list[RunItem]:
@@ -205,6 +202,11 @@ class Runs(RequestRuns):
         if error.code == INTERNAL_ERROR:
             self._context.observe(RequestFailed(self._request, exc))
         return error
+
+
+def _is_one_of(events: tuple[type[Event], ...], item: RunItem) -> bool:
+    """Return whether *item* is one of *events*, or the result of a run."""
+    return isinstance(item, RunResult) or isinstance(item.event, events)
 
 
 async def reply(

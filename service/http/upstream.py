@@ -123,16 +123,20 @@ async def _is_healthy(endpoint: ReplicatedEndpoint, server: Server) -> bool:
         async with asyncio.timeout(CHECK_SECONDS):
             await server.check_health()
     except TimeoutError:
-        message = f"/health does not answer within {CHECK_SECONDS:g} s"
-        error = EndpointUnavailable(message, role=endpoint.role, url=url, verb="health")
-        endpoint.report(url, error)
-        return False
+        error: EndpointError = EndpointUnavailable(
+            f"/health does not answer within {CHECK_SECONDS:g} s",
+            role=endpoint.role,
+            url=url,
+            verb="health",
+        )
     except LocalShortage:
         return True
     except EndpointError as exc:
-        endpoint.report(url, exc)
-        return False
-    return True
+        error = exc
+    else:
+        return True
+    endpoint.report(url, error)
+    return False
 
 
 class BrokenAnswer(Exception):
@@ -272,8 +276,14 @@ class Forwarding:
         except ApiError as exc:  # the client takes nothing
             await self._connection.fail(exc)
         except TimeoutError:
-            message = f"the {self._model.role} model did not answer in time"
-            await self._connection.fail(ApiError(504, message, code="deadline", retry=False))
+            await self._connection.fail(
+                ApiError(
+                    504,
+                    f"the {self._model.role} model did not answer in time",
+                    code="deadline",
+                    retry=False,
+                )
+            )
 
     async def _send_to(self, server: Server) -> None:
         """
@@ -374,8 +384,9 @@ class Forwarding:
             await asyncio.wait([sending], timeout=seconds)
             if sending.done():
                 return
-            message = f"no answer after {seconds:g} s (deadlines.first)"
-            late = call.error(EndpointUnavailable, message)
+            late = call.error(
+                EndpointUnavailable, f"no answer after {seconds:g} s (deadlines.first)"
+            )
             if self._streams:
                 raise late
             try:
@@ -472,13 +483,15 @@ class Forwarding:
             key = "the service's key for it"
             if self._endpoint.settings.api_key is None:
                 key = "a request without a key; the service has none"
-            message = (
+            return ApiError(
+                500,
                 f"the {role} model's server at {exc.url} refused {key} (HTTP {exc.status}): the"
-                f" operator has to set STEPSPEC_{role.upper()}__API_KEY"
+                f" operator has to set STEPSPEC_{role.upper()}__API_KEY",
+                code="upstream_error",
+                retry=False,
             )
-            return ApiError(500, message, code="upstream_error", retry=False)
         if exc.status == self._failed_status in (404, 405):
-            return ApiError(self._failed_status, str(exc), code="upstream_rejected")
+            return ApiError(exc.status, str(exc), code="upstream_rejected")
         return api_error(exc)
 
 

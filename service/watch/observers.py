@@ -112,6 +112,7 @@ class RequestLog:
     def _run_result(self, request: ServiceRequest, choice: int, solution: Solution) -> None:
         request.log_fields["finish"] = solution.finish_reason
         ledger = solution.ledger
+        fields = {"answer": solution.answer} if self._prompts else {}
         self.log.debug(
             "solved",
             request_id=request.id,
@@ -120,7 +121,7 @@ class RequestLog:
             accept_rate=ledger.accept_rate,
             share_large=round(ledger.share_large, 3),
             kept=ledger.small.kept + ledger.large.kept,
-            **({"answer": solution.answer} if self._prompts else {}),
+            **fields,
         )
 
     def _request(self, request: ServiceRequest) -> None:
@@ -149,24 +150,24 @@ class RequestLog:
 def _logger(settings: ServiceSettings) -> Any:
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     stream = GuardedStream()
-    shared: list[Any] = [
+    processors: list[Any] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if settings.log_format == "json":
         # keys and problems are among the local variables
         traceback = ExceptionDictTransformer(show_locals=False)
-        last: list[Any] = [
+        processors += [
             structlog.processors.ExceptionRenderer(traceback),
             structlog.processors.JSONRenderer(),
         ]
     else:
         plain = structlog.dev.plain_traceback
-        shared.append(_printable)
-        last = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
+        console = structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
+        processors += [_printable, console]
     return structlog.wrap_logger(
         structlog.PrintLogger(cast("TextIO", stream)),
-        processors=[*shared, *last],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
@@ -338,12 +339,13 @@ class Metrics:
         self._ended.labels(model, solution.finish_reason).inc()
         for step in solution.steps:
             self._steps.labels(model, step.author, step.fate).inc()
-        for account in (solution.ledger.small, solution.ledger.large):
+        ledger = solution.ledger
+        for account in (ledger.small, ledger.large):
             if account.written:
                 self._waste.labels(model, account.role).observe(account.waste)
         # the baselines judge nothing
-        if solution.ledger.accept_rate is not None and model not in ROLES:
-            self._accepted.labels(model).observe(solution.ledger.accept_rate)
+        if ledger.accept_rate is not None and model not in ROLES:
+            self._accepted.labels(model).observe(ledger.accept_rate)
 
     def _request(self, request: ServiceRequest) -> None:
         endpoint = request.path if request.path in MODEL_PATHS else "other"
