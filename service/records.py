@@ -160,9 +160,10 @@ class ServiceRequest:
 
         For a stream that has only begun, they end with its admission.
         """
+        seconds = self.seconds - (self.upstream or 0.0)
         if self.admitted is not None and self.upstream is None:
-            return max(0.0, self.admitted - self.queued)
-        return max(0.0, self.seconds - self.queued - (self.upstream or 0.0))
+            seconds = self.admitted
+        return max(0.0, seconds - self.queued)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ class ChatRequest(OpenaiRequest):
 
     messages: Annotated[Items[Turn], Field(min_length=1)]
     """The conversation."""
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     """Options of the stream."""
     n: Positive = 1
     """The number of choices."""
@@ -175,8 +175,8 @@ class ChatRequest(OpenaiRequest):
     """The same, by OpenAI's newer name."""
     reasoning_effort: Effort | None = None
     """The effort of the thinking. None: the whole budget."""
-    response_format: ResponseFormat | None = None
-    """The form of the answer. None: free text."""
+    response_format: ResponseFormat = PlainText(type="text")
+    """The form of the answer."""
     tools: Offered[Annotated[ToolPart, ONLY_FUNCTIONS]] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
@@ -198,15 +198,14 @@ class ChatRequest(OpenaiRequest):
 
     @property
     def wanted(self) -> Wanted:
-        if self.stream_options is not None and not self.stream:
+        if "stream_options" in self.model_fields_set and not self.stream:
             raise bad_request("stream_options is for streams: set stream to true", "stream_options")
         old = self.max_tokens
         new = self.max_completion_tokens
-        if old is not None and new is not None and old != new:
+        if old and new and old != new:
             raise bad_request(
                 "max_tokens and max_completion_tokens differ: send one of them", "max_tokens"
             )
-        format = self.response_format
         choice = self.tool_choice
         return Wanted(
             tuple([turn.message for turn in self.messages]),
@@ -215,7 +214,7 @@ class ChatRequest(OpenaiRequest):
             least=self.min_tokens,
             effort=self.reasoning_effort,
             stops=[self.stop] if isinstance(self.stop, str) else self.stop,
-            format=format.rules if format else None,
+            format=self.response_format.rules,
             tools=tuple([tool.function.tool for tool in self.tools]),
             tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice,
             tool_named=isinstance(choice, NamedTool),
@@ -244,8 +243,7 @@ class ChatReply(ReplyFormat):
         self, runs: RequestRuns, request: ServiceRequest, chat: ChatRequest, thinking: Thinking
     ) -> None:
         self._runs = runs
-        self._streamed = chat.stream
-        self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
+        self._chat = chat
         self._head = {
             "id": f"chatcmpl-{request.id}",
             "created": int(time.time()),
@@ -263,7 +261,7 @@ class ChatReply(ReplyFormat):
     def render(self, item: RunItem) -> bytes:
         choice = item.choice
         delta = self._builders[choice].add(item)
-        if not self._streamed:
+        if not self._chat.stream:
             texts = self._texts[choice]
             for name, text in delta.fields.items():
                 texts[name] = texts.get(name, "") + text
@@ -276,7 +274,7 @@ class ChatReply(ReplyFormat):
         return chunks
 
     async def closing(self) -> bytes:
-        if not self._include_usage:
+        if not self._chat.stream_options.include_usage:
             return deltas.DONE
         return self._event([], {"usage": await self._runs.usage()}) + deltas.DONE
 

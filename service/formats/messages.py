@@ -482,6 +482,7 @@ class CountTokensRequest(Conversation):
     """The body of a request to count tokens."""
 
 
+@accepting("service_tier")  # Anthropic's own
 class MessagesRequest(Conversation, Request):
     """The body of a message."""
 
@@ -499,8 +500,6 @@ class MessagesRequest(Conversation, Request):
     """The number of likeliest tokens to sample from. None: as configured."""
     metadata: UserMetadata = UserMetadata()
     """The user for whom the client makes the request."""
-    service_tier: Literal["auto", "standard_only"] | None = None
-    """Anthropic's tier, without effect."""
 
     @property
     def wanted(self) -> Wanted:

@@ -68,11 +68,10 @@ class RequestRuns:
         about = [
             deltas.about(self.solutions[choice], self.run_requests[choice]) for choice in choices
         ]
-        return {
-            "steps": deltas.steps(solutions),
-            "ledger": ledgers[0] if len(ledgers) == 1 else ledgers,
-            "stepspec": about[0] if len(about) == 1 else about,
-        }
+        steps = deltas.steps(solutions)
+        if len(choices) == 1:
+            return {"steps": steps, "ledger": ledgers[0], "stepspec": about[0]}
+        return {"steps": steps, "ledger": ledgers, "stepspec": about}
 
 
 class ReplyFormat(ABC):

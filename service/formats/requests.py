@@ -344,8 +344,11 @@ class Resolver:
 
         It has the seed of the request alone, as the configured seed would repeat answers.
         """
-        values = {name: getattr(request, name, None) for name in SAMPLING_FIELDS}
-        update = {name: value for name, value in values.items() if value is not None}
+        update = {
+            name: value
+            for name in SAMPLING_FIELDS
+            if (value := getattr(request, name, None)) is not None
+        }
         if update.get("top_k") == -1:  # vLLM's name for all tokens
             update["top_k"] = 0
         update["seed"] = getattr(request, "seed", None)
@@ -462,7 +465,7 @@ def _toolset(wanted: Wanted, *, live: bool) -> Toolset | None:
         if choice not in ("auto", "none") or wanted.tool_named:
             raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice")
         return None
-    names = Counter(tool.name for tool in tools)
+    names = Counter([tool.name for tool in tools])
     name, times = names.most_common(1)[0]
     if times > 1:
         raise bad_request(f"two tools are called {name!r}: give each a name of its own", "tools")

@@ -405,9 +405,8 @@ class ResponsesRequest(OpenaiRequest):
 
         A client may leave out the namespace if the name is unique without it.
         """
-        flat_names = [flat.tool.name for flat in self.flat_tools]
         matches = [flat.tool.name for flat in self.flat_tools if flat.offered.name == name]
-        if len(matches) == 1 and name not in flat_names:
+        if len(matches) == 1 and all(flat.tool.name != name for flat in self.flat_tools):
             return matches[0]
         return name
 

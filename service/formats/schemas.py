@@ -553,16 +553,13 @@ class BudgetOptions(Options):
     """The tokens that are reserved for the answer."""
 
 
-NARROWED_TYPES: JsonFields = {
-    "ahead": Annotated[Count, Field(le=64)],
-    "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
-}
-"""Types of the run options for which a request may have fewer values than the settings."""
-
-
 def _with_run_options(model: type[P]) -> type[P]:
     """Return *model* with the run options that a request may set. All of them are optional."""
-    types = option_types() | dict(NARROWED_TYPES)
+    # a request may have fewer values of these two than the settings
+    types = option_types() | {
+        "ahead": Annotated[Count, Field(le=64)],
+        "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
+    }
     fields: JsonObject = {
         name: (types[name] | None, None)
         for name in service_options()

@@ -252,7 +252,7 @@ def live_router(context: ServiceContext) -> APIRouter:
                 "model is a served model, and only the runs of methods have events", "model"
             )
         runs = call.runs(call.model, parse_request(LiveRequest, call.content))
-        return call.reply(runs, LiveReply(), stream=True)
+        return call.reply(runs, LiveReply())
 
     return router
 
@@ -368,9 +368,11 @@ class ModelCall:
         resolver = Resolver(method, context.offer, context.settings, auto, best)
         return Runs(context, self.request, resolver.runs(body))
 
-    def reply(self, runs: Runs, format: ReplyFormat, *, stream: bool) -> Response:
+    def reply(self, runs: Runs, format: ReplyFormat) -> Response:
         """Answer with *runs* in *format*."""
-        return self.context.respond(self.request, partial(reply, runs, format, stream=stream))
+        return self.context.respond(
+            self.request, partial(reply, runs, format, stream=self.request.stream)
+        )
 
     def forward(self, model: ServedModel) -> Response:
         """Answer with the answer of *model*'s server."""
@@ -408,7 +410,7 @@ async def answer(
     call.request.log_fields["user"] = body.end_user
     runs = call.runs(call.model, body)
     thinking = body.place_of_thinking(context.settings.thinking)
-    return call.reply(runs, format(runs, call.request, body, thinking), stream=call.request.stream)
+    return call.reply(runs, format(runs, call.request, body, thinking))
 
 
 def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:

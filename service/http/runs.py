@@ -123,9 +123,10 @@ class Runs(RequestRuns):
                     yield self
             finally:
                 ledgers = [Ledger.of(counts.events) for counts in self.counts]
-                tokens = [ledger.large.written + ledger.large.judging for ledger in ledgers]
                 self._request.ledgers = ledgers
-                self._request.large_tokens = sum(tokens)
+                self._request.large_tokens = sum(
+                    ledger.large.written + ledger.large.judging for ledger in ledgers
+                )
 
     def __aiter__(self) -> Self:
         return self

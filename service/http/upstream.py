@@ -75,10 +75,8 @@ class HealthMonitor:
 
     def __init__(self, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver) -> None:
         self._observe = observe
-        self._endpoints: dict[Role, ModelEndpoint] = {
-            role: leaves(endpoint)[-1] for role, endpoint in endpoints.items()
-        }
-        self.up: dict[Role, bool] = {role: endpoint.usable for role, endpoint in endpoints.items()}
+        self._endpoints = {role: leaves(endpoint)[-1] for role, endpoint in endpoints.items()}
+        self.up = {role: endpoint.usable for role, endpoint in endpoints.items()}
         """Whether a server of each role is up, by the last check."""
 
     @property

@@ -237,7 +237,7 @@ class Metrics:
             "Requests without an answer or with an incomplete one.",
             ("endpoint", "code"),
         )
-        self._add_run_metrics()
+        self._add_run_metrics(counter, histogram)
         self._clients = counter(
             "client_requests", "Answered requests of a named client.", ("client", "status")
         )
@@ -261,9 +261,9 @@ class Metrics:
         self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
         Info(NAMESPACE, "Version of the service.", registry=registry).info({"version": version})
 
-    def _add_run_metrics(self) -> None:
-        counter = partial(Counter, namespace=NAMESPACE, registry=self.registry)
-        histogram = partial(Histogram, namespace=NAMESPACE, registry=self.registry)
+    def _add_run_metrics(
+        self, counter: Callable[..., Counter], histogram: Callable[..., Histogram]
+    ) -> None:
         self._steps = counter("steps", "Written steps, by fate.", ("model", "author", "fate"))
         self._tokens = counter("tokens", "Written tokens, by fate.", ("model", "role", "fate"))
         self._prompt = counter(
@@ -286,7 +286,6 @@ class Metrics:
             "upstream_seconds",
             "Seconds of requests to a model.",
             ("role", "verb"),
-            buckets=SECONDS,
         )
         self._failed = counter("upstream_errors", "Failed requests to a model.", ("role", "verb"))
         self._decisions = counter(

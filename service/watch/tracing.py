@@ -175,8 +175,16 @@ class Tracing:
                 about = {
                     "gen_ai.operation.name": "text_completion",
                     "gen_ai.request.model": run.models.get(call.path or call.role, call.role),
+                    "gen_ai.usage.input_tokens": call.prompt,
+                    "gen_ai.usage.output_tokens": call.written,
+                    "gen_ai.usage.cache_read.input_tokens": call.cached,
+                    "error.type": "failed" if call.fate == "failed" else None,
                     "stepspec.choice": choice,
-                    **_call_attributes(call),
+                    "stepspec.path": call.path or None,
+                    "stepspec.verb": call.verb,
+                    "stepspec.purpose": call.purpose or None,
+                    "stepspec.step": call.step if call.step >= 0 else None,
+                    "stepspec.fate": call.fate,
                 }
                 self._add_client_span(traced.span, run.began, call, about)
             case _:
@@ -241,21 +249,6 @@ class Tracing:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _call_attributes(call: Called) -> Attributes:
-    """Return the attributes of a request to a model within a run."""
-    return {
-        "gen_ai.usage.input_tokens": call.prompt,
-        "gen_ai.usage.output_tokens": call.written,
-        "gen_ai.usage.cache_read.input_tokens": call.cached,
-        "error.type": "failed" if call.fate == "failed" else None,
-        "stepspec.path": call.path or None,
-        "stepspec.verb": call.verb,
-        "stepspec.purpose": call.purpose or None,
-        "stepspec.step": call.step if call.step >= 0 else None,
-        "stepspec.fate": call.fate,
-    }
 
 
 def _known(attributes: Attributes) -> Attributes:
