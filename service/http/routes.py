@@ -91,20 +91,22 @@ def _route(
     """
     Describe a route for FastAPI.
 
-    *kinds* are the content types of an answer. *errors* are the statuses of failures. *request* is
-    the schema of the body that the route takes. None: the route takes no body.
+    *kinds* are the content types of an answer. *request* is the schema of the body that the route
+    takes. None: the route takes no body. *errors* are the statuses of failures. A route that takes
+    a body calls models, and fails with `MODEL_ERRORS` by default.
     """
-    responses: dict[int | str, Any] = {
+    route: JsonObject = {"response_class": Response}
+    if request is not None:
+        errors = errors or MODEL_ERRORS
+        body = {"required": True, "content": _schema(request)}
+        route["openapi_extra"] = {"requestBody": body}
+    responses: dict[int, Any] = {
         200: {"description": success, "content": {kind: {} for kind in kinds}}
     }
     error = "AnthropicError" if OVERLOADED in errors else "Error"
     for status in errors:
         responses[status] = {"description": DESCRIPTIONS[status], "content": _schema(error)}
-    route: JsonObject = {"responses": responses, "response_class": Response}
-    if request is not None:
-        body = {"required": True, "content": _schema(request)}
-        route["openapi_extra"] = {"requestBody": body}
-    return route
+    return route | {"responses": responses}
 
 
 def api_router(context: ServiceContext) -> APIRouter:
@@ -113,13 +115,7 @@ def api_router(context: ServiceContext) -> APIRouter:
 
     @router.post(
         "/v1/chat/completions",
-        **_route(
-            "The completion, or its stream.",
-            JSON,
-            STREAM,
-            errors=MODEL_ERRORS,
-            request="ChatRequest",
-        ),
+        **_route("The completion, or its stream.", JSON, STREAM, request="ChatRequest"),
     )
     async def chat(http_request: Request) -> Response:
         """Answer a conversation, and stream every step of the reasoning as it is verified."""
@@ -127,13 +123,7 @@ def api_router(context: ServiceContext) -> APIRouter:
 
     @router.post(
         "/v1/completions",
-        **_route(
-            "The model's answer, or its stream.",
-            JSON,
-            STREAM,
-            errors=MODEL_ERRORS,
-            request="ServedModelRequest",
-        ),
+        **_route("The model's answer, or its stream.", JSON, STREAM, request="ServedModelRequest"),
     )
     async def completions(http_request: Request) -> Response:
         """Forward a completion to one of the served models."""
@@ -150,13 +140,7 @@ def api_router(context: ServiceContext) -> APIRouter:
 
     @router.post(
         "/v1/responses",
-        **_route(
-            "The response, or its stream.",
-            JSON,
-            STREAM,
-            errors=MODEL_ERRORS,
-            request="ResponsesRequest",
-        ),
+        **_route("The response, or its stream.", JSON, STREAM, request="ResponsesRequest"),
     )
     async def responses(http_request: Request) -> Response:
         """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
@@ -241,7 +225,7 @@ def live_router(context: ServiceContext) -> APIRouter:
 
     @router.post(
         "/live",
-        **_route("The events of the run.", STREAM, errors=MODEL_ERRORS, request="LiveRequest"),
+        **_route("The events of the run.", STREAM, request="LiveRequest"),
     )
     async def live(http_request: Request) -> Response:
         """Run a problem; stream every event as it happens, and the solution at the end."""

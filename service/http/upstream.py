@@ -310,18 +310,21 @@ class Forwarding:
         """
         request = self._request
         with request.calling(self._model.role, self._model.name, call.url) as record:
-            response = await self._open(server, call, priority)
-            async with response:
+            async with await self._open(server, call, priority) as response:
                 record.answered(response.status, request.seconds)
                 reply = ServerReply(server, call, response)
-                try:
-                    if response.status >= 400:
-                        await self._failure(reply, prioritised=priority is not None)
-                    else:
-                        await self._answer(reply)
-                except (BrokenAnswer, EventTooLarge) as exc:
-                    raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
+                await self._receive(reply, prioritised=priority is not None)
         request.upstream = request.seconds - (request.admitted or 0.0)
+
+    async def _receive(self, reply: ServerReply, *, prioritised: bool) -> None:
+        """Pass on *reply*. Raise the same errors as `_try`."""
+        try:
+            if reply.response.status >= 400:
+                await self._failure(reply, prioritised=prioritised)
+            else:
+                await self._answer(reply)
+        except (BrokenAnswer, EventTooLarge) as exc:
+            raise reply.call.error(EndpointUnavailable, f"no answer: {exc}") from exc
 
     async def _open(
         self, server: VllmEndpoint, call: Call, priority: int | None
