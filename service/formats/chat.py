@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -270,26 +270,26 @@ class ChatReply(ReplyFormat):
         if isinstance(item, RunResult):
             reason = deltas.finish_reason(item.solution)
             last = _choice(choice, reason, delta={})
-            chunks += self._event([last], self._runs.extension([choice]))
+            chunks += self._event([last], **self._runs.extension([choice]))
         return chunks
 
     async def closing(self) -> bytes:
         if not self._chat.stream_options.include_usage:
             return deltas.DONE
-        return self._event([], {"usage": await self._runs.usage()}) + deltas.DONE
+        return self._event([], usage=await self._runs.usage()) + deltas.DONE
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED % body
 
     async def body(self) -> JsonObject:
-        choices = [self._choice(choice, texts) for choice, texts in enumerate(self._texts)]
+        choices = [self._choice(choice) for choice in range(len(self._texts))]
         usage = await self._runs.usage()
         reply = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
         return reply | self._runs.extension(range(len(self._texts)))
 
-    def _choice(self, choice: int, texts: Mapping[str, str]) -> JsonObject:
+    def _choice(self, choice: int) -> JsonObject:
         solution = self._runs.solutions[choice]
-        message: JsonObject = {"role": "assistant", "refusal": None, **texts}
+        message: JsonObject = {"role": "assistant", "refusal": None, **self._texts[choice]}
         if solution.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
@@ -313,10 +313,10 @@ class ChatReply(ReplyFormat):
     def _chunk(self, choice: int, delta: JsonFields, **fields: object) -> bytes:
         return self._event([_choice(choice, None, delta=delta) | fields])
 
-    def _event(self, choices: Sequence[JsonFields], fields: JsonFields | None = None) -> bytes:
+    def _event(self, choices: Sequence[JsonFields], **fields: object) -> bytes:
         """Return an event of the stream with *choices* and further *fields*."""
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices}
-        return deltas.event(chunk | dict(fields or {}))
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices, **fields}
+        return deltas.event(chunk)
 
 
 def _choice(index: int, finish_reason: str | None, **content: object) -> JsonObject:

@@ -27,7 +27,6 @@ P = TypeVar("P", bound=BaseModel)
 _CURES: Mapping[str, Sequence[str]] = {
     FUNCTION_TOOLS_CURE: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
     "send tools, which have replaced it": ["functions", "function_call", "messages.function_call"],
-    "send true or false": ["tools.function.strict"],
     "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
     " and set repetition_penalty, which counts the whole chain, or send the request to the served"
     " model itself": ["presence_penalty", "frequency_penalty"],

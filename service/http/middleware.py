@@ -88,7 +88,6 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, checks: RequestChecks) -> None:
         self._app = app
         self._checks = checks
-        self._settings = checks.settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -135,7 +134,7 @@ class RequestMiddleware:
     def _check(self, request: ServiceRequest) -> None:
         """Raise `ApiError` if the request is refused."""
         headers = request.headers
-        settings = self._settings
+        settings = self._checks.settings
         if not (settings.locked or settings.insecure):
             check_origin(headers, settings.cors_origins)
         client = self._checks.clients.find(headers.get("authorization"), headers.get("x-api-key"))
@@ -154,7 +153,7 @@ class RequestMiddleware:
 
     def _check_size(self, size: int) -> None:
         """Raise `ApiError` if a body of *size* bytes is too large."""
-        limit = self._settings.max_body_bytes
+        limit = self._checks.settings.max_body_bytes
         if size > limit:
             raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
 
@@ -162,7 +161,7 @@ class RequestMiddleware:
         """Return *receive* with limits for the size of the body and the time until its end."""
         size = 0
         complete = False
-        seconds = self._settings.send_seconds
+        seconds = self._checks.settings.send_seconds
         deadline = asyncio.get_running_loop().time() + seconds
 
         async def limited() -> Message:
