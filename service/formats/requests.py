@@ -144,11 +144,13 @@ class ModelCatalog:
         A name that is not unique has the role as a prefix: ``small:NAME``. A model that was never
         up is left out, as its name is not known.
         """
-        names = {role: endpoint.name for role, endpoint in self._known.items()}
-        uses = Counter([*self.methods, *names.values()])
+        known = self._known
+        uses = Counter([*self.methods, *[endpoint.name for endpoint in known.values()]])
         return {
-            (f"{role}:{name}" if uses[name] > 1 else name): ServedModel(role, name)
-            for role, name in names.items()
+            (f"{role}:{endpoint.name}" if uses[endpoint.name] > 1 else endpoint.name): ServedModel(
+                role, endpoint.name
+            )
+            for role, endpoint in known.items()
         }
 
     def find(self, name: str) -> str | ServedModel:
@@ -194,8 +196,7 @@ class ModelCatalog:
     @property
     def _known(self) -> Mapping[Role, ModelEndpoint]:
         """The endpoints that have been up, by role."""
-        endpoints = {role: self.endpoint(role) for role in ROLES}
-        return {role: endpoint for role, endpoint in endpoints.items() if endpoint.known}
+        return {role: endpoint for role in ROLES if (endpoint := self.endpoint(role)).known}
 
     def endpoint(self, role: Role) -> ModelEndpoint:
         return self.offer.engine.small if role == "small" else self.offer.engine.large

@@ -556,7 +556,7 @@ class BudgetOptions(Options):
 def _with_run_options(model: type[P]) -> type[P]:
     """Return *model* with the run options that a request may set. All of them are optional."""
     # a request may have fewer values of these two than the settings
-    types = option_types() | {
+    types: JsonObject = option_types() | {
         "ahead": Annotated[Count, Field(le=64)],
         "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
     }

@@ -45,7 +45,7 @@ from stepspec.orchestrator.nesting import leaves
 
 from ..errors import ApiError, api_error
 from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
-from ..formats.requests import ServedModel
+from ..formats.requests import ROLES, ServedModel
 from ..json_types import JsonFields, JsonObject
 from ..records import MESSAGES_PATH, HealthChecked, ServiceObserver, ServiceRequest
 from .middleware import EVENT_STREAM, ClientConnection
@@ -96,7 +96,7 @@ class HealthMonitor:
 
         async def check() -> None:
             while True:
-                await asyncio.gather(*map(self._check, self._endpoints))
+                await asyncio.gather(*map(self._check, ROLES))
                 await asyncio.sleep(seconds)
 
         async with background(check()):
