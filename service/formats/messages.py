@@ -8,9 +8,10 @@ block, in which each verified step is a delta with the field ``stepspec``. The a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
@@ -41,6 +42,7 @@ from .schemas import (
     Part,
     Positive,
     Request,
+    Rules,
     Schema,
     Stops,
     Temperature,
@@ -51,13 +53,10 @@ from .schemas import (
     arguments_object,
     joined_text,
     kind_of,
-    merged,
     refusing_others,
     without_billing,
 )
 
-MERGED_ROLES = ("system", "user", "assistant")
-"""Consecutive messages of one of these roles are one message, as Anthropic's API promises."""
 OWN_TOOLS_CURE = "the service runs no tools; send tools with an input_schema, which the client runs"
 TEXT_ONLY_CURE = f"the methods read text only; send text blocks, or {SERVED_MODEL_CURE}"
 
@@ -229,20 +228,11 @@ class AssistantTurn(Part):
     def messages(self) -> Sequence[Message]:
         if isinstance(self.content, str):
             return (Message("assistant", self.content),)
-        return tuple(map(_said, self.content)) or (Message("assistant", ""),)
-
-
-def _said(block: TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock) -> Message:
-    """Return *block* of an answer as a message. `merged` joins the messages of one answer."""
-    match block:
-        case TextBlock():
-            return Message("assistant", block.text)
-        case ThinkingBlock():
-            return Message("assistant", "", reasoning=block.thinking)
-        case RedactedThinkingBlock():
-            return Message("assistant", "")
-        case ToolUseBlock():
-            return Message("assistant", "", (block.call,))
+        texts = [block.text for block in self.content if isinstance(block, TextBlock)]
+        calls = [block.call for block in self.content if isinstance(block, ToolUseBlock)]
+        thoughts = [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
+        content = "\n".join(texts)
+        return [Message("assistant", content, tuple(calls), reasoning="".join(thoughts))]
 
 
 class ThinkingConfig(Part):
@@ -266,6 +256,8 @@ class OutputFormat(Schema):
 
     type: Literal["json_schema"]
     """The kind of the format."""
+    rules: Rules
+    """The JSON schema."""
 
 
 class OutputConfig(Part):
@@ -433,7 +425,7 @@ class Conversation(Part):
         turns = [message for turn in self.messages for message in turn.messages]
         format = self.output_config.format
         return Wanted(
-            tuple(merged([*_instructions(instructions), *turns], MERGED_ROLES)),
+            tuple(_merged([*_instructions(instructions), *turns])),
             format=format.rules if format else None,
             tools=tuple([tool.tool for tool in self._offered()]),
             tool_choice=self.tool_choice.wanted,
@@ -476,6 +468,21 @@ class Conversation(Part):
             else:
                 removed.discard(name)
         return [tool for name, tool in tools.items() if name not in removed]
+
+
+def _merged(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield *messages* with consecutive ones of one role joined, as Anthropic's API promises."""
+    for role, group in groupby(messages, lambda message: message.role):
+        if role == "tool":  # the results of calls stay apart
+            yield from group
+            continue
+        members = [*group]
+        yield Message(
+            role,
+            "\n".join([message.content for message in members if message.content]),
+            tuple([call for message in members for call in message.calls]),
+            reasoning="".join([message.reasoning for message in members]),
+        )
 
 
 class CountTokensRequest(Conversation):

@@ -8,8 +8,9 @@ message is the next item.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile, groupby
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field
@@ -45,7 +46,6 @@ from .schemas import (
     Wanted,
     accepting,
     joined_text,
-    merged,
     refusing_others,
 )
 
@@ -103,6 +103,10 @@ class ReasoningItem(Item):
     """The kind of the item."""
     content: Items[ReasoningPart] | None = None
     """The reasoning. None: the models read nothing of it."""
+
+    @property
+    def text(self) -> str:
+        return joined_text(self.content or "", separator="")
 
 
 @accepting("caller")  # who made the call
@@ -201,32 +205,40 @@ InputItem: TypeAlias = Annotated[
 ]
 
 
-def _message(item: TypedItem) -> Message:
-    match item:
-        case ReasoningItem():
-            thinking = joined_text(item.content or "", separator="")
-            return Message("assistant", "", reasoning=thinking)
-        case FunctionCallItem() | CustomCallItem():
-            return Message("assistant", "", (item.call,))
-        case MessageItem():
-            return Message(SPEAKERS[item.role], joined_text(item.content))
-        case CallOutputItem():
-            return Message("tool", joined_text(item.output), call_id=item.call_id)
+def _in_answer(item: TypedItem) -> bool:
+    """Return whether *item* is a part of an answer."""
+    if isinstance(item, CallOutputItem):
+        return False
+    return not isinstance(item, MessageItem) or item.role == "assistant"
 
 
-def conversation(items: Sequence[TypedItem]) -> list[Message]:
+def _answer(items: Sequence[TypedItem]) -> Message:
+    """Return the message of *items*, the parts of one answer."""
+    texts = [joined_text(item.content) for item in items if isinstance(item, MessageItem)]
+    thoughts = [item.text for item in items if isinstance(item, ReasoningItem)]
+    calls = [item.call for item in items if isinstance(item, FunctionCallItem | CustomCallItem)]
+    content = "\n".join(dropwhile(lambda text: not text, texts))
+    return Message("assistant", content, tuple(calls), reasoning="".join(thoughts))
+
+
+def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
     """
-    Return the messages of *items*.
+    Yield the messages of *items*.
 
     The reasoning, the texts and the calls of one answer are one message. Reasoning without an
     answer is dropped.
     """
-    messages = merged(map(_message, items), ["assistant"])
-    return [
-        message
-        for message in messages
-        if message.role != "assistant" or message.content or message.calls
-    ]
+    for in_answer, group in groupby(items, _in_answer):
+        if in_answer:
+            answer = _answer([*group])
+            if answer.content or answer.calls:
+                yield answer
+            continue
+        for item in group:
+            if isinstance(item, CallOutputItem):
+                yield Message("tool", joined_text(item.output), call_id=item.call_id)
+            elif isinstance(item, MessageItem):
+                yield Message(SPEAKERS[item.role], joined_text(item.content))
 
 
 @accepting("summary")  # the output has the full text of the reasoning

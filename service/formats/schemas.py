@@ -9,7 +9,7 @@ honour are refused; `validation` tells the client what to send in their place. N
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -228,9 +228,6 @@ class Schema(Part):
         extra="forbid", frozen=True, strict=True, protected_namespaces=(), populate_by_name=True
     )
 
-    rules: Rules
-    """The JSON schema."""
-
 
 @accepting(
     "description",
@@ -241,6 +238,8 @@ class NamedSchema(Schema):
 
     name: str
     """The client's name for the schema, without effect."""
+    rules: Rules
+    """The JSON schema."""
 
 
 def kind_of(value: object) -> object:
@@ -353,22 +352,6 @@ def joined_text(content: str | Sequence[Textual], separator: str = "\n") -> str:
     if isinstance(content, str):
         return content
     return separator.join([part.text for part in content if part.text is not None])
-
-
-def merged(messages: Iterable[Message], roles: Sequence[str]) -> list[Message]:
-    """Return *messages* with consecutive ones joined that have the same role, one of *roles*."""
-    joined: list[Message] = []
-    for message in messages:
-        if joined and joined[-1].role == message.role and message.role in roles:
-            first = joined.pop()
-            message = replace(
-                first,
-                content="\n".join([text for text in (first.content, message.content) if text]),
-                calls=first.calls + message.calls,
-                reasoning=first.reasoning + message.reasoning,
-            )
-        joined.append(message)
-    return joined
 
 
 BILLING_HEADER = "x-anthropic-billing-header"

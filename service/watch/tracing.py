@@ -133,12 +133,13 @@ class Tracing:
     def _arrived(self, request: ServiceRequest) -> None:
         parent = PROPAGATOR.extract(request.headers)
         span = self._tracer.start_span(f"{request.method} {request.path}", parent, SpanKind.SERVER)
-        about = {
-            "http.request.method": request.method,
-            "url.path": request.path,
-            "stepspec.request": request.id,
-        }
-        span.set_attributes(about)
+        span.set_attributes(
+            {
+                "http.request.method": request.method,
+                "url.path": request.path,
+                "stepspec.request": request.id,
+            }
+        )
         self._open[request] = OpenSpan(span)
         headers: dict[str, str] = {}
         PROPAGATOR.inject(headers, set_span_in_context(span))
@@ -151,12 +152,12 @@ class Tracing:
                 self._run_event(traced, event)
             case RunResult(choice=0, solution=solution):
                 ledger = solution.ledger
-                about = {
+                summary = {
                     "stepspec.finish_reason": solution.finish_reason,
                     "stepspec.share_large": ledger.share_large,
                     "stepspec.accept_rate": ledger.accept_rate,
                 }
-                traced.span.set_attributes(_known(about))
+                traced.span.set_attributes(_known(summary))
             case RequestFailed(_, exception):
                 traced.span.record_exception(exception)
             case RequestFinished(request):
