@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Literal, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -154,10 +154,6 @@ class SchemaJson(Part):
         return self.json_schema.rules
 
 
-ONLY_FUNCTIONS = refusing_others("tool", "function", cure=FUNCTION_TOOLS_CURE)
-ResponseFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")]
-
-
 class ChatRequest(OpenaiRequest):
     """The body of a chat completion. None: left out."""
 
@@ -175,9 +171,13 @@ class ChatRequest(OpenaiRequest):
     """The same, by OpenAI's newer name."""
     reasoning_effort: Effort | None = None
     """The effort of the thinking. None: the whole budget."""
-    response_format: ResponseFormat = PlainText(type="text")
+    response_format: Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")] = (
+        PlainText(type="text")
+    )
     """The form of the answer."""
-    tools: Offered[Annotated[ToolPart, ONLY_FUNCTIONS]] = Field([])
+    tools: Offered[
+        Annotated[ToolPart, refusing_others("tool", "function", cure=FUNCTION_TOOLS_CURE)]
+    ] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     """Whether the answer calls tools."""

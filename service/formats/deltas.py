@@ -49,11 +49,6 @@ FIELDS: Mapping[Thinking, tuple[str, ...]] = {
 """The fields of a message that have the thinking, by the place of the thinking."""
 
 
-def one_field(thinking: Thinking) -> Thinking:
-    """Return the place of the *thinking* in an API whose messages have one field for it."""
-    return "reasoning" if thinking in ("both", "reasoning_content") else thinking
-
-
 class CallPieces:
     """
     The pieces of an answer's calls, which clients join to JSON.

@@ -146,7 +146,6 @@ ResultBlock: TypeAlias = Annotated[
     Field(discriminator="type"),
     _kinds("text", "tool_reference"),
 ]
-PlainBlock: TypeAlias = Annotated[TextBlock, _kinds("text")]
 
 
 @accepting("caller")  # who made the call
@@ -401,7 +400,7 @@ class Conversation(Part):
     """The name of a method or of a served model."""
     messages: Annotated[Items[MessageTurn], Field(min_length=1)]
     """The conversation."""
-    system: str | Items[PlainBlock] = ""
+    system: str | Items[Annotated[TextBlock, _kinds("text")]] = ""
     """Instructions before the conversation."""
     thinking: ThinkingConfig = ThinkingConfig(type="enabled")
     """How the answer thinks."""
@@ -684,15 +683,13 @@ def stop_reason(solution: Solution, stopped: str | None) -> str:
 
     *stopped* is the stop sequence that ended the answer; None if none did.
     """
-    match solution.finish_reason:
-        case "stop" if stopped is not None and not solution.calls:
-            return "stop_sequence"
-        case "stop":
-            return "tool_use" if solution.calls else "end_turn"
-        case "context":
-            return "model_context_window_exceeded"
-        case _:
-            return "max_tokens"
+    if solution.finish_reason == "context":
+        return "model_context_window_exceeded"
+    if solution.finish_reason != "stop":
+        return "max_tokens"
+    if solution.calls:
+        return "tool_use"
+    return "end_turn" if stopped is None else "stop_sequence"
 
 
 TIER = {"service_tier": "standard"}

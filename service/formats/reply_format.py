@@ -21,7 +21,7 @@ from ..json_types import JsonFields, JsonObject
 from ..records import RunEvent, RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
-from .deltas import KEEP_ALIVE, Delta, DeltaBuilder, TokenCounts, one_field
+from .deltas import KEEP_ALIVE, Delta, DeltaBuilder, TokenCounts
 from .requests import RunRequest
 
 RunItem: TypeAlias = RunEvent | RunResult
@@ -187,7 +187,9 @@ class SingleReply(ReplyFormat):
         self._runs = runs
         (self._run_request,) = runs.run_requests
         self._id = request.id
-        self._builder = DeltaBuilder(one_field(thinking))
+        # the messages of these APIs have one field for the thinking
+        has_field = thinking in ("both", "reasoning_content")
+        self._builder = DeltaBuilder("reasoning" if has_field else thinking)
 
     @property
     def _solution(self) -> Solution:

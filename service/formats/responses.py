@@ -256,13 +256,10 @@ class SchemaFormat(NamedSchema):
     """The kind of the format."""
 
 
-TextFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")]
-
-
 class TextOptions(Part):
     """The form of the answer."""
 
-    format: TextFormat | None = None
+    format: Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")] | None = None
     """The form. None: free text."""
     verbosity: Literal["medium"] | None = None
     """The usual length, without effect."""

@@ -43,7 +43,7 @@ The only paths that need no key: health, metrics, and the page, which asks for a
 LOCAL_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".test")
 """Domains below which nobody can register a name."""
 SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-"""An id that is safe in a header and in a log."""
+"""A client's own id of a request that is safe in a header and in a log."""
 
 
 def service_request(connection: HTTPConnection) -> ServiceRequest:
@@ -51,11 +51,6 @@ def service_request(connection: HTTPConnection) -> ServiceRequest:
     request = connection.scope["stepspec.request"]
     assert isinstance(request, ServiceRequest)
     return request
-
-
-def request_id(header: str | None) -> str:
-    """Return the client's own id in *header* if it is safe, else a new id."""
-    return header if header and SAFE_ID.fullmatch(header) else uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +91,9 @@ class RequestMiddleware:
         if request_path(scope) != "/":
             scope["path"] = scope["path"].rstrip("/") or "/"
         headers = Headers(scope=scope)
+        own_id = headers.get("x-request-id", "")
         request = ServiceRequest(
-            request_id(headers.get("x-request-id")),
+            own_id if SAFE_ID.fullmatch(own_id) else uuid.uuid4().hex,
             scope["method"],
             request_path(scope),
             headers,
