@@ -321,16 +321,16 @@ def _text_parts(content: object) -> object:
         return content
     parts: list[object] = []
     for part in cast("list[object]", content):
+        kind = kind_of(part)
         if isinstance(part, str):
             parts.append({"type": "text", "text": part})
-            continue
-        kind = kind_of(part)
-        if kind not in TEXT_KINDS:
+        elif kind in TEXT_KINDS:
+            parts.append(part)
+        else:
             raise ValueError(
                 f"a part of type {kind!r}: the methods read text only; send text parts, or"
                 f" {SERVED_MODEL_CURE}"
             )
-        parts.append(part)
     return parts
 
 

@@ -49,7 +49,6 @@ from ..records import (
     HEALTH_PATHS,
     MODEL_PATHS,
     HealthChecked,
-    RequestArrived,
     RequestFailed,
     RequestFinished,
     RunEvent,
@@ -90,7 +89,7 @@ class RequestLog:
                 if self._up.get(role, True) != up:
                     write("upstream", role=role, up=up)
                 self._up[role] = up
-            case RequestArrived():
+            case _:
                 pass
 
     def _run_event(self, request: ServiceRequest, choice: int, event: Event) -> None:
