@@ -67,7 +67,16 @@ def _as_sent(origin: str) -> str:
 Origin: TypeAlias = Annotated[str, AfterValidator(_as_sent)]
 
 
-ClientName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ValueError(
+            f"{name!r} is no name of a client: use at most 64 letters, digits, dots, hyphens,"
+            " underscores"
+        )
+    return name
+
+
+ClientName: TypeAlias = Annotated[str, AfterValidator(_checked_name)]
 
 
 class Client(BaseModel, frozen=True, extra="forbid"):

@@ -477,7 +477,7 @@ def _merged(messages: Iterable[Message]) -> Iterator[Message]:
             continue
         members = [*group]
         yield Message(
-            role,
+            members[0].role,
             "\n".join([message.content for message in members if message.content]),
             tuple([call for message in members for call in message.calls]),
             reasoning="".join([message.reasoning for message in members]),

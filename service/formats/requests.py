@@ -37,7 +37,6 @@ EFFORT: Mapping[Effort, float] = {
 The share of the configured tokens for thinking that a request gets. Tokens for the answer stay.
 """
 
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_PRIORITY = 1000
 """The largest number of a priority, above and below zero, as for runs."""
 
@@ -347,7 +346,7 @@ class Resolver:
         """
         update = {
             name: value
-            for name in SAMPLING_FIELDS
+            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
             if (value := getattr(request, name, None)) is not None
         }
         if update.get("top_k") == -1:  # vLLM's name for all tokens

@@ -307,15 +307,11 @@ class ThinkingPart(Part):
         return self.thinking
 
 
-TEXT_KINDS = ("text", "input_text", "output_text", "refusal", "thinking")
-"""The kinds of parts that vLLM reads as text in its chat API."""
-
-
 def _text_parts(content: object) -> object:
     """
     Return *content*; in a list, each plain text becomes a part.
 
-    Raise `ValueError`, with a cure, for parts of other kinds than `TEXT_KINDS`.
+    Raise `ValueError`, with a cure, for parts of other kinds than vLLM reads as text.
     """
     if not isinstance(content, list):
         return content
@@ -324,7 +320,7 @@ def _text_parts(content: object) -> object:
         kind = kind_of(part)
         if isinstance(part, str):
             parts.append({"type": "text", "text": part})
-        elif kind in TEXT_KINDS:
+        elif kind in ("text", "input_text", "output_text", "refusal", "thinking"):
             parts.append(part)
         else:
             raise ValueError(

@@ -70,13 +70,6 @@ _CURES: Mapping[str, Sequence[str]] = {
 CURES = {name: cure for cure, names in _CURES.items() for name in names}
 """The cure for a parameter, by its path without indices."""
 
-CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
-"""
-Codes of errors on which clients act, by parameter.
-
-After this one, Anthropic's SDK sends the whole conversation.
-"""
-
 SYNONYMS: Sequence[tuple[str, ...]] = (
     ("max_completion_tokens", "max_tokens", "max_output_tokens"),
     ("response_format", "text", "output_config", "output_format"),
@@ -133,7 +126,9 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     cure = CURES.get(name)
     if cure is not None:
         verb = "is not supported" if unknown else "cannot have this value"
-        code = CODES.get(name, "unsupported_parameter")
+        code = "unsupported_parameter"
+        if name == "thread":  # Anthropic's SDK sends the whole conversation then
+            code = "thread_unsupported_request"
         return bad_request(f"{param} {verb}: {cure}", param, code)
     if unknown:
         hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
