@@ -22,6 +22,8 @@ from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 from .records import MODEL_PATHS, ServiceRequest
 from .settings import Client, ServiceSettings
 
+REQUESTS = "requests"
+LARGE_TOKENS = "tokens of the large model"
 MINUTE_SECONDS = 60.0
 ROUNDING_UNITS = 1e-6
 """The units that may be missing after a wait of exactly the announced time."""
@@ -30,9 +32,15 @@ SLOTS_PER_OLDEST = 4
 
 
 class Bucket:
-    """A token bucket of *size* units that fills in a minute. It is full at first."""
+    """
+    A token bucket of *size* units that fills in a minute. It is full at first.
 
-    def __init__(self, size: int, clock: Callable[[], float]) -> None:
+    *unit* is the name of the units.
+    """
+
+    def __init__(self, size: int, clock: Callable[[], float], unit: str = "") -> None:
+        self.limit = f"{size} {unit} per minute"
+        """The limit in words."""
         self.size = size
         """The most units that the bucket holds."""
         self._clock = clock
@@ -76,8 +84,7 @@ class Clients:
         keys = [("", key) for key in settings.keys]
         keys += [(name, client.key) for name, client in settings.clients.items()]
         self._digests = [(name, _digest(key.get_secret_value())) for name, key in keys]
-        # of the requests and of the tokens of a client; None: it has no such limit
-        self._buckets: dict[str, tuple[Bucket | None, Bucket | None]] = {}
+        self._buckets: dict[str, Mapping[str, Bucket]] = {}  # by client and unit
 
     def find(self, authorization: str | None, api_key: str | None = None) -> str | None:
         """
@@ -88,14 +95,15 @@ class Clients:
         """
         if not self._digests:
             return ""
-        scheme, _, key = (authorization or "").partition(" ")
-        names = self._named(key if scheme.lower() == "bearer" else "")
-        names += self._named(api_key or "")
+        scheme, _, bearer = (authorization or "").partition(" ")
+        keys = [bearer if scheme.lower() == "bearer" else "", api_key or ""]
+        names = [
+            name
+            for digest in map(_digest, keys)
+            for name, known in self._digests
+            if hmac.compare_digest(digest, known)
+        ]
         return names[0] if names else None
-
-    def _named(self, key: str) -> list[str]:
-        digest = _digest(key)
-        return [name for name, known in self._digests if hmac.compare_digest(digest, known)]
 
     def best_priority(self, name: str) -> int | None:
         """Return the best priority that the client called *name* may have. None: any."""
@@ -109,41 +117,38 @@ class Clients:
         """
         if request.path not in MODEL_PATHS or request.method != "POST" or not request.client:
             return
-        requests, tokens = self._buckets_of(request.client)
-        longest = 0.0
-        limit = ""
-        for bucket, unit in ((requests, "requests"), (tokens, "tokens of the large model")):
-            seconds = 0.0 if bucket is None else bucket.wait()
-            if bucket is not None and seconds > longest:
-                longest = seconds
-                limit = f"{bucket.size} {unit} per minute"
-        if longest:
-            wait = max(1, ceil(longest - ROUNDING_UNITS))
-            message = f"client {request.client!r} has used up its {limit}: try again in {wait} s"
+        buckets = self._buckets_of(request.client)
+        emptiest = max(buckets.values(), key=Bucket.wait, default=None)
+        seconds = emptiest.wait() if emptiest else 0.0
+        if emptiest and seconds:
+            wait = max(1, ceil(seconds - ROUNDING_UNITS))
+            message = (
+                f"client {request.client!r} has used up its {emptiest.limit}: try again in {wait} s"
+            )
             headers = {"Retry-After": str(wait)}
             raise ApiError(429, message, code="rate_limit_exceeded", retry=True, headers=headers)
-        if requests is not None:
-            requests.take(1)
+        if REQUESTS in buckets:
+            buckets[REQUESTS].take(1)
 
     def charge(self, request: ServiceRequest) -> None:
         """Charge the tokens of the large model that *request* has used."""
-        if not request.client:
-            return
-        _, tokens = self._buckets_of(request.client)
-        if tokens is not None:
-            tokens.take(max(0, request.large_tokens))
+        if request.client:
+            tokens = self._buckets_of(request.client).get(LARGE_TOKENS)
+            if tokens is not None:
+                tokens.take(max(0, request.large_tokens))
 
-    def _buckets_of(self, name: str) -> tuple[Bucket | None, Bucket | None]:
-        """Return the buckets of the requests and of the tokens of the client called *name*."""
+    def _buckets_of(self, name: str) -> Mapping[str, Bucket]:
+        """Return the buckets of the client called *name*, by the name of their units."""
         if name not in self._buckets:
             client = self._clients[name]
-            requests = self._bucket(client.requests_per_minute)
-            tokens = self._bucket(client.large_tokens_per_minute)
-            self._buckets[name] = (requests, tokens)
+            sizes = {
+                REQUESTS: client.requests_per_minute,
+                LARGE_TOKENS: client.large_tokens_per_minute,
+            }
+            self._buckets[name] = {
+                unit: Bucket(size, self._clock, unit) for unit, size in sizes.items() if size
+            }
         return self._buckets[name]
-
-    def _bucket(self, size: int | None) -> Bucket | None:
-        return None if size is None else Bucket(size, self._clock)
 
 
 def _digest(key: str) -> bytes:
@@ -200,20 +205,32 @@ class Admission:
         """
         settings = self._settings
         if self.closed:
-            message = "the service is shutting down and takes no new requests"
-            raise ApiError(503, message, code="draining", retry=True)
+            raise ApiError(
+                503,
+                "the service is shutting down and takes no new requests",
+                code="draining",
+                retry=True,
+            )
         if self.running + self.waiting >= settings.max_running + settings.max_waiting:
-            message = "too many requests are running and waiting already"
-            raise ApiError(429, message, code=QUEUE_FULL, retry=True)
-        arrived = asyncio.get_running_loop().time()
+            raise ApiError(
+                429,
+                "too many requests are running and waiting already",
+                code=QUEUE_FULL,
+                retry=True,
+            )
+        arrived = _now()
         try:
             async with asyncio.timeout(settings.max_wait):
                 await self._wait(priority)
         except TimeoutError:
-            message = f"no slot became free within {settings.max_wait:g} s"
-            raise ApiError(429, message, code=QUEUE_TIMEOUT, retry=True) from None
+            raise ApiError(
+                429,
+                f"no slot became free within {settings.max_wait:g} s",
+                code=QUEUE_TIMEOUT,
+                retry=True,
+            ) from None
         try:
-            yield asyncio.get_running_loop().time() - arrived
+            yield _now() - arrived
         finally:
             self._release()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from stepspec.orchestrator.errors import (
     ConfigurationError,
@@ -18,6 +17,8 @@ from stepspec.orchestrator.errors import (
     StepspecError,
 )
 from stepspec.orchestrator.json_values import write_json
+
+from .json_types import HttpHeaders, JsonObject
 
 TYPES: Mapping[int, str] = {
     401: "authentication_error",
@@ -65,7 +66,7 @@ class ApiError(Exception):
     """The code by which programs know the error. None: it has none."""
     retry: bool | None = None
     """Whether the same request may succeed soon. None: the client decides."""
-    headers: Mapping[str, str] | None = None
+    headers: HttpHeaders | None = None
     """Headers that are added to those of the response."""
 
     def __post_init__(self) -> None:
@@ -76,6 +77,11 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    @property
+    def label(self) -> str:
+        """The code of the error in metrics and traces: its status if it has no code."""
+        return self.code or str(self.status)
 
     @property
     def body(self) -> bytes:
@@ -105,7 +111,7 @@ class ApiError(Exception):
         message = self.message
         if self.param is not None and self.param not in message:
             message = f"{self.param}: {message}"
-        error: dict[str, Any] = {
+        error: JsonObject = {
             "type": ANTHROPIC_TYPES.get(self.status, other),
             "message": message,
         }

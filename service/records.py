@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Event
@@ -21,6 +21,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution
 
 from .errors import OVERLOADED, QUEUE_FULL, QUEUE_TIMEOUT, ApiError
+from .json_types import HttpHeaders, JsonObject
 
 log = logging.getLogger("stepspec")
 
@@ -72,12 +73,10 @@ class ServiceRequest:
     """The HTTP method."""
     path: str
     """The path without a proxy's prefix."""
-    headers: Mapping[str, str]
+    headers: HttpHeaders
     """The headers of the request."""
-    forward: tuple[str, ...] = TRACE_HEADERS
-    """The headers that served models receive too."""
-    session: str = ""
-    """The value of the session header. "": there is none."""
+    session_header: str = ""
+    """The header of the session, in lower case. "": there is none."""
     client: str = ""
     """The name of the client. "": it has no name."""
     large_tokens: int = 0
@@ -102,15 +101,21 @@ class ServiceRequest:
     """Seconds in which a served model was busy with the request. None: unknown so far."""
     first_step: float | None = None
     """Seconds from the arrival to the first verified step. None: there is none yet."""
-    forwarded: Mapping[str, str] = field(init=False)
-    """The headers that served models receive."""
-    log_fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    forwarded: HttpHeaders = field(init=False)
+    """The headers that served models receive, that of the session among them."""
+    log_fields: JsonObject = field(default_factory=JsonObject)
     """Further fields of the request's line in the log."""
     calls: list[UpstreamCall] = field(default_factory=list[UpstreamCall])
     """The attempts to forward the request."""
 
     def __post_init__(self) -> None:
-        self.forwarded = {name: self.headers[name] for name in self.forward if name in self.headers}
+        names = (*TRACE_HEADERS, self.session_header)
+        self.forwarded = {name: self.headers[name] for name in names if name in self.headers}
+
+    @property
+    def session(self) -> str:
+        """The value of the session header. "": there is none."""
+        return self.forwarded.get(self.session_header, "")
 
     @property
     def seconds(self) -> float:
@@ -155,9 +160,10 @@ class ServiceRequest:
 
         For a stream that has only begun, they end with its admission.
         """
+        seconds = self.seconds - (self.upstream or 0.0)
         if self.admitted is not None and self.upstream is None:
-            return max(0.0, self.admitted - self.queued)
-        return max(0.0, self.seconds - self.queued - (self.upstream or 0.0))
+            seconds = self.admitted
+        return max(0.0, seconds - self.queued)
 
 
 @dataclass(frozen=True, slots=True)

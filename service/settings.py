@@ -64,9 +64,7 @@ def _as_sent(origin: str) -> str:
     return origin.rstrip("/")
 
 
-Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed_keys)]
 Origin: TypeAlias = Annotated[str, AfterValidator(_as_sent)]
-Origins: TypeAlias = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(listed)]
 
 
 def _checked_name(name: str) -> str:
@@ -137,7 +135,7 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """The address to listen at."""
     port: int = Field(default=8765, ge=0, le=65535)
     """The port; 0: any free one."""
-    keys: Secrets = ()
+    keys: Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed_keys)] = ()
     """
     Accepted API keys of clients without limits; with neither *keys* nor *clients* every client is
     admitted.
@@ -149,7 +147,7 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     Without keys, allow a *host* that other machines can reach, and requests of any name and any web
     page.
     """
-    cors_origins: Origins = ()
+    cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(listed)] = ()
     """Origins of other sites' web pages that may use the service; ``*``: all."""
     root_path: Annotated[str, AfterValidator(_rooted)] = ""
     """The path under which a proxy serves the service."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from collections.abc import Sequence
+from typing import Annotated, Literal, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -13,18 +13,19 @@ from stepspec.orchestrator.events import Drafted
 from stepspec.orchestrator.trace import Moment, dump
 
 from ..errors import ApiError, bad_request
+from ..json_types import JsonFields, JsonObject
 from ..records import RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
 from .deltas import Delta, DeltaBuilder, written_arguments
-from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
+from .reply_format import PROGRESS_EVENTS, ReplyFormat, RequestRuns, RunItem
 from .schemas import (
+    FUNCTION_TOOLS_CURE,
     SPEAKERS,
     AnyJson,
     CallId,
     Content,
     Effort,
-    Empty,
     Items,
     ModelName,
     NamedSchema,
@@ -41,15 +42,18 @@ from .schemas import (
     ToolCallPart,
     ToolPart,
     Wanted,
-    any_json,
+    accepting,
     joined_text,
+    refusing_others,
     without_billing,
 )
 
-COMPLETION = "chat.completion"
-CHUNK = "chat.completion.chunk"
 
-
+@accepting(
+    "annotations",  # of an earlier answer
+    "parsed",  # the value that OpenAI's SDK parsed from the content
+    "provider_specific_fields",  # LiteLLM's second copy of the reasoning
+)
 class Turn(Part):
     """
     A message of the conversation.
@@ -70,8 +74,6 @@ class Turn(Part):
     """The same, in the older field. It is read if *reasoning* is empty."""
     refusal: str | None = None
     """The reason why an earlier answer has no content. The models read it as the content."""
-    annotations: Items[Any] | None = None
-    """Annotations of an earlier answer, which are dropped."""
     audio: Nothing = None
     """Only null and empty values are accepted."""
     function_call: Nothing = None
@@ -80,10 +82,6 @@ class Turn(Part):
     """The calls of an earlier answer."""
     tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
     """The id of the call whose result this message is. None: it is no result."""
-    provider_specific_fields: dict[str, Any] | None = None
-    """A second copy of the reasoning by LiteLLM. It is dropped."""
-    parsed: Any = None
-    """The value that OpenAI's SDK parsed from the content. It is dropped."""
 
     @model_validator(mode="before")
     @classmethod
@@ -91,7 +89,7 @@ class Turn(Part):
         """Return *turn* with content, which earlier answers and results of calls may lack."""
         if not isinstance(turn, dict):
             return turn
-        fields = cast("dict[str, Any]", turn)
+        fields = cast("JsonObject", turn)
         if fields.get("role") in ("assistant", "tool") and fields.get("content") is None:
             fields = {**fields, "content": ""}
         return fields
@@ -132,15 +130,15 @@ class Turn(Part):
         )
 
 
+@accepting(
+    "include_obfuscation",  # whether events have a field of random length
+    "continuous_usage_stats",  # whether each event has the usage so far
+)
 class StreamOptions(Part):
     """Options of a stream."""
 
     include_usage: bool = False
     """Whether the stream ends with the usage."""
-    include_obfuscation: bool | None = None
-    """Whether events have a field of random length, without effect."""
-    continuous_usage_stats: bool | None = None
-    """Whether each event has the usage so far, without effect."""
 
 
 class SchemaJson(Part):
@@ -151,8 +149,9 @@ class SchemaJson(Part):
     json_schema: NamedSchema
     """The schema."""
 
-
-ResponseFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")]
+    @property
+    def rules(self) -> JsonObject:
+        return self.json_schema.rules
 
 
 class ChatRequest(OpenaiRequest):
@@ -160,11 +159,11 @@ class ChatRequest(OpenaiRequest):
 
     messages: Annotated[Items[Turn], Field(min_length=1)]
     """The conversation."""
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     """Options of the stream."""
-    n: Positive | None = None
+    n: Positive = 1
     """The number of choices."""
-    stop: Stop | Stops | None = None
+    stop: Stop | Stops = Field([])
     """The texts that end the answer."""
     max_tokens: Positive | None = None
     """The most tokens of the thinking and the answer together."""
@@ -172,17 +171,21 @@ class ChatRequest(OpenaiRequest):
     """The same, by OpenAI's newer name."""
     reasoning_effort: Effort | None = None
     """The effort of the thinking. None: the whole budget."""
-    response_format: ResponseFormat | None = None
-    """The form of the answer. None: free text."""
-    tools: Offered[ToolPart] | None = None
+    response_format: Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")] = (
+        PlainText(type="text")
+    )
+    """The form of the answer."""
+    tools: Offered[
+        Annotated[ToolPart, refusing_others("tool", "function", cure=FUNCTION_TOOLS_CURE)]
+    ] = Field([])
     """The tools that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """Whether the answer calls tools. None: the model decides."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    """Whether the answer calls tools."""
 
     # Features that no method has. Clients may send the values that turn them off.
     store: Literal[False] | None = None
     """Only false is accepted."""
-    functions: Empty = None
+    functions: Nothing = None
     """Only the empty list is accepted."""
     function_call: Literal["none"] | None = None
     """Only "none" is accepted."""
@@ -192,20 +195,17 @@ class ChatRequest(OpenaiRequest):
     """Only "medium", the usual length, is accepted."""
     modalities: Items[Literal["text"]] | None = None
     """Only text is accepted."""
-    web_search_options: None = None
-    """Only null is accepted."""
 
     @property
     def wanted(self) -> Wanted:
-        if self.stream_options is not None and not self.stream:
+        if "stream_options" in self.model_fields_set and not self.stream:
             raise bad_request("stream_options is for streams: set stream to true", "stream_options")
         old = self.max_tokens
         new = self.max_completion_tokens
-        if old is not None and new is not None and old != new:
+        if old and new and old != new:
             raise bad_request(
                 "max_tokens and max_completion_tokens differ: send one of them", "max_tokens"
             )
-        format = self.response_format
         choice = self.tool_choice
         return Wanted(
             tuple([turn.message for turn in self.messages]),
@@ -213,13 +213,13 @@ class ChatRequest(OpenaiRequest):
             tokens_name="max_completion_tokens" if new else "max_tokens",
             least=self.min_tokens,
             effort=self.reasoning_effort,
-            stops=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
-            format=format.json_schema.rules if isinstance(format, SchemaJson) else any_json(format),
-            tools=tuple([tool.function.tool for tool in self.tools or ()]),
-            tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",
+            stops=[self.stop] if isinstance(self.stop, str) else self.stop,
+            format=self.response_format.rules,
+            tools=tuple([tool.function.tool for tool in self.tools]),
+            tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice,
             tool_named=isinstance(choice, NamedTool),
-            parallel=self.parallel_tool_calls is not False,
-            choices=self.n or 1,
+            parallel=self.parallel_tool_calls,
+            choices=self.n,
         )
 
 
@@ -236,21 +236,19 @@ class LiveRequest(Request):
         return Wanted((Message("user", self.problem),), "problem")
 
 
-class ChatReply:
+class ChatReply(ReplyFormat):
     """The `ReplyFormat` that writes the runs of a request as the choices of a chat completion."""
-
-    keep_alive = deltas.KEEP_ALIVE
-    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, chat: ChatRequest, thinking: Thinking
     ) -> None:
         self._runs = runs
-        self._model = chat.model
-        self._streamed = bool(chat.stream)
-        self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
-        self._id = f"chatcmpl-{request.id}"
-        self._created = int(time.time())
+        self._chat = chat
+        self._head = {
+            "id": f"chatcmpl-{request.id}",
+            "created": int(time.time()),
+            "model": chat.model,
+        }
         self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
         # the fields of each message, by choice
         fields = ("content", *deltas.FIELDS[thinking]) if runs.thinks else ("content",)
@@ -261,102 +259,89 @@ class ChatReply:
         return b"".join([self._chunk(choice, empty) for choice in range(len(self._texts))])
 
     def render(self, item: RunItem) -> bytes:
-        delta = self._builders[item.choice].add(item)
-        if not self._streamed:
-            texts = self._texts[item.choice]
+        choice = item.choice
+        delta = self._builders[choice].add(item)
+        if not self._chat.stream:
+            texts = self._texts[choice]
             for name, text in delta.fields.items():
                 texts[name] = texts.get(name, "") + text
             return b""
-        chunks = self._delta_chunks(item.choice, delta)
+        chunks = self._delta_chunks(choice, delta)
         if isinstance(item, RunResult):
-            chunks += self._last_chunk(item)
+            reason = deltas.finish_reason(item.solution)
+            last = _choice(choice, reason, delta={})
+            chunks += self._event([last], **self._runs.extension([choice]))
         return chunks
 
     async def closing(self) -> bytes:
-        if not self._include_usage:
+        if not self._chat.stream_options.include_usage:
             return deltas.DONE
-        usage = await self._runs.usage()
-        choices: list[Any] = []
-        chunk = self._head(CHUNK) | {"choices": choices, "usage": usage}
-        return deltas.event(chunk) + deltas.DONE
+        return self._event([], usage=await self._runs.usage()) + deltas.DONE
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         return deltas.FAILED % body
 
-    async def body(self) -> dict[str, Any]:
-        choices = [self._choice(choice, texts) for choice, texts in enumerate(self._texts)]
+    async def body(self) -> JsonObject:
+        choices = [self._choice(choice) for choice in range(len(self._texts))]
         usage = await self._runs.usage()
-        extension = self._runs.extension(range(len(self._texts)))
-        return self._head(COMPLETION) | {"choices": choices, "usage": usage, **extension}
+        reply = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
+        return reply | self._runs.extension(range(len(self._texts)))
 
-    def _choice(self, choice: int, texts: Mapping[str, str]) -> dict[str, Any]:
+    def _choice(self, choice: int) -> JsonObject:
         solution = self._runs.solutions[choice]
-        message: dict[str, Any] = {"role": "assistant", "refusal": None, **texts}
+        message: JsonObject = {"role": "assistant", "refusal": None, **self._texts[choice]}
         if solution.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
-                _call(call.id, {"name": call.name, "arguments": written_arguments(call)})
+                _call(call.id, name=call.name, arguments=written_arguments(call))
                 for call in solution.calls
             ]
-        return _choice(choice, "message", message, deltas.finish_reason(solution))
+        return _choice(choice, deltas.finish_reason(solution), message=message)
 
     def _delta_chunks(self, choice: int, delta: Delta) -> bytes:
-        about = {"stepspec": delta.step} if delta.step is not None else {}
-        chunks = self._chunk(choice, delta.fields, **about) if delta.fields or about else b""
+        chunks = b""
+        if delta.step is not None:
+            chunks = self._chunk(choice, delta.fields, stepspec=delta.step)
+        elif delta.fields:
+            chunks = self._chunk(choice, delta.fields)
         for piece in (*delta.ended, *delta.calls):
-            function = {"arguments": piece.arguments}
-            if piece.name:
-                function = {"name": piece.name, "arguments": piece.arguments}
-            call = _call(piece.id, function) if piece.id else {"function": function}
+            named = {"name": piece.name} if piece.name else {}
+            call = _call(piece.id, **named, arguments=piece.arguments)
             chunks += self._chunk(choice, {"tool_calls": [{"index": piece.index, **call}]})
         return chunks
 
-    def _chunk(self, choice: int, delta: Mapping[str, Any], **fields: object) -> bytes:
-        body = _choice(choice, "delta", delta, None) | fields
-        return deltas.event(self._head(CHUNK) | {"choices": [body]})
+    def _chunk(self, choice: int, delta: JsonFields, **fields: object) -> bytes:
+        return self._event([_choice(choice, None, delta=delta) | fields])
 
-    def _last_chunk(self, item: RunResult) -> bytes:
-        choice = _choice(item.choice, "delta", {}, deltas.finish_reason(item.solution))
-        extension = self._runs.extension([item.choice])
-        return deltas.event(self._head(CHUNK) | {"choices": [choice]} | extension)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+    def _event(self, choices: Sequence[JsonFields], **fields: object) -> bytes:
+        """Return an event of the stream with *choices* and further *fields*."""
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": choices, **fields}
+        return deltas.event(chunk)
 
 
-def _choice(
-    index: int, kind: str, content: Mapping[str, Any], finish_reason: str | None
-) -> dict[str, Any]:
-    return {"index": index, kind: content, "logprobs": None, "finish_reason": finish_reason}
+def _choice(index: int, finish_reason: str | None, **content: object) -> JsonObject:
+    return {"index": index, **content, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _call(call_id: str, function: Mapping[str, str]) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": function}
+def _call(call_id: str, **function: str) -> JsonObject:
+    """Return a call of *function*. The further pieces of a call in a stream have no id."""
+    named = {"id": call_id, "type": "function"} if call_id else {}
+    return {**named, "function": function}
 
 
-class LiveReply:
+class LiveReply(ReplyFormat):
     """
     The `ReplyFormat` that writes a run for the page.
 
     Every event is a line of a trace. The solution follows.
     """
 
-    keep_alive = deltas.KEEP_ALIVE
     starts_at = (Drafted, *PROGRESS_EVENTS)
-
-    async def opening(self) -> bytes:
-        return b""
 
     def render(self, item: RunItem) -> bytes:
         if isinstance(item, RunResult):
             return b"event: solution\n" + deltas.event(deltas.solution(item.solution))
         return b"data: " + dump(Moment(item.at, item.event)) + b"\n"
 
-    async def closing(self) -> bytes:
-        return b""
-
-    def failed(self, error: ApiError, body: bytes) -> bytes:
-        return deltas.FAILED_EVENT % body
-
-    async def body(self) -> dict[str, Any]:
+    async def body(self) -> JsonObject:
         raise NotImplementedError("a run of the page is always a stream")

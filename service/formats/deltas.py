@@ -25,6 +25,7 @@ from stepspec.orchestrator.markers import may_open_block, opened_by
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import EventLog
 
+from ..json_types import JsonFields, JsonObject
 from ..records import RunEvent, RunResult
 from ..settings import Thinking
 from .requests import RunRequest
@@ -46,11 +47,6 @@ FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "none": (),
 }
 """The fields of a message that have the thinking, by the place of the thinking."""
-
-
-def one_field(thinking: Thinking) -> Thinking:
-    """Return the place of the *thinking* in an API whose messages have one field for it."""
-    return "reasoning" if thinking in ("both", "reasoning_content") else thinking
 
 
 class CallPieces:
@@ -98,7 +94,7 @@ class Delta:
 
     fields: Mapping[str, str]
     """Text to append, by the field of the message."""
-    step: Mapping[str, Any] | None = None
+    step: JsonFields | None = None
     """The description of the step that this part is. None: it is no step."""
     calls: tuple[Calling, ...] = ()
     """Pieces of calls, which follow the text."""
@@ -162,7 +158,6 @@ class DeltaBuilder:
         match event:
             case Started(thinks=thinks):
                 self._tracker = ThinkingTracker(open=thinks)
-                return Delta({})
             case Committed(index=index, step=step, score=score):
                 about = {
                     "index": index,
@@ -179,7 +174,8 @@ class DeltaBuilder:
             case Calling():
                 return Delta(_content(self._close_tag()), calls=tuple(self._calls.add(event)))
             case _:
-                return Delta({})
+                pass
+        return Delta({})
 
     def finish(self, solution: Solution) -> Delta:
         """
@@ -214,7 +210,11 @@ def _content(text: str) -> Mapping[str, str]:
 
 
 class TokenCounts:
-    """An observer of one run that counts its tokens and the seconds of its requests to models."""
+    """
+    An observer of one run.
+
+    It counts tokens and the seconds of requests to models, and keeps the text of the answer.
+    """
 
     def __init__(self) -> None:
         self.reasoning = 0
@@ -223,6 +223,8 @@ class TokenCounts:
         """Kept tokens of the answer."""
         self.written = 0
         """All tokens that the models have written."""
+        self.text = ""
+        """The answer as the model wrote it, with the stop sequence that ended it."""
         self.events = EventLog()
         """All events so far."""
         self._tracker = ThinkingTracker()
@@ -235,10 +237,12 @@ class TokenCounts:
             case Committed(step=step):
                 if self._tracker.add(step) is None:
                     self.answer += len(step.tokens)
+                    self.text += step.text
                 else:
                     self.reasoning += len(step.tokens)
             case Answered(step=step):
                 self.answer += len(step.tokens)
+                self.text = step.text
             case Called():
                 self.written += event.written
             case _:
@@ -253,14 +257,12 @@ class TokenCounts:
     @property
     def prompt(self) -> int:
         """Prompt tokens of the first request to a model. 0: there was none."""
-        calls = self._calls
-        return calls[0].prompt if calls else 0
+        return next((call.prompt for call in self._calls), 0)
 
     @property
     def cached(self) -> int:
         """Tokens of this prompt that were in the server's prefix cache."""
-        calls = self._calls
-        return calls[0].cached if calls else 0
+        return next((call.cached for call in self._calls), 0)
 
     @property
     def upstream(self) -> float:
@@ -274,7 +276,7 @@ class TokenCounts:
         return busy
 
 
-def usage(prompt: int, counts: Sequence[TokenCounts]) -> dict[str, Any]:
+def usage(prompt: int, counts: Sequence[TokenCounts]) -> JsonObject:
     """
     Return the usage as one model alone would report it, in the form of a chat completion.
 
@@ -300,39 +302,47 @@ def finish_reason(solution: Solution) -> str:
     return "tool_calls" if solution.calls else "stop"
 
 
-def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
-    """Return the field ``stepspec`` of one run."""
-    ledger = solution.ledger
+def _summary(solution: Solution) -> JsonObject:
+    """Return what every reply says about a run."""
     return {
-        "method": run_request.run.policy,
         "answer": solution.answer,
         "finish_reason": solution.finish_reason,
         "seconds": solution.seconds,
-        "seed": solution.seed,
-        "accept_rate": ledger.accept_rate,
-        "share_large": ledger.share_large,
-        "degraded": list(solution.degraded),
         "verified": solution.verified,
+        **_rates(solution.ledger),
+    }
+
+
+def about(solution: Solution, run_request: RunRequest) -> JsonObject:
+    """Return the field ``stepspec`` of one run."""
+    return {
+        **_summary(solution),
+        "method": run_request.run.policy,
+        "seed": solution.seed,
+        "degraded": list(solution.degraded),
         "rejection": solution.rejection or None,
     }
 
 
-def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
+def steps(solutions: Sequence[Solution]) -> list[JsonObject]:
     """Return every written step with its fate. With several choices a step has its choice too."""
-    written: list[dict[str, Any]] = []
+    written: list[JsonObject] = []
     for choice, solution in enumerate(solutions):
         about = {"choice": choice} if len(solutions) > 1 else {}
         written += [dataclasses.asdict(step) | about for step in solution.steps]
     return written
 
 
-def ledger(ledger: Ledger) -> dict[str, Any]:
+def ledger(ledger: Ledger) -> JsonObject:
     """Return the *ledger* of a run with its rates."""
-    rates = {"accept_rate": ledger.accept_rate, "share_large": ledger.share_large}
-    return dataclasses.asdict(ledger) | rates
+    return dataclasses.asdict(ledger) | _rates(ledger)
 
 
-def response_error(status: int, message: str) -> dict[str, Any]:
+def _rates(ledger: Ledger) -> JsonObject:
+    return {"accept_rate": ledger.accept_rate, "share_large": ledger.share_large}
+
+
+def response_error(status: int, message: str) -> JsonObject:
     """Return the error of a failed response, which before its stream has this HTTP *status*."""
     code = "invalid_prompt"
     if status == 429:
@@ -342,7 +352,7 @@ def response_error(status: int, message: str) -> dict[str, Any]:
     return {"code": code, "message": message}
 
 
-def response_failed(response: Mapping[str, Any], number: int, status: int, message: str) -> bytes:
+def response_failed(response: JsonFields, number: int, status: int, message: str) -> bytes:
     """
     Return the last event of a stream of the Responses API that fails.
 
@@ -358,26 +368,20 @@ def named_event(kind: str, **fields: Any) -> bytes:
     return b"event: " + kind.encode() + b"\n" + event({"type": kind, **fields})
 
 
-def event(body: Mapping[str, Any]) -> bytes:
+def event(body: JsonFields) -> bytes:
     """Return an event of a stream without a name, as OpenAI's chat API writes it."""
     return b"data: " + write_json(body) + b"\n\n"
 
 
-def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
+def json_response(body: JsonFields, status: int = 200) -> Response:
     return Response(write_json(body), status, media_type="application/json")
 
 
-def solution(solution: Solution) -> dict[str, Any]:
+def solution(solution: Solution) -> JsonObject:
     """Return the summary of a run for the page, which follows its events."""
-    account = ledger(solution.ledger)
     return {
-        "answer": solution.answer,
+        **_summary(solution),
         "text": solution.text,
-        "finish_reason": solution.finish_reason,
-        "seconds": solution.seconds,
-        "verified": solution.verified,
         "rejection": solution.rejection,
-        "ledger": account,
-        "accept_rate": account["accept_rate"],
-        "share_large": account["share_large"],
+        "ledger": ledger(solution.ledger),
     }

@@ -8,9 +8,10 @@ block, in which each verified step is a delta with the field ``stepspec``. The a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
@@ -18,21 +19,22 @@ from pydantic import BeforeValidator, Field
 from stepspec.orchestrator.answer import first_stop
 from stepspec.orchestrator.chain import Message, Tool, ToolCall
 from stepspec.orchestrator.errors import near
-from stepspec.orchestrator.events import Answered, Calling, Committed, Event, Started
-from stepspec.orchestrator.json_values import is_json, json_text, read_json
+from stepspec.orchestrator.events import Calling
+from stepspec.orchestrator.json_values import is_json, read_json
 from stepspec.orchestrator.solution import Solution
 
-from ..errors import ApiError, bad_request
-from ..records import RunResult, ServiceRequest
+from ..errors import bad_request
+from ..json_types import JsonFields, JsonObject
+from ..records import ServiceRequest
 from ..settings import Thinking
 from . import deltas
-from .deltas import Delta, DeltaBuilder, named_event
-from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
+from .deltas import named_event
+from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
     BILLING_HEADER,
     SERVED_MODEL_CURE,
     CallId,
-    Empty,
+    Function,
     Items,
     ModelName,
     Name,
@@ -47,9 +49,11 @@ from .schemas import (
     TopK,
     TopP,
     Wanted,
+    accepting,
     arguments_object,
     joined_text,
     kind_of,
+    refusing_others,
     without_billing,
 )
 
@@ -67,7 +71,12 @@ class TextBlock(Part):
     citations: Nothing = None
     """Only null and the empty list are accepted."""
 
+    @property
+    def message(self) -> Message:
+        return Message("user", self.text)
 
+
+@accepting("signature")  # of the server that wrote the thinking
 class ThinkingBlock(Part):
     """The thinking of an earlier answer."""
 
@@ -75,17 +84,14 @@ class ThinkingBlock(Part):
     """The kind of the block."""
     thinking: str
     """The text of the thinking."""
-    signature: str | None = None
-    """The signature of the server that wrote the thinking. It is not checked."""
 
 
+@accepting("data")  # the encrypted thinking
 class RedactedThinkingBlock(Part):
     """Encrypted thinking of an earlier answer. It is dropped."""
 
     type: Literal["redacted_thinking"]
     """The kind of the block."""
-    data: str
-    """The encrypted thinking."""
 
 
 ROLE_OF_BLOCK = {
@@ -136,12 +142,13 @@ class ToolReferenceBlock(Part):
 
 
 ResultBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")],
+    TextBlock | ToolReferenceBlock,
+    Field(discriminator="type"),
     _kinds("text", "tool_reference"),
 ]
-PlainBlock: TypeAlias = Annotated[TextBlock, _kinds("text")]
 
 
+@accepting("caller")  # who made the call
 class ToolUseBlock(Part):
     """A call of a tool in an earlier answer."""
 
@@ -153,10 +160,6 @@ class ToolUseBlock(Part):
     """The name of the tool. A model may have made it up."""
     input: Any = None
     """The arguments of the call."""
-    caller: dict[str, Any] | None = None
-    """Who made the call, without effect."""
-    toolset_name: None = None
-    """Only null is accepted."""
 
     @property
     def call(self) -> ToolCall:
@@ -174,8 +177,6 @@ class ToolResultBlock(Part):
     """The result. None: an empty text."""
     is_error: bool | None = None
     """Whether the content is the reason why there is no result."""
-    toolset_name: None = None
-    """Only null is accepted."""
 
     @property
     def message(self) -> Message:
@@ -186,14 +187,13 @@ class ToolResultBlock(Part):
 
 
 UserBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ToolResultBlock | ToolReferenceBlock, Field(discriminator="type")],
+    TextBlock | ToolResultBlock | ToolReferenceBlock,
+    Field(discriminator="type"),
     _kinds("text", "tool_result", "tool_reference"),
 ]
 AssistantBlock: TypeAlias = Annotated[
-    Annotated[
-        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
-        Field(discriminator="type"),
-    ],
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
+    Field(discriminator="type"),
     _kinds("text", "thinking", "redacted_thinking", "tool_use"),
 ]
 
@@ -207,16 +207,12 @@ class UserTurn(Part):
     """The text, or blocks of text and of results of calls."""
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> Sequence[Message]:
         if isinstance(self.content, str):
             return (Message("user", self.content),)
-        messages: list[Message] = []
-        for block in self.content:
-            if isinstance(block, ToolResultBlock):
-                messages.append(block.message)
-            elif isinstance(block, TextBlock):
-                messages.append(Message("user", block.text))
-        return tuple(messages)
+        return tuple(
+            block.message for block in self.content if not isinstance(block, ToolReferenceBlock)
+        )
 
 
 class AssistantTurn(Part):
@@ -228,23 +224,14 @@ class AssistantTurn(Part):
     """The text, or the blocks of the answer."""
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> Sequence[Message]:
         if isinstance(self.content, str):
             return (Message("assistant", self.content),)
-        calls: list[ToolCall] = []
-        texts: list[TextBlock] = []
-        thinking = ""
-        for block in self.content:
-            match block:
-                case ToolUseBlock():
-                    calls.append(block.call)
-                case TextBlock():
-                    texts.append(block)
-                case ThinkingBlock():
-                    thinking += block.thinking
-                case RedactedThinkingBlock():
-                    pass
-        return (Message("assistant", joined_text(texts), tuple(calls), reasoning=thinking),)
+        texts = [block.text for block in self.content if isinstance(block, TextBlock)]
+        calls = [block.call for block in self.content if isinstance(block, ToolUseBlock)]
+        thoughts = [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
+        content = "\n".join(texts)
+        return [Message("assistant", content, tuple(calls), reasoning="".join(thoughts))]
 
 
 class ThinkingConfig(Part):
@@ -288,45 +275,28 @@ class UserMetadata(Part):
     """The client's name of its user, for the log."""
 
 
-class InputSchemaTool(Part):
+@accepting(
+    "eager_input_streaming",  # a hint for Anthropic's streams
+    "defer_loading",  # whether a search has to find the tool first: the models read every tool
+    "allowed_callers",  # the programs that may call the tool
+    "input_examples",
+)
+class InputSchemaTool(Function):
     """A tool that the answer may call. The client runs it."""
 
     type: Literal["custom"] | None = None
     """The kind of the tool."""
-    name: Name
-    """The name of the tool."""
-    description: str | None = None
-    """What the tool does."""
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     """The JSON schema of the arguments."""
-    strict: bool | None = None
-    """Whether the server keeps the arguments to the schema."""
-    eager_input_streaming: bool | None = None
-    """A hint for Anthropic's streams, without effect."""
-    defer_loading: bool | None = None
-    """Whether a search has to find the tool first, without effect: the models read every tool."""
-    allowed_callers: Items[str] | None = None
-    """The programs that may call the tool, without effect."""
-    input_examples: Items[dict[str, Any]] | None = None
-    """Examples of arguments, without effect."""
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description, json_text(self.input_schema), self.strict)
+        return self.with_schema(self.input_schema)
 
 
-def _check_tool(tool: object) -> object:
-    """
-    Return *tool*. Raise `ValueError` for a tool that Anthropic runs, or that only Anthropic's
-    models can call.
-    """
-    kind = kind_of(tool)
-    if kind not in (None, "custom"):
-        raise ValueError(f"a tool of type {kind!r}: {OWN_TOOLS_CURE}")
-    return tool
-
-
-OfferedTool: TypeAlias = Annotated[InputSchemaTool, BeforeValidator(_check_tool)]
+OfferedTool: TypeAlias = Annotated[
+    InputSchemaTool, refusing_others("tool", "custom", cure=OWN_TOOLS_CURE)
+]
 
 
 class ChangedTool(Part):
@@ -347,27 +317,18 @@ class DefinedTool(Part):
     """The tool."""
 
 
-class ToolAdditionBlock(Part):
-    """A tool that the answer may call from this message on."""
+class ToolChangeBlock(Part):
+    """A tool that the answer may, or may not, call from this message on."""
 
-    type: Literal["tool_addition"]
+    type: Literal["tool_addition", "tool_removal"]
     """The kind of the block."""
     tool: Annotated[ChangedTool | DefinedTool, Field(discriminator="type")]
     """The tool, or the name of one in the list of tools."""
 
 
-class ToolRemovalBlock(Part):
-    """A tool that the answer may not call from this message on."""
-
-    type: Literal["tool_removal"]
-    """The kind of the block."""
-    tool: ChangedTool
-    """The name of the tool."""
-
-
-ToolChange: TypeAlias = ToolAdditionBlock | ToolRemovalBlock
 SystemBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ToolChange, Field(discriminator="type")],
+    TextBlock | ToolChangeBlock,
+    Field(discriminator="type"),
     _kinds("text", "tool_addition", "tool_removal"),
 ]
 
@@ -381,13 +342,13 @@ class SystemTurn(Part):
     """The text, or blocks of text and of changes."""
 
     @property
-    def messages(self) -> tuple[Message, ...]:
+    def messages(self) -> Sequence[Message]:
         if isinstance(self.content, str):
             return _instructions([self.content])
         return _instructions([block.text for block in self.content if isinstance(block, TextBlock)])
 
     @property
-    def changes(self) -> list[ToolChange]:
+    def changes(self) -> list[ToolChangeBlock]:
         if isinstance(self.content, str):
             return []
         return [block for block in self.content if not isinstance(block, TextBlock)]
@@ -398,7 +359,7 @@ MessageTurn: TypeAlias = Annotated[
 ]
 
 
-def _instructions(texts: Iterable[str]) -> tuple[Message, ...]:
+def _instructions(texts: Iterable[str]) -> Sequence[Message]:
     """
     Return one system message of *texts*; no message if all of them are empty.
 
@@ -421,7 +382,17 @@ class ToolChoice(Part):
     disable_parallel_tool_use: bool | None = None
     """Whether the answer has at most one call."""
 
+    @property
+    def wanted(self) -> str:
+        """OpenAI's word for the choice, or the name of the tool. Raise `ApiError` without one."""
+        if self.type == "tool":
+            if self.name is None:
+                raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
+            return self.name
+        return "required" if self.type == "any" else self.type
 
+
+@accepting("context_management")  # a hint about old parts of the conversation
 class Conversation(Part):
     """The part of a request that the models read."""
 
@@ -429,20 +400,18 @@ class Conversation(Part):
     """The name of a method or of a served model."""
     messages: Annotated[Items[MessageTurn], Field(min_length=1)]
     """The conversation."""
-    system: str | Items[PlainBlock] | None = None
+    system: str | Items[Annotated[TextBlock, _kinds("text")]] = ""
     """Instructions before the conversation."""
-    thinking: ThinkingConfig | None = None
-    """How the answer thinks. None: as configured."""
-    output_config: OutputConfig | None = None
+    thinking: ThinkingConfig = ThinkingConfig(type="enabled")
+    """How the answer thinks."""
+    output_config: OutputConfig = OutputConfig()
     """Effort and form of the answer."""
-    tools: Items[OfferedTool] | None = None
+    tools: Items[OfferedTool] = Field([])
     """The tools. As in Anthropic's API there may be hundreds, since MCP servers bring many."""
-    tool_choice: ToolChoice | None = None
-    """Whether the answer calls tools. None: the model decides."""
-    mcp_servers: Empty = None
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    """Whether the answer calls tools."""
+    mcp_servers: Nothing = None
     """Only the empty list is accepted: the service runs no tools."""
-    context_management: dict[str, Any] | None = None
-    """A hint about old parts of the conversation, without effect."""
     speed: Literal["standard"] | None = None
     """The standard speed, without effect."""
 
@@ -451,17 +420,16 @@ class Conversation(Part):
         if isinstance(self.system, str):
             instructions = [without_billing(self.system)]
         else:
-            instructions = [block.text for block in self.system or ()]
+            instructions = [block.text for block in self.system]
         turns = [message for turn in self.messages for message in turn.messages]
-        format = self.output_config.format if self.output_config else None
-        choice = self.tool_choice
+        format = self.output_config.format
         return Wanted(
             tuple(_merged([*_instructions(instructions), *turns])),
             format=format.rules if format else None,
             tools=tuple([tool.tool for tool in self._offered()]),
-            tool_choice=_choice(choice),
-            tool_named=choice is not None and choice.type == "tool",
-            parallel=not (choice and choice.disable_parallel_tool_use),
+            tool_choice=self.tool_choice.wanted,
+            tool_named=self.tool_choice.type == "tool",
+            parallel=not self.tool_choice.disable_parallel_tool_use,
         )
 
     def _offered(self) -> list[InputSchemaTool]:
@@ -479,8 +447,8 @@ class Conversation(Part):
             for change in turn.changes
         ]
         if not changes:
-            return self.tools or []
-        tools = {tool.name: tool for tool in self.tools or ()}
+            return self.tools
+        tools = {tool.name: tool for tool in self.tools}
         removed: set[str] = set()
         for change in changes:
             if isinstance(change.tool, DefinedTool):
@@ -490,56 +458,45 @@ class Conversation(Part):
                 name = change.tool.name
             if name not in tools:
                 hint = near(name, tools)
-                message = f"{change.type} names {name!r}, which is no tool of the request{hint}"
-                raise bad_request(message, "messages")
-            if isinstance(change, ToolRemovalBlock):
+                raise bad_request(
+                    f"{change.type} names {name!r}, which is no tool of the request{hint}",
+                    "messages",
+                )
+            if change.type == "tool_removal":
                 removed.add(name)
             else:
                 removed.discard(name)
         return [tool for name, tool in tools.items() if name not in removed]
 
 
-def _choice(choice: ToolChoice | None) -> str:
-    """Return OpenAI's word for *choice*, or the name of the tool. Raise `ApiError` without one."""
-    if choice is None:
-        return "auto"
-    if choice.type == "any":
-        return "required"
-    if choice.type != "tool":
-        return choice.type
-    if choice.name is None:
-        raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
-    return choice.name
-
-
-def _merged(messages: Iterable[Message]) -> Sequence[Message]:
-    """Return *messages* with consecutive ones of one role joined, as Anthropic's API promises."""
-    merged: list[Message] = []
-    for message in messages:
-        if merged and merged[-1].role == message.role != "tool":
-            first = merged.pop()
-            message = replace(
-                first,
-                content="\n".join([text for text in (first.content, message.content) if text]),
-                calls=first.calls + message.calls,
-                reasoning=first.reasoning + message.reasoning,
-            )
-        merged.append(message)
-    return merged
+def _merged(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield *messages* with consecutive ones of one role joined, as Anthropic's API promises."""
+    for role, group in groupby(messages, lambda message: message.role):
+        if role == "tool":  # the results of calls stay apart
+            yield from group
+            continue
+        members = [*group]
+        yield Message(
+            members[0].role,
+            "\n".join([message.content for message in members if message.content]),
+            tuple([call for message in members for call in message.calls]),
+            reasoning="".join([message.reasoning for message in members]),
+        )
 
 
 class CountTokensRequest(Conversation):
     """The body of a request to count tokens."""
 
 
+@accepting("service_tier")  # Anthropic's own
 class MessagesRequest(Conversation, Request):
     """The body of a message."""
 
     max_tokens: Positive
     """The most tokens of the thinking and the answer together."""
-    stream: bool | None = None
+    stream: bool = False
     """Whether the reply is a stream of events."""
-    stop_sequences: Stops | None = None
+    stop_sequences: Stops = Field([])
     """The texts that end the answer."""
     temperature: Temperature = None
     """The temperature of sampling. None: as configured."""
@@ -547,41 +504,38 @@ class MessagesRequest(Conversation, Request):
     """The probability mass of the likeliest tokens to sample from. None: as configured."""
     top_k: TopK = None
     """The number of likeliest tokens to sample from. None: as configured."""
-    metadata: UserMetadata | None = None
+    metadata: UserMetadata = UserMetadata()
     """The user for whom the client makes the request."""
-    service_tier: Literal["auto", "standard_only"] | None = None
-    """Anthropic's tier, without effect."""
 
     @property
     def wanted(self) -> Wanted:
-        effort = self.output_config.effort if self.output_config else None
-        thinking = self.thinking.budget_tokens if self.thinking else None
+        thinking = self.thinking.budget_tokens
         if thinking is not None and thinking >= self.max_tokens:
-            message = (
+            raise bad_request(
                 f"thinking.budget_tokens is {thinking}: send less than max_tokens, which is"
-                f" {self.max_tokens}"
+                f" {self.max_tokens}",
+                "thinking.budget_tokens",
             )
-            raise bad_request(message, "thinking.budget_tokens")
         return replace(
             super().wanted,
             tokens=self.max_tokens,
             thinking=thinking,
-            effort="minimal" if self._disabled else effort,
-            stops=self.stop_sequences or (),
+            effort="minimal" if self._disabled else self.output_config.effort,
+            stops=self.stop_sequences,
             rest_for_answer=True,
         )
 
     @property
     def _disabled(self) -> bool:
-        return self.thinking is not None and self.thinking.type == "disabled"
+        return self.thinking.type == "disabled"
 
     @property
     def end_user(self) -> str | None:
-        return self.metadata.user_id if self.metadata else None
+        return self.metadata.user_id
 
     def place_of_thinking(self, configured: Thinking) -> Thinking:
-        omitted = self.thinking is not None and self.thinking.display == "omitted"
-        return super().place_of_thinking("none" if omitted or self._disabled else configured)
+        omitted = self._disabled or self.thinking.display == "omitted"
+        return super().place_of_thinking("none" if omitted else configured)
 
 
 SIGNATURE = "stepspec"
@@ -594,185 +548,130 @@ Anthropic's own API refuses it, since it accepts only the thinking of Anthropic'
 PING = named_event("ping")
 
 
-class ContentBlocks:
-    """
-    The content blocks of one message, and the events of a stream that build them.
+class ContentBlocks(MessageParts):
+    """The content blocks of one message, and the events of a stream that build them."""
 
-    An index identifies a call, since a server may repeat an id.
-    """
+    thinking_kind = "thinking"
+    text_kind = "text"
 
     def __init__(self) -> None:
-        self.blocks: list[dict[str, Any]] = []
-        """The blocks so far, in the form of the API."""
-        self._open = False
-        self._call_index = -1  # of the last call
-        self._inputs: dict[int, str] = {}  # the arguments of calls as text, by index of the block
-
-    def add(self, delta: Delta) -> bytes:
-        """Add *delta* to the open block or to new blocks. Return the events."""
-        events = b"".join(map(self._add_call, delta.ended))
-        for name, text in delta.fields.items():
-            kind = "thinking" if name == "reasoning" else "text"
-            if not self._open or self.blocks[-1]["type"] != kind:
-                events += self.close() + self._start({"type": kind, kind: ""})
-            self.blocks[-1][kind] += text
-            about = {"stepspec": delta.step} if delta.step else {}
-            events += self._delta({"type": f"{kind}_delta", kind: text}, **about)
-        return events + b"".join(map(self._add_call, delta.calls))
-
-    def _add_call(self, piece: Calling) -> bytes:
-        events = b""
-        in_call = self._open and self.blocks[-1]["type"] == "tool_use"
-        if not in_call or piece.index != self._call_index:
-            block = {"type": "tool_use", "id": piece.id, "name": piece.name}
-            events = self.close() + self._start(block)
-            self._call_index = piece.index
-        last = len(self.blocks) - 1
-        self._inputs[last] = self._inputs.get(last, "") + piece.arguments
-        if piece.arguments:
-            events += self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
-        return events
+        super().__init__()
+        self._complete = True  # whether the last block is
 
     def close(self) -> bytes:
-        """Complete the open block, if there is one. Return the events."""
-        if not self._open:
+        if self._complete:
             return b""
-        self._open = False
+        self._complete = True
         events = b""
-        if self.blocks[-1]["type"] == "thinking":
-            self.blocks[-1]["signature"] = SIGNATURE
+        if self._kind == "thinking":
+            self._last["signature"] = SIGNATURE
             events = self._delta({"type": "signature_delta", "signature": SIGNATURE})
-        return events + named_event("content_block_stop", index=len(self.blocks) - 1)
+        return events + named_event("content_block_stop", index=self._index)
 
     def finish(self, *, cut: bool) -> bytes:
         """
         Complete the last block. Return the events.
 
         Clients read the first block unasked, so a message without any block gets an empty text. If
-        the answer was *cut* off, calls whose arguments are no JSON are left out of `blocks`. The
+        the answer was *cut* off, calls whose arguments are no JSON are left out of `parts`. The
         events of a stream have begun them already.
         """
         events = self.close()
-        for index, text in self._inputs.items():
-            self.blocks[index]["input"] = read_json(arguments_object(text))
-        if cut:
-            lost = {index for index, text in self._inputs.items() if not is_json(text)}
-            self.blocks = [block for index, block in enumerate(self.blocks) if index not in lost]
-        if self.blocks:
-            return events
-        empty = self._start({"type": "text", "text": ""}) + self.close()
-        return events if self._inputs else events + empty
+        if not self.parts:
+            return self._open("text") + self.close()
+        kept: list[JsonObject] = []
+        for block in self.parts:
+            if block["type"] == "tool_use":
+                arguments = block["input"]
+                if cut and not is_json(arguments):
+                    continue
+                block["input"] = read_json(arguments_object(arguments))
+            kept.append(block)
+        self.parts = kept or [{"type": "text", "text": ""}]
+        return events
 
-    def _start(self, block: dict[str, Any]) -> bytes:
-        self.blocks.append(block)
-        self._open = True
-        empty_fields: Mapping[str, dict[str, Any]] = {
-            "thinking": {"signature": ""},
-            "tool_use": {"input": {}},
-        }
-        content = block | empty_fields.get(block["type"], {})
-        return named_event("content_block_start", index=len(self.blocks) - 1, content_block=content)
+    def _open(self, kind: str) -> bytes:
+        fields = {"signature": ""} if kind == "thinking" else {}
+        return self._start({"type": kind, kind: ""}, fields)
 
-    def _delta(self, delta: Mapping[str, Any], **fields: Any) -> bytes:
-        return named_event("content_block_delta", index=len(self.blocks) - 1, delta=delta, **fields)
+    def _add_text(self, text: str, about: JsonFields) -> bytes:
+        kind = self._last["type"]
+        self._last[kind] += text
+        return self._delta({"type": f"{kind}_delta", kind: text}, **about)
 
+    def _open_call(self, piece: Calling) -> bytes:
+        # the arguments are text until the call is complete
+        block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": ""}
+        return self._start(block, {"input": {}})
 
-class RawAnswer:
-    """
-    An observer of one run.
+    def _add_arguments(self, arguments: str) -> bytes:
+        self._last["input"] += arguments
+        return self._delta({"type": "input_json_delta", "partial_json": arguments})
 
-    It keeps the answer as the model wrote it, with the stop sequence that ended it.
-    """
+    def _start(self, block: JsonObject, fields: JsonFields) -> bytes:
+        """Add *block*. Return its event, in which it has other *fields*."""
+        self.parts.append(block)
+        self._complete = False
+        content = {**block, **fields}
+        return named_event("content_block_start", index=self._index, content_block=content)
 
-    def __init__(self) -> None:
-        self._text = ""
-        self._thought = False
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case Started(thinks=thinks):
-                self._thought = not thinks
-            case Committed(step=step) if self._thought:
-                self._text += step.text
-            case Committed(step=step):
-                self._thought = step.closes
-            case Answered(step=step):
-                self._text = step.text
-            case _:
-                pass
-
-    def stopped_by(self, stops: Sequence[str]) -> str | None:
-        """Return the text among *stops* that ended the answer; None if none did."""
-        first = first_stop(self._text, stops)
-        return first[1] if first else None
+    def _delta(self, delta: JsonFields, **fields: Any) -> bytes:
+        return named_event("content_block_delta", index=self._index, delta=delta, **fields)
 
 
-class MessagesReply:
+class MessagesReply(SingleReply):
     """The `ReplyFormat` that writes the one run of a request as a message."""
 
     keep_alive = PING
-    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, body: MessagesRequest, thinking: Thinking
     ) -> None:
-        self._runs = runs
+        super().__init__(runs, request, thinking)
         self._model = body.model
-        (self._run_request,) = runs.run_requests
-        self._builder = DeltaBuilder(deltas.one_field(thinking))
-        self._id = request.id
         self._content = ContentBlocks()
-        self._raw_answer = RawAnswer()
 
     async def opening(self) -> bytes:
-        usage = _usage(await self._runs.prompt_tokens(), {})
+        usage = _usage(deltas.usage(await self._runs.prompt_tokens(), []))
         message = self._message() | {"usage": usage | TIER}
         return named_event("message_start", message=message) + PING
 
     def render(self, item: RunItem) -> bytes:
-        if not isinstance(item, RunResult):
-            self._raw_answer(item.event)
         return self._content.add(self._builder.add(item))
 
     async def closing(self) -> bytes:
         events = self._finish()
-        usage = await self._usage()
+        usage = _usage(await self._runs.usage())
         extension = self._runs.extension([0])
         events += named_event("message_delta", delta=self._ended(), usage=usage, **extension)
         return events + named_event("message_stop")
 
-    def failed(self, error: ApiError, body: bytes) -> bytes:
-        return deltas.FAILED_EVENT % body
-
-    async def body(self) -> dict[str, Any]:
+    async def body(self) -> JsonObject:
         self._finish()
-        usage = await self._usage() | TIER
+        usage = _usage(await self._runs.usage()) | TIER
         extension = self._runs.extension([0])
         return self._message() | self._ended() | {"usage": usage} | extension
 
     def _finish(self) -> bytes:
-        return self._content.finish(cut=self._runs.solutions[0].finish_reason != "stop")
+        return self._content.finish(cut=self._solution.finish_reason != "stop")
 
-    async def _usage(self) -> dict[str, Any]:
-        usage = await self._runs.usage()
-        return _usage(usage["prompt_tokens"], usage)
-
-    def _ended(self) -> dict[str, Any]:
+    def _ended(self) -> JsonObject:
         """Return the fields of the message that say why it ended."""
-        stopped = self._raw_answer.stopped_by(self._run_request.stop)
-        reason = stop_reason(self._runs.solutions[0], stopped)
+        stop = first_stop(self._runs.counts[0].text, self._run_request.stop)
+        stopped = stop[1] if stop else None
+        reason = stop_reason(self._solution, stopped)
         return {
             "stop_reason": reason,
             "stop_sequence": stopped if reason == "stop_sequence" else None,
         }
 
-    def _message(self) -> dict[str, Any]:
+    def _message(self) -> JsonObject:
         return {
             "id": f"msg_{self._id}",
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": self._content.blocks,
+            "content": self._content.parts,
             "stop_reason": None,
             "stop_sequence": None,
         }
@@ -784,36 +683,31 @@ def stop_reason(solution: Solution, stopped: str | None) -> str:
 
     *stopped* is the stop sequence that ended the answer; None if none did.
     """
-    match solution.finish_reason:
-        case "stop" if stopped is not None and not solution.calls:
-            return "stop_sequence"
-        case "stop":
-            return "tool_use" if solution.calls else "end_turn"
-        case "context":
-            return "model_context_window_exceeded"
-        case _:
-            return "max_tokens"
+    if solution.finish_reason == "context":
+        return "model_context_window_exceeded"
+    if solution.finish_reason != "stop":
+        return "max_tokens"
+    if solution.calls:
+        return "tool_use"
+    return "end_turn" if stopped is None else "stop_sequence"
 
 
 TIER = {"service_tier": "standard"}
 """The field that the usage of a message has, and the usage of its last event has not."""
 
 
-def _usage(prompt: int, usage: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(usage: JsonFields) -> JsonObject:
     """
-    Return the usage of a message from OpenAI's *usage*, which is empty at the beginning.
+    Return the usage of a message from that of a chat completion.
 
-    Anthropic's API counts the tokens of the *prompt* in the prefix cache separately.
+    Anthropic's API counts the tokens of the prompt in the prefix cache separately.
     """
-    cached = 0
-    thinking = 0
-    if usage:
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
-        thinking = usage["completion_tokens_details"]["reasoning_tokens"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    thinking = usage["completion_tokens_details"]["reasoning_tokens"]
     return {
-        "input_tokens": prompt - cached,
+        "input_tokens": usage["prompt_tokens"] - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": usage.get("completion_tokens", 0),
+        "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"thinking_tokens": thinking},
     }

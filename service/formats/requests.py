@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import CHOICES, Message, Party, Role, Toolset
 from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Format
@@ -24,6 +23,7 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Stopwatch
 
 from ..errors import ApiError, bad_request
+from ..json_types import JsonFields, JsonObject
 from ..settings import ServiceSettings
 from .schemas import Effort, Request, StepspecOptions, Wanted
 
@@ -37,15 +37,8 @@ EFFORT: Mapping[Effort, float] = {
 The share of the configured tokens for thinking that a request gets. Tokens for the answer stay.
 """
 
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_PRIORITY = 1000
 """The largest number of a priority, above and below zero, as for runs."""
-PENALTIES = ("presence_penalty", "frequency_penalty")
-PENALTY_CURE = (
-    "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
-    " and set repetition_penalty, which counts the whole chain, or send the request to the served"
-    " model itself"
-)
 
 
 class Engine(Protocol):
@@ -89,7 +82,7 @@ class ServedMethod:
 
     description: str
     """The method in one sentence."""
-    options: Mapping[str, Any]
+    options: JsonFields
     """The method's own defaults of all its options, by name."""
 
 
@@ -107,16 +100,16 @@ class Offer:
     """The version of the service."""
     session_header: str = ""
     """The header that keeps the requests of one session on one server. "": there is none."""
-    check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
+    check: Callable[[str, JsonFields], object] = lambda method, options: options
     """
     Raises `ConfigurationError`, which names the option, if the options are wrong for the method.
     """
 
-    def configured_options(self, method: str) -> Mapping[str, Any]:
+    def configured_options(self, method: str) -> JsonFields:
         """Return the options of *method* in the settings. Only the default method has any."""
         return self.defaults.options if method == self.defaults.policy else {}
 
-    def default_options(self, method: str) -> Mapping[str, Any]:
+    def default_options(self, method: str) -> JsonFields:
         """Return all options of *method*, with the values for a request that sets none."""
         return {**self.methods[method].options, **self.configured_options(method)}
 
@@ -150,13 +143,13 @@ class ModelCatalog:
         A name that is not unique has the role as a prefix: ``small:NAME``. A model that was never
         up is left out, as its name is not known.
         """
-        names: dict[Role, str] = {
-            role: self.endpoint(role).name for role in ROLES if self.endpoint(role).known
-        }
-        uses = Counter([*self.methods, *names.values()])
+        known = self._known
+        uses = Counter([*self.methods, *[endpoint.name for endpoint in known.values()]])
         return {
-            (f"{role}:{name}" if uses[name] > 1 else name): ServedModel(role, name)
-            for role, name in names.items()
+            (f"{role}:{endpoint.name}" if uses[endpoint.name] > 1 else endpoint.name): ServedModel(
+                role, endpoint.name
+            )
+            for role, endpoint in known.items()
         }
 
     def find(self, name: str) -> str | ServedModel:
@@ -171,20 +164,26 @@ class ModelCatalog:
         model = self.served.get(name) or prefixed.get(name)
         if model is None:
             hint = near(name, [*self.methods, *self.served])
-            message = f"there is no model {name!r}{hint}; GET /v1/models lists them"
-            raise ApiError(404, message, "model", "model_not_found")
+            raise ApiError(
+                404,
+                f"there is no model {name!r}{hint}; GET /v1/models lists them",
+                "model",
+                "model_not_found",
+            )
         return model
 
-    def listing(self, created: int) -> list[dict[str, Any]]:
+    def listing(self, created: int) -> list[JsonObject]:
         """Return the list of models in OpenAI's shape, with the context length of each."""
         return [self.describe(name, created) for name in (*self.methods, *self.served)]
 
-    def describe(self, name: str, created: int) -> dict[str, Any]:
+    def describe(self, name: str, created: int) -> JsonObject:
         """Return one entry of the list. Raise `ApiError` if there is no model *name*."""
         model = self.find(name)
-        roles: tuple[Role, ...] = (model.role,) if isinstance(model, ServedModel) else ROLES
-        owner = "vllm" if isinstance(model, ServedModel) else "stepspec"
-        room = min(self.endpoint(role).room for role in roles if self.endpoint(role).known)
+        owner = "stepspec"
+        room = min(endpoint.room for endpoint in self._known.values())
+        if isinstance(model, ServedModel):
+            owner = "vllm"
+            room = self.endpoint(model.role).room
         return {
             "id": name,
             "object": "model",
@@ -192,6 +191,11 @@ class ModelCatalog:
             "owned_by": owner,
             "max_model_len": room,
         }
+
+    @property
+    def _known(self) -> Mapping[Role, ModelEndpoint]:
+        """The endpoints that have been up, by role."""
+        return {role: endpoint for role in ROLES if (endpoint := self.endpoint(role)).known}
 
     def endpoint(self, role: Role) -> ModelEndpoint:
         return self.offer.engine.small if role == "small" else self.offer.engine.large
@@ -214,9 +218,9 @@ class RunRequest:
 
     def within(self, seconds: float) -> RunRequest:
         """Return a copy that ends after *seconds* at the latest."""
-        own = self.run.budget.seconds
-        limit = seconds if own is None else min(own, seconds)
-        return self._with(budget=self.run.budget.model_copy(update={"seconds": limit}))
+        budget = self.run.budget
+        limit = min(budget.seconds or seconds, seconds)
+        return self._with(budget=budget.model_copy(update={"seconds": limit}))
 
     def with_seed_offset(self, offset: int) -> RunRequest:
         """Return a copy with *offset* added to the seed. Without a seed the copy has none."""
@@ -267,22 +271,22 @@ class Resolver:
         self._check_conversation(wanted)
         run = RunRequest(
             wanted.conversation,
-            self._run_options(request, sampling, self._budget(request.overrides, wanted)),
+            self._run_options(request, sampling, self._limits(request.stepspec, wanted)),
             tuple(wanted.stops),
             wanted.format,
             _toolset(wanted, live=bool(getattr(request, "stream", True))),
         )
         return tuple([run.with_seed_offset(choice) for choice in range(wanted.choices)])
 
-    def _run_options(self, request: Request, sampling: Sampling, budget: Budget) -> RunOptions:
+    def _run_options(self, request: Request, sampling: Sampling, limits: Limits) -> RunOptions:
         """Return all options of the run. Only the options of the method are validated here."""
-        overrides = request.overrides
+        overrides = request.stepspec
         chosen = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
-        values: dict[str, Any] = {
+        values: JsonObject = {
             "policy": self.method,
             "options": self._options(overrides.options or {}),
             "sampling": sampling,
-            "budget": Limits.of(budget),
+            "budget": limits,
         }
         if self.best_priority is not None:
             asked: int | None = getattr(overrides, "priority", None)
@@ -296,11 +300,12 @@ class Resolver:
     def _check_conversation(self, wanted: Wanted) -> None:
         """Raise `ApiError` if no model could answer the conversation."""
         conversation = wanted.conversation
-        length = len(conversation)
         limit = self.settings.max_messages
         wrong = _orphan_result(conversation)
-        if length > limit:
-            wrong = f"the conversation has {length} messages: at most {limit} are allowed"
+        if len(conversation) > limit:
+            wrong = (
+                f"the conversation has {len(conversation)} messages: at most {limit} are allowed"
+            )
         elif not conversation:
             wrong = "the conversation is empty: send a message to answer"
         elif conversation[-1].role == "assistant":
@@ -311,14 +316,17 @@ class Resolver:
         if wrong:
             raise bad_request(wrong, wanted.conversation_name)
 
-    def _options(self, requested: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, requested: JsonFields) -> JsonObject:
         """Return the options of the method, those *requested* over the configured ones."""
         known = self.offer.methods[self.method].options
         for name in requested:
             if name not in known:
                 hint = f"{near(name, known)}; its options: {', '.join(known) or 'none'}"
-                message = f"{self.method!r} has no option {name!r}{hint}"
-                raise bad_request(message, f"stepspec.options.{name}", "unknown_parameter")
+                raise bad_request(
+                    f"{self.method!r} has no option {name!r}{hint}",
+                    f"stepspec.options.{name}",
+                    "unknown_parameter",
+                )
         options = {**self.offer.configured_options(self.method), **requested}
         if requested or self.method != self.offer.defaults.policy:
             try:
@@ -336,62 +344,65 @@ class Resolver:
 
         It has the seed of the request alone, as the configured seed would repeat answers.
         """
-        for name in PENALTIES:
-            if getattr(request, name, None):
-                raise bad_request(f"{name}: {PENALTY_CURE}", name)
-        values = {name: getattr(request, name, None) for name in SAMPLING_FIELDS}
-        update = {name: value for name, value in values.items() if value is not None}
+        update = {
+            name: value
+            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+            if (value := getattr(request, name, None)) is not None
+        }
         if update.get("top_k") == -1:  # vLLM's name for all tokens
             update["top_k"] = 0
         update["seed"] = getattr(request, "seed", None)
         return self.offer.defaults.sampling.model_copy(update=update)
 
-    def _budget(self, overrides: StepspecOptions, wanted: Wanted) -> Budget:
+    def _limits(self, overrides: StepspecOptions, wanted: Wanted) -> Limits:
         """Return the configured budget with the limits that the request wants."""
-        requested = overrides.budget.tokens if overrides.budget else None
-        tokens = wanted.tokens
-        name = wanted.tokens_name
-        least = wanted.least
-        if least is not None and tokens is not None and least > tokens:  # as vLLM refuses
-            raise bad_request(
-                f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens"
-            )
-        if tokens is not None and requested is not None and tokens != requested:
-            message = (
-                f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit,"
-                " send one of them"
-            )
-            raise bad_request(message, "stepspec.budget.tokens")
-        budget = self.offer.defaults.budget.budget()
-        if tokens:
-            budget = replace(budget, tokens=tokens, answer=None)
-        budget = self._limited(_with_overrides(budget, overrides), overrides)
-        answer = budget.for_answer
-        thinking = budget.tokens - answer
+        requested: JsonObject = {}
+        if overrides.budget:
+            requested = overrides.budget.model_dump(exclude_none=True)
+        _check_tokens(requested.get("tokens"), wanted)
+        if wanted.tokens:
+            requested["tokens"] = wanted.tokens
+        if "tokens" in requested:
+            requested.setdefault("answer", None)
+        limits = self.offer.defaults.budget.model_copy(update=requested)
+        _check_answer(limits)
+        most = self.settings.max_tokens
+        if most is not None and limits.tokens > most:
+            update = {"tokens": most, "answer": requested.get("answer")}
+            limits = limits.model_copy(update=update)
+            _check_answer(limits)
+        answer = limits.budget().for_answer
+        thinking = limits.tokens - answer
         if not thinking:  # the effort has nothing to take a share of
-            return budget
+            return limits
         if wanted.effort is not None:
             thinking = max(1, int(thinking * EFFORT[wanted.effort]))
         if wanted.thinking is not None:
             thinking = min(thinking, wanted.thinking)
         if wanted.rest_for_answer:
-            return replace(budget, answer=max(answer, budget.tokens - thinking))
+            return limits.model_copy(update={"answer": max(answer, limits.tokens - thinking)})
         if wanted.effort is None:
-            return budget
-        return replace(budget, tokens=answer + thinking, answer=answer)
+            return limits
+        return limits.model_copy(update={"tokens": answer + thinking, "answer": answer})
 
-    def _limited(self, budget: Budget, overrides: StepspecOptions) -> Budget:
-        """
-        Return *budget* with the tokens that the settings allow.
 
-        The tokens that the request reserves for the answer stay.
-        """
-        limit = self.settings.max_tokens
-        if limit is None or budget.tokens <= limit:
-            return budget
-        answer = overrides.budget.answer if overrides.budget else None
-        _check_answer(answer, limit)
-        return replace(budget, tokens=limit, answer=answer)
+def _check_tokens(requested: int | None, wanted: Wanted) -> None:
+    """Raise `ApiError` if *requested*, the tokens of the run's budget, contradict *wanted*."""
+    tokens = wanted.tokens
+    name = wanted.tokens_name
+    least = wanted.least
+    if tokens is None:
+        return
+    if least is not None and least > tokens:  # as vLLM refuses
+        raise bad_request(
+            f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens"
+        )
+    if requested is not None and tokens != requested:
+        raise bad_request(
+            f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit, send"
+            " one of them",
+            "stepspec.budget.tokens",
+        )
 
 
 def _orphan_result(conversation: Sequence[Message]) -> str:
@@ -407,7 +418,7 @@ def _orphan_result(conversation: Sequence[Message]) -> str:
     return ""
 
 
-def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | None:
+def forwarded_priority(content: JsonFields, best: int | None) -> int | None:
     """
     Return the priority, among runs, of a request that is forwarded.
 
@@ -418,32 +429,27 @@ def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | No
         return None
     asked = content.get("priority")
     if asked is not None and not (type(asked) is int and abs(asked) <= MAX_PRIORITY):
-        message = f"priority: send an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}"
-        raise bad_request(message, "priority")
+        raise bad_request(
+            f"priority: send an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}", "priority"
+        )
     return _allowed_priority(asked, best, "priority")
 
 
 def _allowed_priority(asked: int | None, best: int, param: str) -> int:
     """Return the priority of a request, *best* if it asks for none. Raise `ApiError`."""
     if asked is not None and asked < best:
-        message = (
+        raise bad_request(
             f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower"
-            " is first"
+            " is first",
+            param,
         )
-        raise bad_request(message, param)
     return best if asked is None else asked
 
 
-def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:
-    requested = overrides.budget.model_dump(exclude_none=True) if overrides.budget else {}
-    if "tokens" in requested and "answer" not in requested:
-        requested["answer"] = None
-    values = {field.name: getattr(budget, field.name) for field in fields(Budget)} | requested
-    _check_answer(values["answer"], values["tokens"])
-    return Budget(**values)
-
-
-def _check_answer(answer: int | None, tokens: int) -> None:
+def _check_answer(limits: Limits) -> None:
+    """Raise `ApiError` if *limits* leave no tokens to think."""
+    answer = limits.answer
+    tokens = limits.tokens
     if answer is not None and answer >= tokens:
         raise bad_request(
             f"{answer} tokens for the answer leave none of {tokens} to think",
@@ -459,8 +465,8 @@ def _toolset(wanted: Wanted, *, live: bool) -> Toolset | None:
         if choice not in ("auto", "none") or wanted.tool_named:
             raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice")
         return None
-    names = [tool.name for tool in tools]
-    name, times = Counter(names).most_common(1)[0]
+    names = Counter([tool.name for tool in tools])
+    name, times = names.most_common(1)[0]
     if times > 1:
         raise bad_request(f"two tools are called {name!r}: give each a name of its own", "tools")
     if choice not in (names if wanted.tool_named else CHOICES):

@@ -8,8 +8,9 @@ message is the next item.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile, groupby
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field
@@ -17,17 +18,15 @@ from pydantic import BeforeValidator, Field
 from stepspec.orchestrator.chain import Message, Tool, ToolCall
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.json_values import is_json, json_text, read_json
-from stepspec.orchestrator.solution import Solution
 
 from ..errors import ApiError
+from ..json_types import JsonFields, JsonObject
 from ..records import ServiceRequest
 from ..settings import Thinking
 from . import deltas
-from .deltas import Delta, DeltaBuilder
-from .reply_format import PROGRESS_EVENTS, RequestRuns, RunItem
+from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
     FUNCTION_TOOLS_CURE,
-    MAX_TOOLS,
     SPEAKERS,
     AnyJson,
     Arguments,
@@ -39,14 +38,15 @@ from .schemas import (
     Name,
     NamedSchema,
     Nothing,
+    Offered,
     OpenaiRequest,
     Part,
     PlainText,
     Positive,
     Wanted,
-    any_json,
+    accepting,
     joined_text,
-    kind_of,
+    refusing_others,
 )
 
 INPUT = "input"
@@ -69,15 +69,12 @@ def flat_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}__{name}"
 
 
+@accepting("id", "status")  # of an item of an earlier answer
 class Item(Part):
     """An item of the conversation."""
 
-    id: str | None = None
-    """The id of an item of an earlier answer. It is dropped."""
-    status: str | None = None
-    """The status of an item of an earlier answer. It is dropped."""
 
-
+@accepting("phase")  # of an earlier answer
 class MessageItem(Item):
     """A message of the conversation."""
 
@@ -87,8 +84,6 @@ class MessageItem(Item):
     """Who speaks."""
     content: Content
     """The text, or its parts."""
-    phase: str | None = None
-    """The phase of an earlier answer. It is dropped."""
 
 
 class ReasoningPart(Part):
@@ -100,19 +95,21 @@ class ReasoningPart(Part):
     """The text of the part."""
 
 
+@accepting("summary", "encrypted_content")  # further forms of the reasoning
 class ReasoningItem(Item):
     """The reasoning of an earlier answer. The chat templates of the models keep or drop it."""
 
     type: Literal["reasoning"]
     """The kind of the item."""
-    summary: Items[Any] | None = None
-    """The summary, which is dropped."""
     content: Items[ReasoningPart] | None = None
     """The reasoning. None: the models read nothing of it."""
-    encrypted_content: str | None = None
-    """The encrypted reasoning, which is dropped."""
+
+    @property
+    def text(self) -> str:
+        return joined_text(self.content or "", separator="")
 
 
+@accepting("caller")  # who made the call
 class CallItem(Item):
     """A call of a tool in an earlier answer."""
 
@@ -122,14 +119,13 @@ class CallItem(Item):
     """The name of the tool. A model may have made it up."""
     namespace: str | None = None
     """The namespace of the tool. None: it has none."""
-    caller: Any = None
-    """Who made the call, without effect."""
 
     @property
     def flat_name(self) -> str:
         return flat_name(self.namespace, self.name)
 
 
+@accepting("parsed_arguments")  # the value that OpenAI's SDK parsed from the arguments
 class FunctionCallItem(CallItem):
     """A call of a function."""
 
@@ -137,8 +133,6 @@ class FunctionCallItem(CallItem):
     """The kind of the item."""
     arguments: Arguments = "{}"
     """The arguments, as the text of a JSON object."""
-    parsed_arguments: Any = None
-    """The value that OpenAI's SDK parsed from the arguments. It is dropped."""
 
     @property
     def call(self) -> ToolCall:
@@ -158,6 +152,7 @@ class CustomCallItem(CallItem):
         return ToolCall(self.call_id, self.flat_name, json_text({INPUT: self.input}))
 
 
+@accepting("name", "caller")  # of the call
 class CallOutputItem(Item):
     """The result of a call."""
 
@@ -167,10 +162,6 @@ class CallOutputItem(Item):
     """The id of the call."""
     output: Content
     """The result."""
-    name: str | None = None
-    """The name of the tool, without effect."""
-    caller: Any = None
-    """Who made the call, without effect."""
 
 
 TypedItem: TypeAlias = (
@@ -194,7 +185,7 @@ def _with_type(item: object) -> object:
     """
     if not isinstance(item, dict):
         return item
-    every_field = cast("dict[str, Any]", item)
+    every_field = cast("JsonObject", item)
     fields = {name: value for name, value in every_field.items() if value is not None}
     kind = str(fields.get("type"))
     if kind.endswith(("_call", "_call_output")) and kind not in CALL_ITEMS:
@@ -210,51 +201,52 @@ def _with_type(item: object) -> object:
 
 
 InputItem: TypeAlias = Annotated[
-    Annotated[TypedItem, Field(discriminator="type")], BeforeValidator(_with_type)
+    TypedItem, Field(discriminator="type"), BeforeValidator(_with_type)
 ]
+
+
+def _in_answer(item: TypedItem) -> bool:
+    """Return whether *item* is a part of an answer."""
+    if isinstance(item, CallOutputItem):
+        return False
+    return not isinstance(item, MessageItem) or item.role == "assistant"
+
+
+def _answer(items: Sequence[TypedItem]) -> Message:
+    """Return the message of *items*, the parts of one answer."""
+    texts = [joined_text(item.content) for item in items if isinstance(item, MessageItem)]
+    thoughts = [item.text for item in items if isinstance(item, ReasoningItem)]
+    calls = [item.call for item in items if isinstance(item, FunctionCallItem | CustomCallItem)]
+    content = "\n".join(dropwhile(lambda text: not text, texts))
+    return Message("assistant", content, tuple(calls), reasoning="".join(thoughts))
 
 
 def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
     """
     Yield the messages of *items*.
 
-    The reasoning, the texts and the calls of one answer are one message.
+    The reasoning, the texts and the calls of one answer are one message. Reasoning without an
+    answer is dropped.
     """
-    thinking = ""
-    texts: list[str] = []
-    calls: list[ToolCall] = []
-    for item in (*items, None):
-        match item:
-            case ReasoningItem():
-                thinking += joined_text(item.content or "", separator="")
-            case FunctionCallItem() | CustomCallItem():
-                calls.append(item.call)
-            case MessageItem(role="assistant"):
-                text = joined_text(item.content)
-                if text or texts:
-                    texts.append(text)
-            case MessageItem() | CallOutputItem() | None:
-                if texts or calls:
-                    text = "\n".join(texts)
-                    yield Message("assistant", text, tuple(calls), reasoning=thinking)
-                thinking = ""
-                texts = []
-                calls = []
-        if isinstance(item, CallOutputItem):
-            yield Message("tool", joined_text(item.output), call_id=item.call_id)
-        elif isinstance(item, MessageItem) and item.role != "assistant":
-            yield Message(SPEAKERS[item.role], joined_text(item.content))
+    for in_answer, group in groupby(items, _in_answer):
+        if in_answer:
+            answer = _answer([*group])
+            if answer.content or answer.calls:
+                yield answer
+            continue
+        for item in group:
+            if isinstance(item, CallOutputItem):
+                yield Message("tool", joined_text(item.output), call_id=item.call_id)
+            elif isinstance(item, MessageItem):
+                yield Message(SPEAKERS[item.role], joined_text(item.content))
 
 
+@accepting("summary")  # the output has the full text of the reasoning
 class Reasoning(Part):
-    """How the answer thinks. The output has the full text of the reasoning."""
+    """How the answer thinks."""
 
     effort: Effort | None = None
     """The effort of the reasoning. None: the whole budget."""
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    """The kind of summary, without effect."""
-    generate_summary: None = None
-    """Only null is accepted."""
 
 
 class SchemaFormat(NamedSchema):
@@ -264,18 +256,19 @@ class SchemaFormat(NamedSchema):
     """The kind of the format."""
 
 
-TextFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")]
-
-
 class TextOptions(Part):
     """The form of the answer."""
 
-    format: TextFormat | None = None
+    format: Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")] | None = None
     """The form. None: free text."""
     verbosity: Literal["medium"] | None = None
     """The usual length, without effect."""
 
 
+@accepting(
+    "format",  # the form of the text, such as a grammar
+    "defer_loading",  # whether a search has to find the tool first: the models read every tool
+)
 class CustomTool(Part):
     """A tool that takes one text. As in vLLM, the models see a function with one argument."""
 
@@ -285,16 +278,13 @@ class CustomTool(Part):
     """The name of the tool."""
     description: str | None = None
     """What the tool does."""
-    format: dict[str, Any] | None = None
-    """The form of the text, such as a grammar, without effect."""
-    defer_loading: bool | None = None
-    """Whether a search has to find the tool first, without effect: the models read every tool."""
 
     @property
     def tool(self) -> Tool:
         return Tool(self.name, self.description or "", INPUT_SCHEMA)
 
 
+@accepting("description")
 class NamespaceTool(Part):
     """Tools whose names belong to a namespace."""
 
@@ -302,26 +292,14 @@ class NamespaceTool(Part):
     """The kind of the tool."""
     name: Name
     """The name of the namespace."""
-    description: str | None = None
-    """What its tools are for."""
-    tools: Annotated[
-        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
-        Field(max_length=MAX_TOOLS, fail_fast=True),
-    ]
+    tools: Offered[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]]
     """The tools."""
 
 
-def _check_tool(tool: object) -> object:
-    """Return *tool*. Raise `ValueError` for a tool that the service would have to run itself."""
-    kind = kind_of(tool)
-    if kind not in ("function", "custom", "namespace", None):
-        raise ValueError(f"a tool of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
-    return tool
-
-
 ClientTool: TypeAlias = Annotated[
-    Annotated[FunctionTool | CustomTool | NamespaceTool, Field(discriminator="type")],
-    BeforeValidator(_check_tool),
+    FunctionTool | CustomTool | NamespaceTool,
+    Field(discriminator="type"),
+    refusing_others("tool", "function", "custom", "namespace", cure=FUNCTION_TOOLS_CURE),
 ]
 
 
@@ -350,7 +328,7 @@ class FlatTool:
         return replace(self.offered.tool, name=name)
 
     @property
-    def call(self) -> dict[str, Any]:
+    def call(self) -> JsonObject:
         """The fields of a call that name the tool."""
         kind = "custom_tool_call" if isinstance(self.offered, CustomTool) else "function_call"
         named = {"type": kind, "name": self.offered.name}
@@ -359,13 +337,11 @@ class FlatTool:
         return named
 
 
-class ResponsesStreamOptions(Part):
-    """Options of a stream of the Responses API."""
-
-    include_obfuscation: bool | None = None
-    """Whether events have a field of random length, without effect."""
-
-
+@accepting(
+    "client_metadata",  # what Codex says about itself
+    "store",  # as in vLLM, nothing is stored
+    "stream_options",  # whether events have a field of random length
+)
 class ResponsesRequest(OpenaiRequest):
     """The body of a response. None: left out."""
 
@@ -375,17 +351,13 @@ class ResponsesRequest(OpenaiRequest):
     """Instructions before the conversation."""
     max_output_tokens: Positive | None = None
     """The most tokens of the thinking and the answer together."""
-    reasoning: Reasoning | None = None
+    reasoning: Reasoning = Reasoning()
     """How the answer thinks."""
-    text: TextOptions | None = None
+    text: TextOptions = TextOptions()
     """The form of the answer."""
-    stream_options: ResponsesStreamOptions | None = None
-    """Options of the stream."""
     stop: Nothing = None
     """Nothing, as this API has no stop strings. Load generators send null."""
-    client_metadata: dict[str, Any] | None = None
-    """What Codex says about itself, without effect."""
-    tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Offered[ClientTool] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     """Whether the answer calls tools. None: the model decides."""
@@ -393,14 +365,10 @@ class ResponsesRequest(OpenaiRequest):
     # Features that no method has. Clients may send the values that turn them off.
     background: Literal[False] | None = None
     """Only false is accepted."""
-    store: bool | None = None
-    """Whether to store the response, without effect. As in vLLM, nothing is stored."""
     include: Items[Literal["reasoning.encrypted_content"]] | None = None
     """What agents ask for in every request, without effect. The output has the reasoning."""
     truncation: Literal["disabled"] | None = None
     """Only "disabled" is accepted."""
-    max_tool_calls: None = None
-    """Only null is accepted."""
 
     @property
     def wanted(self) -> Wanted:
@@ -412,36 +380,28 @@ class ResponsesRequest(OpenaiRequest):
         else:
             messages.extend(conversation(self.input))
         choice = self.tool_choice
-        format = self._format
+        format = self.text.format
         return Wanted(
             tuple(messages),
             "input",
             tokens=self.max_output_tokens,
             tokens_name="max_output_tokens",
             least=self.min_tokens,
-            effort=self._effort,
-            format=format.rules if isinstance(format, SchemaFormat) else any_json(format),
+            effort=self.reasoning.effort,
+            format=format.rules if format else None,
             tools=tuple([flat.tool for flat in self.flat_tools]),
             tool_choice=(
                 self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
             ),
             tool_named=isinstance(choice, ChosenTool),
-            parallel=self.parallel_tool_calls is not False,
+            parallel=self.parallel_tool_calls,
         )
-
-    @property
-    def _format(self) -> TextFormat | None:
-        return self.text.format if self.text else None
-
-    @property
-    def _effort(self) -> Effort | None:
-        return self.reasoning.effort if self.reasoning else None
 
     @property
     def flat_tools(self) -> list[FlatTool]:
         """All tools, those in namespaces too, as one list."""
         flat: list[FlatTool] = []
-        for offered in self.tools or ():
+        for offered in self.tools:
             if isinstance(offered, NamespaceTool):
                 flat += [FlatTool(tool, offered.name) for tool in offered.tools]
             else:
@@ -454,52 +414,52 @@ class ResponsesRequest(OpenaiRequest):
 
         A client may leave out the namespace if the name is unique without it.
         """
-        flat_names = [flat.tool.name for flat in self.flat_tools]
         matches = [flat.tool.name for flat in self.flat_tools if flat.offered.name == name]
-        if len(matches) == 1 and name not in flat_names:
+        if len(matches) == 1 and all(flat.tool.name != name for flat in self.flat_tools):
             return matches[0]
         return name
 
     @property
-    def echo(self) -> dict[str, Any]:
+    def echo(self) -> JsonObject:
         """The fields of a response that repeat the request."""
         choice: object = self.tool_choice or ("auto" if self.tools else "none")
         if isinstance(choice, ChosenTool):
             choice = choice.model_dump(exclude={"cache_control"})
-        format = self._format or PlainText(type="text")
+        format = self.text.format or PlainText(type="text")
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
-            "metadata": self.metadata or {},
+            "metadata": self.metadata,
             "model": self.model,
-            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": self._effort, "summary": None},
+            "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "store": False,
             "text": {"format": format.model_dump(by_alias=True, exclude={"cache_control"})},
             "tool_choice": choice,
             "tools": [
                 {"strict": None} | tool.model_dump(exclude_none=True, exclude={"cache_control"})
-                for tool in self.tools or ()
+                for tool in self.tools
             ],
             "truncation": "disabled",
             "user": self.user,
         }
 
 
-class ResponseEvents:
+class ResponseEvents(MessageParts):
     """The numbered events of one stream, and the output items that they build."""
 
+    thinking_kind = "reasoning"
+    text_kind = "message"
+
     def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
-        self.items: list[dict[str, Any]] = []
-        """The items so far, in the form of the API."""
-        self.lost: dict[str, Any] | None = None
+        super().__init__()
+        self.lost: JsonObject | None = None
         """The call that was cut off within its arguments. None: there is none."""
         self._request_id = request_id
         self._tools = {flat.tool.name: flat for flat in tools}
         self._events = 0
         self._texts: list[str] = []  # of the open item
-        self._call_index = -1  # of the last call
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event of the stream."""
@@ -507,37 +467,17 @@ class ResponseEvents:
         self._events += 1
         return deltas.named_event(kind, sequence_number=number, **fields)
 
-    def add(self, delta: Delta) -> bytes:
-        """Add *delta* to the open item or to new items. Return the events."""
-        events = b"".join(map(self._add_call, delta.ended))
-        for name, text in delta.fields.items():
-            kind = "reasoning" if name == "reasoning" else "message"
-            if not self.items or self.items[-1]["type"] != kind:
-                events += self.close() + self._open(kind)
-            self._texts.append(text)
-            about = {"stepspec": delta.step} if delta.step else {}
-            events += self._text_event("delta", delta=text, **about)
-        return events + b"".join(map(self._add_call, delta.calls))
+    def _add_text(self, text: str, about: JsonFields) -> bytes:
+        self._texts.append(text)
+        return self._text_event("delta", delta=text, **about)
 
-    def _add_call(self, piece: Calling) -> bytes:
-        events = b""
-        if not self._in_call or piece.index != self._call_index:
-            events = self.close() + self._open_call(piece)
-        if not piece.arguments:
-            return events
-        self._texts.append(piece.arguments)
-        if self.items[-1]["type"] == "custom_tool_call":  # its text is known at the end
-            return events
-        return events + self._last_item_event(
-            "function_call_arguments.delta", delta=piece.arguments
-        )
-
-    @property
-    def _in_call(self) -> bool:
-        return bool(self.items) and self.items[-1]["type"].endswith("_call")
+    def _add_arguments(self, arguments: str) -> bytes:
+        self._texts.append(arguments)
+        if self._kind == "custom_tool_call":  # its text is known at the end
+            return b""
+        return self._last_item_event("function_call_arguments.delta", delta=arguments)
 
     def _open_call(self, piece: Calling) -> bytes:
-        self._call_index = piece.index
         known = self._tools.get(piece.name)
         named = known.call if known else {"type": "function_call", "name": piece.name}
         prefix = "fc"
@@ -552,18 +492,18 @@ class ResponseEvents:
             **named,
             text_field: "",
         }
-        self.items.append(item)
+        self.parts.append(item)
         return self._item_event("added")
 
     def close(self, status: str = "completed") -> bytes:
         """End the open item, if there is one, with this *status*. Return the events."""
-        if not self.items or self.items[-1]["status"] != "in_progress":
+        item = self._last
+        if item.get("status") != "in_progress":
             return b""
-        item = self.items[-1]
         item["status"] = status
         text = "".join(self._texts)
         self._texts.clear()
-        if self._in_call and status != "completed" and not is_json(text):
+        if "call_id" in item and status != "completed" and not is_json(text):
             self.lost = item
         match item["type"]:
             case "function_call":
@@ -585,39 +525,39 @@ class ResponseEvents:
 
     def _open(self, kind: str) -> bytes:
         prefix = "msg"
-        fields: dict[str, Any] = {"role": "assistant"}
+        fields: JsonObject = {"role": "assistant"}
         if kind == "reasoning":
             prefix = "rs"
             fields = {"summary": []}
-        item: dict[str, Any] = {
+        item: JsonObject = {
             # text may go on after a call, so the number of the item makes the id unique
-            "id": f"{prefix}_{self._request_id}_{len(self.items)}",
+            "id": f"{prefix}_{self._request_id}_{len(self.parts)}",
             "type": kind,
             **fields,
             "content": [],
             "status": "in_progress",
         }
-        self.items.append(item)
+        self.parts.append(item)
         events = self._item_event("added")
         return events + self._content_event("content_part.added", part=_part(kind, ""))
 
     def _item_event(self, stage: str) -> bytes:
-        index = len(self.items) - 1
-        item = self.items[-1]
-        return self.event(f"response.output_item.{stage}", output_index=index, item=item)
+        return self.event(
+            f"response.output_item.{stage}", output_index=self._index, item=self._last
+        )
 
     def _last_item_event(self, kind: str, **fields: Any) -> bytes:
         """Return an event of the last item."""
-        index = len(self.items) - 1
-        item_id = self.items[-1]["id"]
-        return self.event(f"response.{kind}", item_id=item_id, output_index=index, **fields)
+        return self.event(
+            f"response.{kind}", item_id=self._last["id"], output_index=self._index, **fields
+        )
 
     def _content_event(self, kind: str, **fields: Any) -> bytes:
         """Return an event of the one part of the last item."""
         return self._last_item_event(kind, content_index=0, **fields)
 
     def _text_event(self, stage: str, **fields: Any) -> bytes:
-        if self.items[-1]["type"] == "reasoning":
+        if self._last["type"] == "reasoning":
             return self._content_event(f"reasoning_text.{stage}", **fields)
         return self._content_event(f"output_text.{stage}", logprobs=[], **fields)
 
@@ -625,36 +565,26 @@ class ResponseEvents:
 def custom_input(arguments: str) -> str:
     """Return the text in the *arguments* of a call of a custom tool, which a model wrote."""
     try:
-        read: object = read_json(arguments)
-    except ValueError:
+        text: object = read_json(arguments)[INPUT]
+    except (ValueError, TypeError, KeyError):
         return arguments
-    if isinstance(read, dict):
-        text = cast("dict[str, Any]", read).get(INPUT)
-        if isinstance(text, str):
-            return text
-    return arguments
+    return text if isinstance(text, str) else arguments
 
 
-def _part(kind: str, text: str) -> dict[str, Any]:
+def _part(kind: str, text: str) -> JsonObject:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-class ResponsesReply:
+class ResponsesReply(SingleReply):
     """The `ReplyFormat` that writes the one run of a request as a response."""
-
-    keep_alive = deltas.KEEP_ALIVE
-    starts_at = PROGRESS_EVENTS
 
     def __init__(
         self, runs: RequestRuns, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking
     ) -> None:
-        self._runs = runs
+        super().__init__(runs, request, thinking)
         self._request = body
-        (self._run_request,) = runs.run_requests
-        self._builder = DeltaBuilder(deltas.one_field(thinking))
-        self._id = request.id
         self._created = int(time.time())
         self._events = ResponseEvents(request.id, body.flat_tools)
 
@@ -677,28 +607,24 @@ class ResponsesReply:
         response = self._response("failed") | {"error": reason}
         return events + self._events.event("response.failed", response=response)
 
-    async def body(self) -> dict[str, Any]:
+    async def body(self) -> JsonObject:
         self._events.close(self._status)
         if self._events.lost is not None:
-            self._events.items.remove(self._events.lost)
+            self._events.parts.remove(self._events.lost)
         return await self._ended()
-
-    @property
-    def _solution(self) -> Solution:
-        return self._runs.solutions[0]
 
     @property
     def _status(self) -> str:
         return "incomplete" if deltas.finish_reason(self._solution) == "length" else "completed"
 
-    async def _ended(self) -> dict[str, Any]:
-        status = self._status
-        usage = _usage(await self._runs.usage())
-        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        ended = {"usage": usage, "incomplete_details": details}
-        return self._response(status) | ended | self._runs.extension([0])
+    async def _ended(self) -> JsonObject:
+        response = self._response(self._status)
+        response["usage"] = _usage(await self._runs.usage())
+        if self._status == "incomplete":
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        return response | self._runs.extension([0])
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def _response(self, status: str) -> JsonObject:
         sampling = self._run_request.run.sampling
         return self._request.echo | {
             "id": f"resp_{self._id}",
@@ -707,14 +633,14 @@ class ResponsesReply:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "output": self._events.items,
+            "output": self._events.parts,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "usage": None,
         }
 
 
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+def _usage(usage: JsonFields) -> JsonObject:
     """Return the usage of a response from that of a chat completion."""
     return {
         "input_tokens": usage["prompt_tokens"],

@@ -8,9 +8,9 @@ honour are refused; `validation` tells the client what to send in their place. N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -28,6 +28,7 @@ from stepspec.orchestrator.json_values import json_text, read_json
 from stepspec.orchestrator.run_options import Count, Delimiter, option_types, service_options
 
 from ..errors import bad_request
+from ..json_types import JsonFields, JsonObject
 from ..settings import Thinking
 
 MAX_DEPTH = 128
@@ -68,9 +69,6 @@ Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
 """A list whose validation ends at the first wrong item: 100,000 errors would take seconds."""
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
-NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
-Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
 
 
 def _none_for_empty(value: object) -> object:
@@ -81,10 +79,10 @@ Nothing: TypeAlias = Annotated[None, BeforeValidator(_none_for_empty)]
 """A value that has to be left out, or to be empty."""
 
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
-Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
+Zero: TypeAlias = Annotated[float, Field(ge=0, le=0)] | None
 Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2)] | None
 TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)] | None
 TopK: TypeAlias = Annotated[int, Field(ge=-1)] | None
@@ -95,7 +93,7 @@ Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
 Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes) -> JsonObject:
     """Return the JSON object in *body*. Raise `ApiError` if it has none or is too large."""
     containers = _count_containers(body)
     if containers > MAX_VALUES:
@@ -110,7 +108,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise bad_request("the body has to be a JSON object", code="invalid_json")
     if containers > MAX_DEPTH and too_deep(cast("object", content)):
         raise bad_request(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
-    return cast("dict[str, Any]", content)
+    return cast("JsonObject", content)
 
 
 def _count_containers(text: bytes) -> int:
@@ -136,7 +134,7 @@ def too_deep(value: object) -> bool:
     return bool(level)
 
 
-def check_bounds(content: Mapping[str, Any]) -> None:
+def check_bounds(content: JsonFields) -> None:
     """Raise `ApiError` for more than `MAX_VALUES` values, or `MAX_ITEMS` of one list or object."""
     if len(content) > MAX_ITEMS:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
@@ -146,18 +144,18 @@ def check_bounds(content: Mapping[str, Any]) -> None:
         while level:
             longest = max(map(len, level))
             if longest > MAX_ITEMS:
-                message = (
+                raise bad_request(
                     f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
-                    " allowed"
+                    " allowed",
+                    name,
                 )
-                raise bad_request(message, name)
             values += sum(map(len, level))
             if values > MAX_VALUES:
-                message = (
+                raise bad_request(
                     f"{name}: the request has more than {MAX_VALUES} values; write long texts as"
-                    " one value"
+                    " one value",
+                    name,
                 )
-                raise bad_request(message, name)
             level = _containers_in(_items(level))
 
 
@@ -176,6 +174,30 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+P = TypeVar("P", bound=Options)
+
+
+def _extended(model: type[P], fields: JsonFields) -> type[P]:
+    """Return *model* with more *fields*, given by their types and defaults."""
+    return create_model(
+        model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
+    )
+
+
+def accepting(*names: str) -> Callable[[type[P]], type[P]]:
+    """
+    Return a decorator for a model that also accepts fields called *names*.
+
+    They may have any value, and have no effect.
+    """
+
+    def decorate(model: type[P]) -> type[P]:
+        return _extended(model, dict.fromkeys(names, (Any, None)))
+
+    return decorate
+
+
+@accepting("cache_control")  # a hint for Anthropic's prefix caches
 class Part(Options):
     """
     A part of a request.
@@ -183,19 +205,20 @@ class Part(Options):
     Null counts as left out, since clients send back all fields that they know.
     """
 
-    cache_control: Any = None
-    """A hint for Anthropic's prefix caches, without effect."""
-
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, part: object) -> object:
         if not isinstance(part, dict):
             return part
-        fields = cast("dict[str, Any]", part)
+        fields = cast("JsonObject", part)
         if None not in fields.values():
             return fields
         known = cls.model_fields
         return {name: value for name, value in fields.items() if value is not None or name in known}
+
+
+Rules: TypeAlias = Annotated[JsonObject, Field(alias="schema")]
+"""A JSON schema. pydantic has a method called ``schema``, so the field has another name."""
 
 
 class Schema(Part):
@@ -206,30 +229,48 @@ class Schema(Part):
     )
 
 
-Rules: TypeAlias = Annotated[dict[str, Any], Field(alias="schema")]
-"""A JSON schema. pydantic has a method called ``schema``, so the field has another name."""
-
-
+@accepting(
+    "description",
+    "strict",  # whether the answer has to match the schema: it always has to
+)
 class NamedSchema(Schema):
     """A JSON schema with a name."""
 
     name: str
     """The client's name for the schema, without effect."""
-    description: str | None = None
-    """The client's description of the schema, without effect."""
     rules: Rules
     """The JSON schema."""
-    strict: bool | None = None
-    """Whether the answer has to match the schema. It always has to."""
 
 
 def kind_of(value: object) -> object:
     """Return the field ``type`` of *value*, a part that is not validated yet; None without one."""
     if isinstance(value, dict):
-        return cast("dict[str, Any]", value).get("type")
+        return cast("JsonObject", value).get("type")
     return None
 
 
+def refusing_others(noun: str, *kinds: str, cure: str) -> BeforeValidator:
+    """
+    Return a validator that refuses values whose type is none of *kinds*.
+
+    The error calls the value *noun*, and names a *cure*. Values without a type pass.
+    """
+
+    def check(value: object) -> object:
+        kind = kind_of(value)
+        if kind is not None and kind not in kinds:
+            raise ValueError(f"a {noun} of type {kind!r}: {cure}")
+        return value
+
+    return BeforeValidator(check)
+
+
+@accepting(
+    "annotations",  # of an earlier answer
+    "logprobs",  # of an earlier answer
+    "prompt_cache_breakpoint",  # a hint for prefix caches
+    "parsed",  # the value that OpenAI's SDK parsed from the text
+)
 class TextPart(Part):
     """A text part of a message."""
 
@@ -237,14 +278,6 @@ class TextPart(Part):
     """The kind of the part."""
     text: str | None
     """The text. None: the part is dropped."""
-    annotations: Items[Any] | None = None
-    """Annotations of an earlier answer, which are dropped."""
-    logprobs: Items[Any] | None = None
-    """Log-probabilities of an earlier answer, which are dropped."""
-    prompt_cache_breakpoint: Any = None
-    """A hint for prefix caches, without effect."""
-    parsed: Any = None
-    """The value that OpenAI's SDK parsed from the text. It is dropped."""
 
 
 class RefusalPart(Part):
@@ -260,6 +293,7 @@ class RefusalPart(Part):
         return self.refusal
 
 
+@accepting("closed")  # whether the thinking was complete
 class ThinkingPart(Part):
     """Thinking within the text of an earlier answer, as Mistral's models write it."""
 
@@ -267,45 +301,39 @@ class ThinkingPart(Part):
     """The kind of the part."""
     thinking: str
     """The text of the thinking."""
-    closed: bool | None = None
-    """Whether the thinking was complete, without effect."""
 
     @property
     def text(self) -> str:
         return self.thinking
 
 
-TEXT_KINDS = ("text", "input_text", "output_text", "refusal", "thinking")
-"""The kinds of parts that vLLM reads as text in its chat API."""
-
-
 def _text_parts(content: object) -> object:
     """
     Return *content*; in a list, each plain text becomes a part.
 
-    Raise `ValueError`, with a cure, for parts of other kinds than `TEXT_KINDS`.
+    Raise `ValueError`, with a cure, for parts of other kinds than vLLM reads as text.
     """
     if not isinstance(content, list):
         return content
     parts: list[object] = []
     for part in cast("list[object]", content):
+        kind = kind_of(part)
         if isinstance(part, str):
             parts.append({"type": "text", "text": part})
-            continue
-        kind = kind_of(part)
-        if kind not in TEXT_KINDS:
+        elif kind in ("text", "input_text", "output_text", "refusal", "thinking"):
+            parts.append(part)
+        else:
             raise ValueError(
                 f"a part of type {kind!r}: the methods read text only; send text parts, or"
                 f" {SERVED_MODEL_CURE}"
             )
-        parts.append(part)
     return parts
 
 
-AnyTextPart: TypeAlias = Annotated[
-    TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")
+Content: TypeAlias = Annotated[
+    str | Items[Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]],
+    BeforeValidator(_text_parts),
 ]
-Content: TypeAlias = Annotated[str | Items[AnyTextPart], BeforeValidator(_text_parts)]
 
 
 class Textual(Protocol):
@@ -369,6 +397,7 @@ Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_sch
 """The arguments of a call in a history, as the text of a JSON object."""
 
 
+@accepting("parsed_arguments")  # the value that OpenAI's SDK parsed from the arguments
 class CalledFunction(Part):
     """The tool that an earlier answer called."""
 
@@ -376,10 +405,9 @@ class CalledFunction(Part):
     """The name of the tool. A model may have made it up."""
     arguments: Arguments = "{}"
     """The arguments, as the text of a JSON object."""
-    parsed_arguments: Any = None
-    """The value that OpenAI's SDK parsed from the arguments. It is dropped."""
 
 
+@accepting("index")  # of the call in a stream
 class ToolCallPart(Part):
     """A call of a tool in an earlier answer."""
 
@@ -389,50 +417,44 @@ class ToolCallPart(Part):
     """The kind of the tool."""
     function: CalledFunction
     """The tool, with the arguments."""
-    index: int | None = None
-    """The index of the call in a stream. It is dropped."""
 
     @property
     def call(self) -> ToolCall:
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
-class FunctionPart(Part):
-    """A function as the models read about it."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, populate_by_name=True, serialize_by_alias=True
-    )
+class Function(Part):
+    """A function as the models read about it, whatever its arguments."""
 
     name: Name
     """The name of the function."""
     description: str | None = None
     """What the function does."""
-    parameters: dict[str, Any] | None = None
-    """The JSON schema of the arguments. None: the function takes none."""
     strict: bool | None = None
-    """Whether the server keeps the arguments to the schema."""
-    defer_loading: bool | None = None
-    """Whether a search has to find the tool first, without effect: the models read every tool."""
-    returns: Annotated[dict[str, Any] | None, Field(alias="return")] = None
-    """The JSON schema of the result, which transformers writes. No template of vLLM gets it."""
+    """Whether the server keeps the arguments to their schema."""
 
-    @property
-    def tool(self) -> Tool:
-        parameters = None
-        if self.parameters is not None:
-            parameters = json_text(self.parameters)
+    def with_schema(self, schema: JsonObject | None) -> Tool:
+        """Return the tool whose arguments have this *schema*. None: it takes none."""
+        parameters = None if schema is None else json_text(schema)
         return Tool(self.name, self.description, parameters, self.strict)
 
 
-def only_functions(tool: object) -> object:
-    """Return *tool*. Raise `ValueError` for a tool that the service would have to run itself."""
-    kind = kind_of(tool)
-    if kind not in ("function", None):
-        raise ValueError(f"a tool of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
-    return tool
+@accepting(
+    "defer_loading",  # whether a search has to find the tool first: the models read every tool
+    "return",  # the JSON schema of the result, which transformers writes and no template gets
+)
+class FunctionPart(Function):
+    """A function in the form of OpenAI's APIs."""
+
+    parameters: JsonObject | None = None
+    """The JSON schema of the arguments. None: the function takes none."""
+
+    @property
+    def tool(self) -> Tool:
+        return self.with_schema(self.parameters)
 
 
+@accepting("defer_loading")
 class ToolPart(Part):
     """A tool that the answer may call. The client runs it."""
 
@@ -440,8 +462,6 @@ class ToolPart(Part):
     """The kind of the tool."""
     function: FunctionPart
     """The function."""
-    defer_loading: bool | None = None
-    """Whether a search has to find the tool first, without effect."""
 
 
 class FunctionTool(FunctionPart):
@@ -451,9 +471,7 @@ class FunctionTool(FunctionPart):
     """The kind of the tool."""
 
 
-Offered: TypeAlias = Annotated[
-    list[Annotated[T, BeforeValidator(only_functions)]], Field(max_length=MAX_TOOLS, fail_fast=True)
-]
+Offered: TypeAlias = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=True)]
 """The tools of a request."""
 
 
@@ -478,6 +496,8 @@ class PlainText(Part):
 
     type: Literal["text"]
     """The kind of the format."""
+    rules: ClassVar[None] = None
+    """There are no rules."""
 
 
 class AnyJson(Part):
@@ -485,11 +505,8 @@ class AnyJson(Part):
 
     type: Literal["json_object"]
     """The kind of the format."""
-
-
-def any_json(format: PlainText | AnyJson | None) -> Literal["json"] | None:
-    """Return "json" if *format* asks for any JSON object; None if it does not."""
-    return "json" if isinstance(format, AnyJson) else None
+    rules: ClassVar[Literal["json"]] = "json"
+    """The rules of JSON itself."""
 
 
 def _bounded_delimiter(delimiter: str | list[str]) -> str | list[str]:
@@ -509,31 +526,25 @@ class BudgetOptions(Options):
     """Tokens of the thinking and the answer together."""
     steps: Positive | None = None
     """Steps of the thinking."""
-    seconds: Seconds | None = None
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds of the whole run."""
     answer: Positive | None = None
     """The tokens that are reserved for the answer."""
 
 
-P = TypeVar("P", bound=Options)
-NARROWED_TYPES: Mapping[str, Any] = {
-    "ahead": Annotated[Count, Field(le=64)],
-    "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
-}
-"""Types of the run options for which a request may have fewer values than the settings."""
-
-
 def _with_run_options(model: type[P]) -> type[P]:
     """Return *model* with the run options that a request may set. All of them are optional."""
-    types = option_types() | dict(NARROWED_TYPES)
-    fields: dict[str, Any] = {
+    # a request may have fewer values of these two than the settings
+    types: JsonObject = option_types() | {
+        "ahead": Annotated[Count, Field(le=64)],
+        "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
+    }
+    fields: JsonObject = {
         name: (types[name] | None, None)
         for name in service_options()
         if name not in model.model_fields
     }
-    return create_model(
-        model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
-    )
+    return _extended(model, fields)
 
 
 @_with_run_options
@@ -545,7 +556,7 @@ class StepspecOptions(Options):
     to those below.
     """
 
-    options: dict[str, Any] | None = None
+    options: JsonObject | None = None
     """Options of the method, by name. None: as configured."""
     budget: BudgetOptions | None = None
     """Limits of the run. None: as configured."""
@@ -592,12 +603,8 @@ class Wanted:
 class Request(Part):
     """A request to a method."""
 
-    stepspec: StepspecOptions | None = None
-    """The options that only this service has. None: none is set."""
-
-    @property
-    def overrides(self) -> StepspecOptions:
-        return self.stepspec or StepspecOptions()
+    stepspec: StepspecOptions = StepspecOptions()
+    """The options that only this service has."""
 
     @property
     def end_user(self) -> str | None:
@@ -606,7 +613,7 @@ class Request(Part):
 
     def place_of_thinking(self, configured: Thinking) -> Thinking:
         """Return where the reply has the thinking: the *configured* place, or the request's own."""
-        return self.overrides.thinking or configured
+        return self.stepspec.thinking or configured
 
     @property
     def wanted(self) -> Wanted:
@@ -614,12 +621,18 @@ class Request(Part):
         raise NotImplementedError
 
 
+@accepting(
+    "prompt_cache_key",  # hints for OpenAI's prefix caches
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "ignore_eos",  # of load generators: a run ends with its answer or its budget
+)
 class OpenaiRequest(Request):
     """The fields that both of OpenAI's APIs have. None: left out."""
 
     model: ModelName
     """The name of a method or of a served model."""
-    stream: bool | None = None
+    stream: bool = False
     """Whether the reply is a stream of events."""
     temperature: Temperature = None
     """The temperature of sampling."""
@@ -629,9 +642,9 @@ class OpenaiRequest(Request):
     """The number of likeliest tokens to sample from."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """The least probability of a token, as a share of the likeliest token's."""
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Zero = None
     """Only 0 is accepted."""
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Zero = None
     """Only 0 is accepted."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     """The divisor of the likelihood of tokens that the chain has already."""
@@ -641,30 +654,18 @@ class OpenaiRequest(Request):
     """The client's name of its user, for the log."""
     safety_identifier: Label | None = None
     """The same, by OpenAI's newer name."""
-    parallel_tool_calls: bool | None = None
-    """Whether the answer may call several tools. None: it may."""
+    parallel_tool_calls: bool = True
+    """Whether the answer may call several tools."""
 
-    # Hints that do not change the answer.
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     """OpenAI's tier, without effect."""
-    metadata: Metadata | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] = Field({})
     """The client's own labels, which the Responses API repeats."""
-    prompt_cache_key: Label | None = None
-    """A hint for OpenAI's prefix caches, without effect."""
-    prompt_cache_retention: Label | None = None
-    """A hint for OpenAI's prefix caches, without effect."""
-    prompt_cache_options: dict[str, Any] | None = None
-    """A hint for OpenAI's prefix caches, without effect."""
-
-    # Load generators send these two. A run ends with its answer or its budget: text of two models
-    # beyond the answer would say nothing about a method.
-    ignore_eos: bool | None = None
-    """Whether to write on after the end of the answer, without effect."""
-    min_tokens: NotNegative | None = None
-    """The fewest tokens, which have to be at most the limit of tokens."""
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    """The fewest tokens, which have to be at most the limit of tokens. Load generators send it."""
 
     # Features that no method has. Clients may send the values that turn them off.
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    logit_bias: Nothing = None
     """Only the empty object is accepted."""
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    top_logprobs: Literal[0] | None = None
     """Only 0 is accepted."""

@@ -3,75 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from itertools import zip_longest
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import near
 
 from ..errors import ApiError, bad_request, format_path
+from ..json_types import JsonFields
 from .defaults import has_no_effect
-from .schemas import FUNCTION_TOOLS_CURE, SERVED_MODEL_CURE, StepspecOptions, check_bounds
+from .schemas import (
+    FUNCTION_TOOLS_CURE,
+    SERVED_MODEL_CURE,
+    BudgetOptions,
+    StepspecOptions,
+    check_bounds,
+)
 
 P = TypeVar("P", bound=BaseModel)
 
-EFFORT_CURE = "send low, medium or high: a method always thinks"
-
-CURES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTION_TOOLS_CURE
-    ),
-    **dict.fromkeys(
-        ("functions", "function_call", "messages.function_call"),
-        "send tools, which have replaced it",
-    ),
-    "tools.function.strict": "send true or false",
-    **dict.fromkeys(
-        ("logprobs", "top_logprobs", "prompt_logprobs"),
-        "the steps come from two models, and their probabilities do not compare;"
-        f" {SERVED_MODEL_CURE}",
-    ),
-    **dict.fromkeys(
-        ("logit_bias", "stop_token_ids", "allowed_token_ids", "return_token_ids"),
-        f"the token ids of two models do not agree; {SERVED_MODEL_CURE}",
-    ),
-    **dict.fromkeys(
-        (
-            "previous_response_id",
-            "conversation",
-            "prompt",
-            "store",
-            "background",
-            "compaction",
-            "thread",
-        ),
-        "nothing is stored; send the whole conversation",
-    ),
-    **dict.fromkeys(
-        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        f"send response_format with a JSON schema, or {SERVED_MODEL_CURE}",
-    ),
-    **dict.fromkeys(
-        ("chat_template_kwargs", "enable_thinking"),
-        f"a method always thinks; send reasoning_effort, or {SERVED_MODEL_CURE}",
-    ),
-    **dict.fromkeys(("reasoning_effort", "reasoning.effort", "output_config.effort"), EFFORT_CURE),
-    "thinking_token_budget": "send max_completion_tokens or reasoning_effort",
-    "include_reasoning": 'send {"stepspec": {"thinking": "none"}} for the answer alone',
-    "priority": 'send {"stepspec": {"priority": 0}}, for servers that schedule by priority',
+_CURES: Mapping[str, Sequence[str]] = {
+    FUNCTION_TOOLS_CURE: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
+    "send tools, which have replaced it": ["functions", "function_call", "messages.function_call"],
+    "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
+    " and set repetition_penalty, which counts the whole chain, or send the request to the served"
+    " model itself": ["presence_penalty", "frequency_penalty"],
+    "the steps come from two models, and their probabilities do not compare;"
+    f" {SERVED_MODEL_CURE}": ["logprobs", "top_logprobs", "prompt_logprobs"],
+    f"the token ids of two models do not agree; {SERVED_MODEL_CURE}": [
+        "logit_bias",
+        "stop_token_ids",
+        "allowed_token_ids",
+        "return_token_ids",
+    ],
+    "nothing is stored; send the whole conversation": [
+        "previous_response_id",
+        "conversation",
+        "prompt",
+        "store",
+        "background",
+        "compaction",
+        "thread",
+    ],
+    f"send response_format with a JSON schema, or {SERVED_MODEL_CURE}": [
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+    ],
+    f"a method always thinks; send reasoning_effort, or {SERVED_MODEL_CURE}": [
+        "chat_template_kwargs",
+        "enable_thinking",
+    ],
+    "send low, medium or high: a method always thinks": [
+        "reasoning_effort",
+        "reasoning.effort",
+        "output_config.effort",
+    ],
+    "send max_completion_tokens or reasoning_effort": ["thinking_token_budget"],
+    'send {"stepspec": {"thinking": "none"}} for the answer alone': ["include_reasoning"],
+    'send {"stepspec": {"priority": 0}}, for servers that schedule by priority': ["priority"],
 }
+CURES = {name: cure for cure, names in _CURES.items() for name in names}
 """The cure for a parameter, by its path without indices."""
-
-CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
-"""
-Codes of errors on which clients act, by parameter.
-
-After this one, Anthropic's SDK sends the whole conversation.
-"""
 
 SYNONYMS: Sequence[tuple[str, ...]] = (
     ("max_completion_tokens", "max_tokens", "max_output_tokens"),
@@ -84,6 +81,8 @@ SYNONYMS: Sequence[tuple[str, ...]] = (
 )
 """The names of one parameter in the three APIs."""
 
+MISSING = object()
+"""Stands for a value that is not in a request."""
 Path: TypeAlias = tuple[int | str, ...]
 
 EXPECTED = "Input should be "
@@ -92,7 +91,7 @@ OBJECT_ERRORS = ("model_type", "model_attributes_type", "dict_type")
 """pydantic's errors whose messages name a class, which clients do not know."""
 
 
-def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
+def parse_request(schema: type[P], content: JsonFields) -> P:
     """
     Validate a request. A parameter that is null, or that has no effect, counts as left out.
 
@@ -127,14 +126,17 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     cure = CURES.get(name)
     if cure is not None:
         verb = "is not supported" if unknown else "cannot have this value"
-        code = CODES.get(name, "unsupported_parameter")
+        code = "unsupported_parameter"
+        if name == "thread":  # Anthropic's SDK sends the whole conversation then
+            code = "thread_unsupported_request"
         return bad_request(f"{param} {verb}: {cure}", param, code)
     if unknown:
         hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
         return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
     if error["type"] == "none_required":
-        message = f"{param} is not supported: leave it out"
-        return bad_request(message, param, "unsupported_parameter")
+        return bad_request(
+            f"{param} is not supported: leave it out", param, "unsupported_parameter"
+        )
     messages = _joined(_message(other) for other, other_path in errors if other_path == path)
     return bad_request(f"{param}: {messages}", param)
 
@@ -156,29 +158,27 @@ def body_path(location: Path, body: object, kind: str) -> Path:
     value = body
     for part, following in zip_longest(location, location[1:]):
         inner = _at(value, part)
-        if inner is None:
+        if inner is MISSING:
             if following is None and kind == "missing":
                 path.append(part)
             continue
         is_alternative = (
             following is not None
-            and _at(inner[0], following) is None
-            and _at(value, following) is not None
+            and _at(inner, following) is MISSING
+            and _at(value, following) is not MISSING
         )
         if not is_alternative:
             path.append(part)
-            value = inner[0]
+            value = inner
     return tuple(path) or location[:1]
 
 
-def _at(body: object, part: int | str) -> tuple[object] | None:
-    """Return the value at *part*, in a tuple, as it may be None; None if *body* has no *part*."""
-    if isinstance(body, dict) and part in body:
-        return (cast("dict[Any, object]", body)[part],)
-    if isinstance(body, list) and isinstance(part, int):
-        items = cast("list[object]", body)
-        return (items[part],) if part < len(items) else None
-    return None
+def _at(body: Any, part: int | str) -> object:
+    """Return the value at *part* of *body*; `MISSING` if there is none."""
+    try:
+        return body[part]
+    except (KeyError, IndexError, TypeError):
+        return MISSING
 
 
 def _weight(error_at: tuple[ErrorDetails, Path]) -> tuple[bool, int]:
@@ -206,5 +206,5 @@ def _joined(messages: Iterable[str]) -> str:
 def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
     """Return the names of parameters that may stand at *path*."""
     if path[0] == "stepspec":
-        return [*StepspecOptions.model_fields, *[field.name for field in fields(Budget)]]
+        return [*StepspecOptions.model_fields, *BudgetOptions.model_fields]
     return [*schema.model_fields] if len(path) == 1 else []

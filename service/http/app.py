@@ -12,13 +12,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, ClassVar, cast
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Security
+from fastapi.security import APIKeyHeader, HTTPBearer
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -36,7 +37,7 @@ from ..settings import ServiceSettings
 from ..watch.observers import Metrics
 from . import routes
 from .descriptors import OncePerSecond, connections_left, raise_limit
-from .middleware import RequestChecks, RequestMiddleware, error_response, service_request
+from .middleware import RequestChecks, RequestMiddleware
 from .runs import ServiceContext
 
 MAX_HEADERS = 64 * 1024
@@ -49,6 +50,11 @@ BACKLOG = 2048
 """Connections that the system accepts before the service does."""
 CLOSE_SECONDS = 5.0
 """Seconds to close open connections when the time to drain is over."""
+KEYS = (
+    Security(HTTPBearer(scheme_name="key", auto_error=False)),
+    Security(APIKeyHeader(name="x-api-key", scheme_name="x-api-key", auto_error=False)),
+)
+"""The keys of a route, for its description alone. `RequestMiddleware` checks them."""
 TOO_LARGE = f"The headers are larger than {MAX_HEADERS} bytes."
 
 
@@ -85,7 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.warn(f"more than {self.max_connections} connections: a new one is closed")
             transport.abort()
             return
-        self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
+        self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -105,7 +111,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._headers = 0
         if self._waiting is not None:
-            self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
+            self._wait_for_headers()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -172,6 +178,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete and not self.transport.is_closing():
             self._wait(self.timeout_keep_alive)
 
+    def _wait_for_headers(self) -> None:
+        self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
+
     def _wait(self, seconds: float) -> None:
         """Close the connection in *seconds*, unless the headers of a request are complete then."""
         self._stop_waiting()
@@ -181,16 +190,6 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
-
-
-def limited_protocol(connections: int, warning: OncePerSecond) -> type[LimitedProtocol]:
-    """Return the protocol of a service that holds at most *connections* at once."""
-
-    class Protocol(LimitedProtocol):
-        max_connections = connections
-        warn = warning
-
-    return Protocol
 
 
 class Service:
@@ -212,30 +211,19 @@ class Service:
         )
         all_observers.append(metrics)
 
-        @asynccontextmanager
-        async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-            async with context.open():
-                yield
-
         self.app = app = FastAPI(
             title="stepspec",
             version=offer.version,
-            lifespan=lifespan,
+            lifespan=lambda _: context.open(),
             docs_url=None,  # these two pages would load scripts from other sites
             redoc_url=None,
             root_path=settings.root_path,
         )
-        describe = routes.describer(app, context.models, locked=settings.locked)
-        app.openapi = describe  # type: ignore[method-assign]
-        for router in (
-            routes.api_router(context),
-            routes.messages_router(context),
-            routes.page_router(context),
-            routes.health_router(context, metrics.scrape),
-        ):
-            app.include_router(router)
-        app.add_exception_handler(ApiError, _error_response)
-        app.add_exception_handler(HTTPException, _error_response)
+        app.openapi = routes.describer(app, context.models)  # type: ignore[method-assign]
+        for make_router in (routes.api_router, routes.messages_router, routes.live_router):
+            app.include_router(make_router(context), dependencies=KEYS if settings.locked else ())
+        app.include_router(routes.public_router(context, metrics.scrape))
+        app.add_exception_handler(HTTPException, _http_error)
         checks = RequestChecks(
             settings=settings,
             clients=context.clients,
@@ -255,24 +243,21 @@ class Service:
             )
 
 
-async def _error_response(request: Request, exc: Exception) -> Response:
-    record = service_request(request)
-    error = exc if isinstance(exc, ApiError) else _http_error(request, exc)
-    error = record.in_its_api(error)
-    record.error = error
-    return error_response(error, record)
-
-
-def _http_error(request: Request, exc: Exception) -> ApiError:
-    """Return the error for Starlette's own *exc*: no such path, or no such method."""
+async def _http_error(request: Request, exc: Exception) -> Response:
+    """Raise `ApiError` for Starlette's own *exc*: no such path, or no such method."""
     assert isinstance(exc, HTTPException)
     path = request.scope["path"]
     if exc.status_code == 404:
         hint = near(path, (route.path for route in request.app.routes))
-        message = f"there is no path {path}{hint}; /openapi.json lists all paths"
-        return ApiError(404, message, code="not_found")
-    message = f"{path} does not support {request.method}" if exc.status_code == 405 else exc.detail
-    return ApiError(exc.status_code, message, code="method_not_allowed", headers=exc.headers)
+        raise ApiError(
+            404, f"there is no path {path}{hint}; /openapi.json lists all paths", code="not_found"
+        )
+    raise ApiError(
+        exc.status_code,
+        f"{path} does not support {request.method}",
+        code="method_not_allowed",
+        headers=exc.headers,
+    )
 
 
 def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
@@ -293,9 +278,8 @@ def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
     # to acknowledge the step before.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        listening.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * send_seconds))
-        )
+        milliseconds = max(1, round(1000 * send_seconds))
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listening
 
 
@@ -330,8 +314,12 @@ class ServiceServer(uvicorn.Server):
     def __init__(
         self, service: Service, settings: ServiceSettings, log: Callable[[str], None]
     ) -> None:
-        warn = OncePerSecond(log)
-        connections = connections_left(raise_limit(), settings)
+        self._warn = OncePerSecond(log)
+
+        class Protocol(LimitedProtocol):
+            max_connections = connections_left(raise_limit(), settings)
+            warn = self._warn
+
         config = uvicorn.Config(
             service.app,
             host=settings.host,
@@ -341,11 +329,10 @@ class ServiceServer(uvicorn.Server):
             server_header=False,
             timeout_graceful_shutdown=int(CLOSE_SECONDS),
             timeout_keep_alive=settings.idle_seconds,
-            http=limited_protocol(connections, warn),
+            http=Protocol,
         )
         super().__init__(config)
         self._drain = Drain(service.context.admission, settings, log, self._exit)
-        self._warn = warn
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import ipaddress
 import re
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,9 +25,9 @@ from stepspec.orchestrator.concurrency import background
 
 from ..admission import Admission, Clients
 from ..errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
+from ..json_types import HttpHeaders
 from ..records import (
     HEALTH_PATHS,
-    TRACE_HEADERS,
     RequestArrived,
     RequestFailed,
     RequestFinished,
@@ -43,7 +43,7 @@ The only paths that need no key: health, metrics, and the page, which asks for a
 LOCAL_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".test")
 """Domains below which nobody can register a name."""
 SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-"""An id that is safe in a header and in a log."""
+"""A client's own id of a request that is safe in a header and in a log."""
 
 
 def service_request(connection: HTTPConnection) -> ServiceRequest:
@@ -51,11 +51,6 @@ def service_request(connection: HTTPConnection) -> ServiceRequest:
     request = connection.scope["stepspec.request"]
     assert isinstance(request, ServiceRequest)
     return request
-
-
-def request_id(header: str | None) -> str:
-    """Return the client's own id in *header* if it is safe, else a new id."""
-    return header if header and SAFE_ID.fullmatch(header) else uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +83,6 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, checks: RequestChecks) -> None:
         self._app = app
         self._checks = checks
-        self._settings = checks.settings
-        self._session_header = checks.session_header.lower()
-        self._forward: tuple[str, ...] = TRACE_HEADERS
-        if self._session_header:
-            self._forward = (*TRACE_HEADERS, self._session_header)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,14 +91,14 @@ class RequestMiddleware:
         if request_path(scope) != "/":
             scope["path"] = scope["path"].rstrip("/") or "/"
         headers = Headers(scope=scope)
+        own_id = headers.get("x-request-id", "")
         request = ServiceRequest(
-            request_id(headers.get("x-request-id")),
+            own_id if SAFE_ID.fullmatch(own_id) else uuid.uuid4().hex,
             scope["method"],
             request_path(scope),
             headers,
-            self._forward,
+            self._checks.session_header.lower(),
         )
-        request.session = request.forwarded.get(self._session_header, "")
         scope["stepspec.request"] = request
         self._checks.observe(RequestArrived(request))
         try:
@@ -133,12 +123,14 @@ class RequestMiddleware:
             if error.code == INTERNAL_ERROR:
                 self._checks.observe(RequestFailed(request, exc))
             if not request.status:  # else the server breaks off the response, which has begun
-                await error_response(error, request)(scope, receive, send)
+                body = request.error_body(error)
+                response = Response(body, error.status, error.all_headers, "application/json")
+                await response(scope, receive, send)
 
     def _check(self, request: ServiceRequest) -> None:
         """Raise `ApiError` if the request is refused."""
         headers = request.headers
-        settings = self._settings
+        settings = self._checks.settings
         if not (settings.locked or settings.insecure):
             check_origin(headers, settings.cors_origins)
         client = self._checks.clients.find(headers.get("authorization"), headers.get("x-api-key"))
@@ -157,16 +149,15 @@ class RequestMiddleware:
 
     def _check_size(self, size: int) -> None:
         """Raise `ApiError` if a body of *size* bytes is too large."""
-        limit = self._settings.max_body_bytes
+        limit = self._checks.settings.max_body_bytes
         if size > limit:
-            message = f"the body is larger than {limit} bytes"
-            raise ApiError(413, message, code="body_too_large")
+            raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
 
     def _limited(self, receive: Receive) -> Receive:
         """Return *receive* with limits for the size of the body and the time until its end."""
         size = 0
         complete = False
-        seconds = self._settings.send_seconds
+        seconds = self._checks.settings.send_seconds
         deadline = asyncio.get_running_loop().time() + seconds
 
         async def limited() -> Message:
@@ -175,8 +166,9 @@ class RequestMiddleware:
                 async with asyncio.timeout_at(None if complete else deadline):
                     message = await receive()
             except TimeoutError:
-                text = f"the body did not arrive within {seconds:g} s"
-                raise ApiError(408, text, retry=True) from None
+                raise ApiError(
+                    408, f"the body did not arrive within {seconds:g} s", retry=True
+                ) from None
             size += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             self._check_size(size)
@@ -229,11 +221,7 @@ def forget_frames(error: ApiError | None) -> None:
         cause = cause.__cause__ or cause.__context__
 
 
-def error_response(error: ApiError, request: ServiceRequest) -> Response:
-    return Response(request.error_body(error), error.status, error.all_headers, "application/json")
-
-
-def check_origin(headers: Mapping[str, str], origins: Sequence[str]) -> None:
+def check_origin(headers: HttpHeaders, origins: Sequence[str]) -> None:
     """
     Raise `ApiError` if a page of another site asks a service that has no keys.
 
@@ -278,7 +266,7 @@ def registrable(host: str) -> bool:
     return False
 
 
-EVENT_STREAM: Mapping[str, str] = {
+EVENT_STREAM: HttpHeaders = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
@@ -305,7 +293,7 @@ class ClientConnection:
         """Whether the response is complete."""
 
     async def start(
-        self, headers: Mapping[str, str], status: int = 200, *, failure: LastEvent | None = None
+        self, headers: HttpHeaders, status: int = 200, *, failure: LastEvent | None = None
     ) -> None:
         """Send status and *headers*. *failure* makes the last event of a stream that fails."""
         self._failure = failure
@@ -327,13 +315,19 @@ class ClientConnection:
 
     async def fail(self, error: ApiError) -> None:
         """
-        End a stream that has started with *error*.
+        End the response with *error*, or raise *error* if the response has not started.
 
-        Any other response stays incomplete, and the server cuts it off.
+        A stream gets a last event. Any other response stays incomplete, and the server cuts it off.
         """
-        if self._failure is not None and not self.finished:
-            error = self._request.in_its_api(error)
-            await self.finish(self._failure(error, self._request.error_body(error)))
+        request = self._request
+        request.error = error
+        if not self.started:
+            raise error
+        if error.status == CLIENT_CLOSED:  # the client takes nothing
+            request.status = CLIENT_CLOSED
+        elif self._failure is not None and not self.finished:
+            error = request.in_its_api(error)
+            await self.finish(self._failure(error, request.error_body(error)))
 
     async def send_json(self, body: bytes) -> None:
         """Send a complete response."""
@@ -345,8 +339,11 @@ class ClientConnection:
             async with asyncio.timeout(self._send_seconds):
                 await self._send(message)
         except TimeoutError:
-            text = f"the client took nothing for {self._send_seconds:g} s"
-            raise ApiError(CLIENT_CLOSED, text, code="client_stalled") from None
+            raise ApiError(
+                CLIENT_CLOSED,
+                f"the client took nothing for {self._send_seconds:g} s",
+                code="client_stalled",
+            ) from None
 
 
 Work: TypeAlias = Callable[[ClientConnection], Coroutine[Any, Any, None]]
@@ -385,15 +382,14 @@ class StreamedResponse(Response):
         elif disconnected:
             self._request.status = CLIENT_CLOSED
         else:
-            await self._abort(connection)
-
-    async def _abort(self, connection: ClientConnection) -> None:
-        message = "the service shut down before the answer was complete"
-        error = ApiError(503, message, code="shut_down", retry=True)
-        self._request.error = error
-        if not connection.started:
-            raise error
-        await connection.fail(error)
+            await connection.fail(
+                ApiError(
+                    503,
+                    "the service shut down before the answer was complete",
+                    code="shut_down",
+                    retry=True,
+                )
+            )
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -7,7 +7,7 @@ The routes: OpenAI's and Anthropic's APIs, the page with its own runs, and healt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -16,12 +16,10 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import HTMLResponse, Response
 
-from stepspec.orchestrator.chain import Message, Tool
-from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.json_values import write_json
 from stepspec.orchestrator.nesting import leaves
 
-from ..errors import api_error, bad_request
+from ..errors import OVERLOADED, bad_request
 from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
 from ..formats.messages import CountTokensRequest, MessagesReply, MessagesRequest
@@ -31,13 +29,13 @@ from ..formats.responses import ResponsesReply, ResponsesRequest
 from ..formats.schemas import Request as RunRequestBody
 from ..formats.schemas import parse_json
 from ..formats.validation import parse_request
+from ..json_types import JsonFields, JsonObject
 from ..records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from ..settings import Thinking
-from .middleware import PUBLIC_PATHS, ClientConnection, service_request
+from .middleware import ClientConnection, service_request
 from .runs import Runs, ServiceContext, reply
 from .upstream import ForwardedRequest, Forwarding
 
-P = TypeVar("P", bound=BaseModel)
 B = TypeVar("B", bound=RunRequestBody)
 
 REQUESTS = (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest)
@@ -61,13 +59,16 @@ DESCRIPTIONS: Mapping[int, str] = {
     529: "Too many requests at once, in Anthropic's API; Retry-After says when to retry.",
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+"""The statuses of errors of a route that calls models."""
+ANTHROPIC_ERRORS = (*MODEL_ERRORS, OVERLOADED)
+"""The statuses of errors of a route that calls models, in Anthropic's API."""
 JSON = "application/json"
 STREAM = "text/event-stream"
 UNKNOWN_MODEL = "unknown"
 """The label in metrics of a name that no model has."""
 
 
-def _object(**properties: Any) -> dict[str, Any]:
+def _object(**properties: Any) -> JsonObject:
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
@@ -77,43 +78,35 @@ ANTHROPIC_ERROR = _object(
 )
 
 
-def _schema(name: str) -> dict[str, Any]:
+def _schema(name: str) -> JsonObject:
     return {JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
 
-def _answers(
-    success: str, kinds: Iterable[str], *statuses: int, error: str = "Error"
-) -> dict[str, Any]:
+def _route(
+    success: str,
+    *kinds: str,
+    errors: Sequence[int] = (),
+    request: str | None = None,
+) -> JsonObject:
     """
     Describe a route for FastAPI.
 
-    It answers with a body of one of *kinds*, which are content types, or with a body of the schema
-    *error* and one of *statuses*.
+    *kinds* are the content types of an answer. *request* is the schema of the body that the route
+    takes. None: the route takes no body. *errors* are the statuses of failures. A route that takes
+    a body calls models, and fails with `MODEL_ERRORS` by default.
     """
-    content = {kind: {"schema": {"type": "object"} if kind == JSON else {}} for kind in kinds}
-    responses: dict[int | str, Any] = {200: {"description": success, "content": content}}
-    for status in statuses:
+    route: JsonObject = {"response_class": Response}
+    if request is not None:
+        errors = errors or MODEL_ERRORS
+        body = {"required": True, "content": _schema(request)}
+        route["openapi_extra"] = {"requestBody": body}
+    responses: dict[int, Any] = {
+        200: {"description": success, "content": {kind: {} for kind in kinds}}
+    }
+    error = "AnthropicError" if OVERLOADED in errors else "Error"
+    for status in errors:
         responses[status] = {"description": DESCRIPTIONS[status], "content": _schema(error)}
-    return {"responses": responses, "response_class": Response}
-
-
-def _calls(success: str, request: str, *kinds: str) -> dict[str, Any]:
-    """Describe a route that calls models for a body of the schema *request*."""
-    if request in ("MessagesRequest", "CountTokensRequest"):
-        answers = _answers(success, kinds, *MODEL_ERRORS, 529, error="AnthropicError")
-    else:
-        answers = _answers(success, kinds, *MODEL_ERRORS)
-    body = {"required": True, "content": _schema(request)}
-    return answers | {"openapi_extra": {"requestBody": body}}
-
-
-READY = _answers('New requests are admitted, if "degraded" by the large model alone.', [JSON])
-READY["responses"][503] = {
-    "description": (
-        "New requests are not admitted: the service is shutting down, or the large model is down."
-    ),
-    "content": {JSON: {"schema": {"type": "object"}}},
-}
+    return route | {"responses": responses}
 
 
 def api_router(context: ServiceContext) -> APIRouter:
@@ -122,7 +115,7 @@ def api_router(context: ServiceContext) -> APIRouter:
 
     @router.post(
         "/v1/chat/completions",
-        **_calls("The completion, or its stream.", "ChatRequest", JSON, STREAM),
+        **_route("The completion, or its stream.", JSON, STREAM, request="ChatRequest"),
     )
     async def chat(http_request: Request) -> Response:
         """Answer a conversation, and stream every step of the reasoning as it is verified."""
@@ -130,7 +123,7 @@ def api_router(context: ServiceContext) -> APIRouter:
 
     @router.post(
         "/v1/completions",
-        **_calls("The model's answer, or its stream.", "ServedModelRequest", JSON, STREAM),
+        **_route("The model's answer, or its stream.", JSON, STREAM, request="ServedModelRequest"),
     )
     async def completions(http_request: Request) -> Response:
         """Forward a completion to one of the served models."""
@@ -146,18 +139,19 @@ def api_router(context: ServiceContext) -> APIRouter:
         )
 
     @router.post(
-        "/v1/responses", **_calls("The response, or its stream.", "ResponsesRequest", JSON, STREAM)
+        "/v1/responses",
+        **_route("The response, or its stream.", JSON, STREAM, request="ResponsesRequest"),
     )
     async def responses(http_request: Request) -> Response:
         """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
         return await answer(context, http_request, ResponsesRequest, ResponsesReply)
 
-    @router.get("/v1/models", **_answers("The models.", [JSON], 401))
+    @router.get("/v1/models", **_route("The models.", JSON, errors=[401]))
     async def models() -> Response:
         """List the methods, and both served models by their own names."""
         return json_response({"object": "list", "data": context.models.listing(context.created)})
 
-    @router.get("/v1/models/{name:path}", **_answers("The model.", [JSON], 401, 404))
+    @router.get("/v1/models/{name:path}", **_route("The model.", JSON, errors=[401, 404]))
     async def model(name: str) -> Response:
         """Describe one model."""
         return json_response(context.models.describe(name, context.created))
@@ -170,7 +164,14 @@ def messages_router(context: ServiceContext) -> APIRouter:
     router = APIRouter()
 
     @router.post(
-        MESSAGES_PATH, **_calls("The message, or its stream.", "MessagesRequest", JSON, STREAM)
+        MESSAGES_PATH,
+        **_route(
+            "The message, or its stream.",
+            JSON,
+            STREAM,
+            errors=ANTHROPIC_ERRORS,
+            request="MessagesRequest",
+        ),
     )
     async def messages(http_request: Request) -> Response:
         """
@@ -179,30 +180,35 @@ def messages_router(context: ServiceContext) -> APIRouter:
         """
         return await answer(context, http_request, MessagesRequest, MessagesReply)
 
-    @router.post(COUNT_PATH, **_calls("The number of tokens.", "CountTokensRequest", JSON))
+    @router.post(
+        COUNT_PATH,
+        **_route(
+            "The number of tokens.", JSON, errors=ANTHROPIC_ERRORS, request="CountTokensRequest"
+        ),
+    )
     async def count_tokens(http_request: Request) -> Response:
         """Count the tokens of a conversation, as the large model reads it."""
         call = await ModelCall.read(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
-        body = call.parsed(CountTokensRequest)
-        return call.count(body.wanted.conversation, body.wanted.tools)
+        wanted = parse_request(CountTokensRequest, call.content).wanted
+
+        async def work(connection: ClientConnection) -> None:
+            async with context.admitted(call.request) as seconds, asyncio.timeout(seconds):
+                large = context.offer.engine.large
+                tokens = await large.count(wanted.conversation, wanted.tools)
+            await connection.send_json(write_json({"input_tokens": tokens}))
+
+        return context.respond(call.request, work)
 
     return router
 
 
-def page_router(context: ServiceContext) -> APIRouter:
-    """Make the routes of the page."""
+def live_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of the page's own runs."""
     router = APIRouter()
 
-    @router.get("/", **_answers("The page.", ["text/html"]))
-    async def page() -> Response:
-        """Return the page that shows a run."""
-        from ..watch.page import headers, html  # reads the page from disk on first use
-
-        return HTMLResponse(html(), headers=headers())
-
-    @router.get("/live/methods", **_answers("The methods.", [JSON], 401))
+    @router.get("/live/methods", **_route("The methods.", JSON, errors=[401]))
     async def methods() -> Response:
         """
         List the methods with their options, the default method, and the names of the served models.
@@ -217,7 +223,10 @@ def page_router(context: ServiceContext) -> APIRouter:
             {"default": offer.defaults.policy, "methods": methods, "models": models}
         )
 
-    @router.post("/live", **_calls("The events of the run.", "LiveRequest", STREAM))
+    @router.post(
+        "/live",
+        **_route("The events of the run.", STREAM, request="LiveRequest"),
+    )
     async def live(http_request: Request) -> Response:
         """Run a problem; stream every event as it happens, and the solution at the end."""
         call = await ModelCall.read(context, http_request, AUTO)
@@ -226,33 +235,46 @@ def page_router(context: ServiceContext) -> APIRouter:
             raise bad_request(
                 "model is a served model, and only the runs of methods have events", "model"
             )
-        runs = call.runs(call.model, call.parsed(LiveRequest))
-        return call.reply(runs, LiveReply(), stream=True)
+        runs = call.runs(call.model, parse_request(LiveRequest, call.content))
+        return call.reply(runs, LiveReply())
 
     return router
 
 
-def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str]]) -> APIRouter:
+def public_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str]]) -> APIRouter:
     """
-    Make the routes for operators. None of them calls a model.
+    Make the routes that need no key: the page, and the routes for operators.
 
     *scrape* returns the metrics and their content type.
     """
     router = APIRouter()
 
+    @router.get("/", **_route("The page.", "text/html"))
+    async def page() -> Response:
+        """Return the page that shows a run."""
+        from ..watch.page import headers, html  # reads the page from disk on first use
+
+        return HTMLResponse(html(), headers=headers())
+
+    @router.head("/health", include_in_schema=False)
+    @router.head("/health/liveness", include_in_schema=False)
+    @router.get("/health/liveness", **_route("The process answers."))
+    @router.get("/health", **_route("The process answers."))
     async def alive() -> Response:
         """Confirm that the process answers."""
         return Response()
 
-    for path in ("/health", "/health/liveness"):
-        name = path.strip("/").replace("/", "_")
-        router.add_api_route(
-            path, alive, methods=["GET"], operation_id=name, **_answers("The process answers.", [])
-        )
-        router.add_api_route(path, alive, methods=["HEAD"], include_in_schema=False)
+    readiness = _route('New requests are admitted, if "degraded" by the large model alone.', JSON)
+    readiness["responses"][503] = {
+        "description": (
+            "New requests are not admitted: the service is shutting down, or the large model is"
+            " down."
+        ),
+        "content": {JSON: {}},
+    }
 
     @router.head("/health/readiness", include_in_schema=False)
-    @router.get("/health/readiness", **READY)
+    @router.get("/health/readiness", **readiness)
     async def ready() -> Response:
         """
         Say whether new requests are admitted: not while shutting down, nor while the large model is
@@ -264,12 +286,12 @@ def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
         code = 200 if status in ("ready", "degraded") else 503
         return json_response({"status": status} | context.health.up, code)
 
-    @router.get("/version", **_answers("The version.", [JSON]))
+    @router.get("/version", **_route("The version.", JSON))
     async def version() -> Response:
         """Return the version."""
         return json_response({"version": context.offer.version})
 
-    @router.get("/metrics", **_answers("The metrics.", ["text/plain"]))
+    @router.get("/metrics", **_route("The metrics.", "text/plain"))
     async def metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
         text, kind = scrape()
@@ -288,7 +310,7 @@ class ModelCall:
     """The record of the request."""
     body: bytes
     """The body."""
-    content: Mapping[str, Any]
+    content: JsonFields
     """The parsed body."""
     model: str | ServedModel
     """The name of a method, or a served model."""
@@ -305,8 +327,10 @@ class ModelCall:
         request = service_request(http_request)
         coding = http_request.headers.get("content-encoding", "identity")
         if coding != "identity":
-            message = f"the body has the Content-Encoding {coding}: send it uncompressed"
-            raise bad_request(message, code="invalid_json")
+            raise bad_request(
+                f"the body has the Content-Encoding {coding}: send it uncompressed",
+                code="invalid_json",
+            )
         body = await http_request.body()
         content = parse_json(body)
         name = content.get("model", default)
@@ -320,10 +344,6 @@ class ModelCall:
         request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
         return cls(context, request, body, content, model)
 
-    def parsed(self, schema: type[P]) -> P:
-        """Validate the body. Raise `ApiError`."""
-        return parse_request(schema, self.content)
-
     def runs(self, method: str, body: RunRequestBody) -> Runs:
         """Make the runs of *method* that *body* asks for. Raise `ApiError`."""
         context = self.context
@@ -332,9 +352,11 @@ class ModelCall:
         resolver = Resolver(method, context.offer, context.settings, auto, best)
         return Runs(context, self.request, resolver.runs(body))
 
-    def reply(self, runs: Runs, format: ReplyFormat, *, stream: bool) -> Response:
+    def reply(self, runs: Runs, format: ReplyFormat) -> Response:
         """Answer with *runs* in *format*."""
-        return self.context.respond(self.request, partial(reply, runs, format, stream=stream))
+        return self.context.respond(
+            self.request, partial(reply, runs, format, stream=self.request.stream)
+        )
 
     def forward(self, model: ServedModel) -> Response:
         """Answer with the answer of *model*'s server."""
@@ -357,19 +379,6 @@ class ModelCall:
 
         return context.respond(self.request, work)
 
-    def count(self, conversation: tuple[Message, ...], tools: tuple[Tool, ...]) -> Response:
-        """Answer with the number of tokens of *conversation* with *tools*."""
-
-        async def work(connection: ClientConnection) -> None:
-            async with self.context.admitted(self.request) as seconds, asyncio.timeout(seconds):
-                try:
-                    tokens = await self.context.offer.engine.large.count(conversation, tools)
-                except StepspecError as exc:
-                    raise api_error(exc) from exc
-            await connection.send_json(write_json({"input_tokens": tokens}))
-
-        return self.context.respond(self.request, work)
-
 
 async def answer(
     context: ServiceContext,
@@ -381,23 +390,19 @@ async def answer(
     call = await ModelCall.read(context, http_request)
     if isinstance(call.model, ServedModel):
         return call.forward(call.model)
-    body = call.parsed(schema)
+    body = parse_request(schema, call.content)
     call.request.log_fields["user"] = body.end_user
     runs = call.runs(call.model, body)
     thinking = body.place_of_thinking(context.settings.thinking)
-    return call.reply(runs, format(runs, call.request, body, thinking), stream=call.request.stream)
+    return call.reply(runs, format(runs, call.request, body, thinking))
 
 
-def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[], dict[str, Any]]:
-    """
-    Return a function that describes *app* with the current models.
-
-    *locked* says whether *app* needs an API key.
-    """
+def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
+    """Return a function that describes *app* with the current models."""
     generate = app.openapi
 
     @cache  # it takes a tenth of a second, and needs no key
-    def describe(methods: tuple[str, ...], served: tuple[str, ...]) -> dict[str, Any]:
+    def describe(methods: tuple[str, ...], served: tuple[str, ...]) -> JsonObject:
         app.openapi_schema = None
         description = generate()
         schemas = description.setdefault("components", {}).setdefault("schemas", {})
@@ -406,24 +411,16 @@ def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[
         for request in REQUESTS:
             schemas.update(_schemas(request))
             schemas[request.__name__]["properties"] |= _model_names(methods)
-        if locked:
-            description["components"]["securitySchemes"] = {
-                "key": {"type": "http", "scheme": "bearer"},
-                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-            }
-            for path in description["paths"].keys() - PUBLIC_PATHS:
-                for operation in description["paths"][path].values():
-                    operation["security"] = [{"key": []}, {"x-api-key": []}]
         return description
 
     return lambda: describe(models.methods, tuple(models.served))
 
 
-def _model_names(names: Iterable[str]) -> dict[str, Any]:
+def _model_names(names: Iterable[str]) -> JsonObject:
     return {"model": {"type": "string", "enum": list(names)}}
 
 
-def _schemas(request: type[BaseModel]) -> dict[str, Any]:
+def _schemas(request: type[BaseModel]) -> JsonObject:
     """Return the JSON schema of *request*, and of all parts of it, by name."""
     schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
     return {**schema.pop("$defs", {}), request.__name__: schema}

@@ -10,30 +10,26 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
 from stepspec.orchestrator.backends.vllm.slots import waiting_at_most
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints.request_context import CARRIED
-from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Committed, Event
 from stepspec.orchestrator.json_values import write_json
 from stepspec.orchestrator.ledger import Ledger
-from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Stopwatch
 
 from ..admission import Admission, Clients
-from ..errors import CLIENT_CLOSED, INTERNAL_ERROR, api_error
-from ..formats import deltas as payloads
-from ..formats.deltas import TokenCounts
-from ..formats.reply_format import ReplyFormat, RunItem
+from ..errors import INTERNAL_ERROR, ApiError, api_error
+from ..formats.reply_format import ReplyFormat, RequestRuns, RunItem
 from ..formats.requests import ModelCatalog, Offer, RunRequest
 from ..records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
 from ..settings import ServiceSettings
 from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
-from .upstream import CHECK_SECONDS, IDLE_SECONDS, HealthMonitor
+from .upstream import IDLE_SECONDS, HealthMonitor
 
 MIN_SECONDS = 0.001
 """Seconds for a run whose deadline was over before it began."""
@@ -88,7 +84,7 @@ class ServiceContext:
         return StreamedResponse(request, work, self.settings.send_seconds, self.admission.aborted)
 
 
-class Runs:
+class Runs(RequestRuns):
     """
     The runs of a request, one for each of *run_requests*.
 
@@ -100,14 +96,7 @@ class Runs:
     def __init__(
         self, context: ServiceContext, request: ServiceRequest, run_requests: Sequence[RunRequest]
     ) -> None:
-        self.run_requests = run_requests
-        """What each run was asked for, by the index of its choice."""
-        self.counts = [TokenCounts() for _ in run_requests]
-        """The tokens of each run, by the index of its choice."""
-        self.solutions: dict[int, Solution] = {}
-        """The solutions of the runs that are over, by the index of their choice."""
-        self.thinks = context.offer.engine.large.template.thinks
-        """Whether the large model thinks before it answers."""
+        super().__init__(run_requests, context.offer.engine.large)
         self._context = context
         self._request = request
         self._keep_alive = context.settings.keep_alive
@@ -134,9 +123,10 @@ class Runs:
                     yield self
             finally:
                 ledgers = [Ledger.of(counts.events) for counts in self.counts]
-                tokens = [ledger.large.written + ledger.large.judging for ledger in ledgers]
                 self._request.ledgers = ledgers
-                self._request.large_tokens = sum(tokens)
+                self._request.large_tokens = sum(
+                    ledger.large.written + ledger.large.judging for ledger in ledgers
+                )
 
     def __aiter__(self) -> Self:
         return self
@@ -152,14 +142,11 @@ class Runs:
 
         The headers of a stream wait for the event, so that an early failure gets its own status.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._keep_alive
         items: list[RunItem] = []
-        while (left := deadline - loop.time()) > 0:
-            new = await self._next(left)
-            items += new
-            if any(isinstance(item, RunResult) or isinstance(item.event, events) for item in new):
-                break
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._keep_alive):
+                while not any(_is_one_of(events, item) for item in items):
+                    items += await self._next(self._keep_alive)
         return items
 
     async def _next(self, seconds: float) -> list[RunItem]:
@@ -210,46 +197,17 @@ class Runs:
         self._items.append(item)
         self._changed.set()
 
-    async def usage(self) -> dict[str, Any]:
-        """The usage of all runs together; see `payloads.usage`."""
-        return payloads.usage(await self.prompt_tokens(), self.counts)
-
-    async def prompt_tokens(self) -> int:
-        """The tokens of the conversation, as the large model reads it."""
-        first = self.run_requests[0]
-        tools = first.tools.tools if first.tools else ()
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                return await self._context.offer.engine.large.count(first.problem, tools)
-        except (EndpointError, TimeoutError):  # which is no reason to lose the answer
-            return self.counts[0].prompt
-
-    def extension(self, choices: Sequence[int]) -> dict[str, Any]:
-        """Return the fields beyond OpenAI's API about the runs of *choices*, which are over."""
-        solutions = [self.solutions[choice] for choice in choices]
-        ledgers = [payloads.ledger(solution.ledger) for solution in solutions]
-        about = [
-            payloads.about(self.solutions[choice], self.run_requests[choice]) for choice in choices
-        ]
-        return {
-            "steps": payloads.steps(solutions),
-            "ledger": ledgers[0] if len(ledgers) == 1 else ledgers,
-            "stepspec": about[0] if len(about) == 1 else about,
-        }
-
-    async def fail(self, exc: Exception, connection: ClientConnection) -> None:
-        """End a stream that has started with *exc*, or raise *exc* as `ApiError`."""
-        request = self._request
+    def error(self, exc: Exception) -> ApiError:
+        """Return the error that tells the client of *exc*. Report *exc* if it is a bug."""
         error = api_error(exc, partial=any(counts.written for counts in self.counts))
-        request.error = error
         if error.code == INTERNAL_ERROR:
-            self._context.observe(RequestFailed(request, exc))
-        if not connection.started:
-            raise error from exc
-        if error.status == CLIENT_CLOSED:
-            request.status = CLIENT_CLOSED
-        else:
-            await connection.fail(error)
+            self._context.observe(RequestFailed(self._request, exc))
+        return error
+
+
+def _is_one_of(events: tuple[type[Event], ...], item: RunItem) -> bool:
+    """Return whether *item* is one of *events*, or the result of a run."""
+    return isinstance(item, RunResult) or isinstance(item.event, events)
 
 
 async def reply(
@@ -265,7 +223,7 @@ async def reply(
         async with runs.started():
             await answer(runs, format, connection)
     except Exception as exc:
-        await runs.fail(exc, connection)
+        await connection.fail(runs.error(exc))
 
 
 async def _whole(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:

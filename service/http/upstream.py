@@ -45,7 +45,8 @@ from stepspec.orchestrator.nesting import leaves
 
 from ..errors import ApiError, api_error
 from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
-from ..formats.requests import ServedModel
+from ..formats.requests import ROLES, ServedModel
+from ..json_types import JsonFields, JsonObject
 from ..records import MESSAGES_PATH, HealthChecked, ServiceObserver, ServiceRequest
 from .middleware import EVENT_STREAM, ClientConnection
 
@@ -74,10 +75,8 @@ class HealthMonitor:
 
     def __init__(self, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver) -> None:
         self._observe = observe
-        self._endpoints: dict[Role, ModelEndpoint] = {
-            role: leaves(endpoint)[-1] for role, endpoint in endpoints.items()
-        }
-        self.up: dict[Role, bool] = {role: endpoint.usable for role, endpoint in endpoints.items()}
+        self._endpoints = {role: leaves(endpoint)[-1] for role, endpoint in endpoints.items()}
+        self.up = {role: endpoint.usable for role, endpoint in endpoints.items()}
         """Whether a server of each role is up, by the last check."""
 
     @property
@@ -97,7 +96,7 @@ class HealthMonitor:
 
         async def check() -> None:
             while True:
-                await asyncio.gather(*map(self._check, self._endpoints))
+                await asyncio.gather(*map(self._check, ROLES))
                 await asyncio.sleep(seconds)
 
         async with background(check()):
@@ -122,20 +121,97 @@ async def _is_healthy(endpoint: ReplicatedEndpoint, server: Server) -> bool:
         async with asyncio.timeout(CHECK_SECONDS):
             await server.check_health()
     except TimeoutError:
-        message = f"/health does not answer within {CHECK_SECONDS:g} s"
-        error = EndpointUnavailable(message, role=endpoint.role, url=url, verb="health")
-        endpoint.report(url, error)
-        return False
+        error: EndpointError = EndpointUnavailable(
+            f"/health does not answer within {CHECK_SECONDS:g} s",
+            role=endpoint.role,
+            url=url,
+            verb="health",
+        )
     except LocalShortage:
         return True
     except EndpointError as exc:
-        endpoint.report(url, exc)
-        return False
-    return True
+        error = exc
+    else:
+        return True
+    endpoint.report(url, error)
+    return False
 
 
 class BrokenAnswer(Exception):
     """A server broke off its answer."""
+
+
+class PriorityRefused(Exception):
+    """A server refuses the priority that was added to a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReply:
+    """
+    An answer of a server that has begun.
+
+    Its methods raise `BrokenAnswer` if the connection breaks, or if nothing comes for too long.
+    """
+
+    server: VllmEndpoint
+    """The server."""
+    call: Call
+    """What error messages name."""
+    response: aiohttp.ClientResponse
+    """The answer."""
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return self.server.settings.deadlines
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that are passed on."""
+        headers = self.response.headers
+        return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
+
+    async def read(
+        self, seconds: float, healthy: Callable[[], Awaitable[bool]] | None = None
+    ) -> bytes:
+        """
+        Return the next part; b"" at the end.
+
+        Wait longer than *seconds* only while the server is *healthy*.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self.response.content.readany()
+            except TimeoutError:
+                if healthy is None or not await healthy():
+                    raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
+            except CONNECTION_ERRORS as exc:
+                raise BrokenAnswer(SERVER_DIED) from exc
+
+    async def rest(self, max_bytes: int) -> bytes:
+        """Return the rest, at most one part more than *max_bytes*."""
+        whole = bytearray()
+        while len(whole) < max_bytes:
+            part = await self.read(self.deadlines.between)
+            if not part:
+                break
+            whole += part
+        return bytes(whole)
+
+    async def first_event(self, answer: ForwardedAnswer) -> bytes:
+        """Return the bytes of a stream to pass on as soon as its first event is whole."""
+        head = b""
+        passed = b""
+        while part := await self.read(self.deadlines.first):
+            head += part
+            if not begins_events(head):
+                break
+            passed += answer.add(part)
+            if passed.strip():
+                return passed
+        if head.strip() and begins_events(head):
+            raise BrokenAnswer(SERVER_DIED)
+        raise no_stream(self.call, head + await self.rest(MAX_FAILURE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +222,7 @@ class ForwardedRequest:
     """The record of the request."""
     model: ServedModel
     """The served model."""
-    content: Mapping[str, Any]
+    content: JsonFields
     """The parsed body."""
     body: bytes
     """The body. It is forwarded unchanged where nothing has to be added."""
@@ -196,17 +272,16 @@ class Forwarding:
         except EndpointError as exc:
             raise self._refusal(exc) from exc
         except ApiError as exc:  # the client takes nothing
-            if not self._connection.started:
-                raise
-            self._request.error = exc
-            self._request.status = exc.status
+            await self._connection.fail(exc)
         except TimeoutError:
-            message = f"the {self._model.role} model did not answer in time"
-            error = ApiError(504, message, code="deadline", retry=False)
-            if not self._connection.started:
-                raise error from None
-            self._request.error = error
-            await self._connection.fail(error)
+            await self._connection.fail(
+                ApiError(
+                    504,
+                    f"the {self._model.role} model did not answer in time",
+                    code="deadline",
+                    retry=False,
+                )
+            )
 
     async def _send_to(self, server: Server) -> None:
         """
@@ -217,32 +292,42 @@ class Forwarding:
         assert isinstance(server, VllmEndpoint)
         settings = server.settings
         call = Call(self._model.role, settings.url, "forward", settings.api_key is not None)
-        prioritised = self._priority is not None and server.connection.priorities
+        connection = server.connection
+        priority = self._priority if connection.priorities else None
         async with server.apart() if reads_likeliest(self._content) else nullcontext():
-            answered = await self._try(server, call, prioritised=prioritised)
-            if not answered:
-                await self._try(server, call, prioritised=False)
+            try:
+                await self._try(server, call, priority)
+            except PriorityRefused:
+                await self._try(server, call, None)
                 # if this fails too, the request is at fault and not the priority
-                server.connection.priorities &= self._request.calls[-1].status >= 400
+                connection.priorities &= self._request.calls[-1].status >= 400
 
-    async def _try(self, server: VllmEndpoint, call: Call, *, prioritised: bool) -> bool:
+    async def _try(self, server: VllmEndpoint, call: Call, priority: int | None) -> None:
         """
-        Send the request once.
+        Send the request once, with a *priority* if it is not None.
 
-        Return False if the server refuses the priority that was added to the request.
+        Raise `PriorityRefused`, or `EndpointError` before any of the answer is sent.
         """
         request = self._request
         with request.calling(self._model.role, self._model.name, call.url) as record:
-            response = await self._open(server, call, prioritised=prioritised)
-            async with response:
+            async with await self._open(server, call, priority) as response:
                 record.answered(response.status, request.seconds)
-                answered = await self._pass_on(response, server, call, prioritised=prioritised)
-        if answered:
-            request.upstream = request.seconds - (request.admitted or 0.0)
-        return answered
+                reply = ServerReply(server, call, response)
+                await self._receive(reply, prioritised=priority is not None)
+        request.upstream = request.seconds - (request.admitted or 0.0)
+
+    async def _receive(self, reply: ServerReply, *, prioritised: bool) -> None:
+        """Pass on *reply*. Raise the same errors as `_try`."""
+        try:
+            if reply.response.status >= 400:
+                await self._failure(reply, prioritised=prioritised)
+            else:
+                await self._answer(reply)
+        except (BrokenAnswer, EventTooLarge) as exc:
+            raise reply.call.error(EndpointUnavailable, f"no answer: {exc}") from exc
 
     async def _open(
-        self, server: VllmEndpoint, call: Call, *, prioritised: bool
+        self, server: VllmEndpoint, call: Call, priority: int | None
     ) -> aiohttp.ClientResponse:
         """
         Send the request and return the answer, which has begun.
@@ -250,13 +335,13 @@ class Forwarding:
         Send the request again if the server closed the idle connection just then.
         """
         settings = server.settings
+        seconds = settings.deadlines.connect
         proxy = server.connection.proxy
-        content = self._content
-        if prioritised and self._priority is not None:
-            content = {**content, "priority": run_place(self._priority)}
         body = self._client_body
-        if body is None or content is not self._content:
-            body = write_json(content)
+        if priority is not None:
+            body = write_json({**self._content, "priority": run_place(priority)})
+        elif body is None:
+            body = write_json(self._content)
         headers = {
             **self._request.forwarded,
             "Content-Type": "application/json",
@@ -269,7 +354,7 @@ class Forwarding:
             f"{call.url}{self._request.path}",
             data=body,
             headers=headers,
-            timeout=aiohttp.ClientTimeout(sock_connect=settings.deadlines.connect),
+            timeout=aiohttp.ClientTimeout(sock_connect=seconds),
             proxy=proxy,
         )
 
@@ -286,7 +371,7 @@ class Forwarding:
             try:
                 return sending.result()
             except CONNECTION_ERRORS as exc:
-                raise connection_error(call, exc, settings.deadlines.connect, proxy) from exc
+                raise connection_error(call, exc, seconds, proxy) from exc
 
     async def _wait(self, sending: asyncio.Task[Any], server: VllmEndpoint, call: Call) -> None:
         """
@@ -300,9 +385,10 @@ class Forwarding:
             await asyncio.wait([sending], timeout=seconds)
             if sending.done():
                 return
-            message = f"no answer after {seconds:g} s (deadlines.first)"
-            late = call.error(EndpointUnavailable, message)
-            if self._content.get("stream") is True:
+            late = call.error(
+                EndpointUnavailable, f"no answer after {seconds:g} s (deadlines.first)"
+            )
+            if self._streams:
                 raise late
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
@@ -310,107 +396,79 @@ class Forwarding:
             except TimeoutError:
                 raise late from None
 
-    async def _pass_on(
-        self,
-        response: aiohttp.ClientResponse,
-        server: VllmEndpoint,
-        call: Call,
-        *,
-        prioritised: bool,
-    ) -> bool:
-        """
-        Pass on an answer.
-
-        Return False if the server refuses the priority that was added to the request. Raise
-        `EndpointError` before any of the answer is sent.
-        """
-        try:
-            if response.status >= 400:
-                return await self._failure(response, server, call, prioritised=prioritised)
-            await self._answer(response, server, call)
-        except (BrokenAnswer, EventTooLarge) as exc:
-            raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
-        return True
-
-    async def _failure(
-        self,
-        response: aiohttp.ClientResponse,
-        server: VllmEndpoint,
-        call: Call,
-        *,
-        prioritised: bool,
-    ) -> bool:
+    async def _failure(self, reply: ServerReply, *, prioritised: bool) -> None:
         """
         Pass on a failed answer.
 
-        Return False if the server refuses the priority that was added to the request. Raise
-        `EndpointError` if another server may answer, or if the prompt is too long.
+        Raise `PriorityRefused` if the server refuses the priority that was added to the request.
+        Raise `EndpointError` if another server may answer, or if the prompt is too long.
         """
-        status = response.status
-        body = await _read_all(response, server.settings.deadlines.between, MAX_FAILURE_BYTES)
+        status = reply.response.status
+        body = await reply.rest(MAX_FAILURE_BYTES)
         if prioritised and status == 400 and b"priority" in body.lower():
-            return False
-        error = http_error(call, status, body, self._request.path)
+            raise PriorityRefused
+        error = http_error(reply.call, status, body, self._request.path)
         if isinstance(error, EndpointUnavailable):
-            now = http_date(response.headers.get("Date")) or time.time()
-            error.retry_after = retry_after(response.headers.get("Retry-After"), now)
+            headers = reply.response.headers
+            now = http_date(headers.get("Date")) or time.time()
+            error.retry_after = retry_after(headers.get("Retry-After"), now)
         if status >= 500 or status in UNUSABLE or isinstance(error, ContextTooLong):
             self._failed_status = status
             raise error
-        await self._connection.start(_returned(response), status)
-        await self._connection.finish(body)
-        return True
+        await self._pass_on(reply, body)
 
-    async def _answer(
-        self, response: aiohttp.ClientResponse, server: VllmEndpoint, call: Call
-    ) -> None:
+    async def _answer(self, reply: ServerReply) -> None:
         """
         Pass on an answer that has begun.
 
         Raise `BrokenAnswer`, `EventTooLarge` or `EndpointError` before any of it is sent.
         """
-        if self._content.get("stream") is True or response.content_type == "text/event-stream":
-            await self._stream(response, server, call)
+        if self._streams or reply.response.content_type == "text/event-stream":
+            await self._stream(reply)
             return
-        between = server.settings.deadlines.between
-        body = await _read_all(response, between, MAX_ANSWER_BYTES)
-        failed = no_reply(call, body)
+        body = await reply.rest(MAX_ANSWER_BYTES)
+        failed = no_reply(reply.call, body)
         if failed:
             raise failed
         self._charge(written_tokens(object_in(body)) or 0)
-        await self._connection.start(_returned(response), response.status)
+        await self._pass_on(reply, body)
+
+    async def _pass_on(self, reply: ServerReply, body: bytes) -> None:
+        """Pass on an answer in one piece."""
+        await self._connection.start(reply.headers, reply.response.status)
         await self._connection.finish(body)
 
-    async def _stream(
-        self, response: aiohttp.ClientResponse, server: VllmEndpoint, call: Call
-    ) -> None:
+    async def _stream(self, reply: ServerReply) -> None:
         """Pass on a stream. Raise the same errors as `_answer`."""
         connection = self._connection
-        deadlines = server.settings.deadlines
+        call = reply.call
         answer = ForwardedAnswer(
             self._request.path, counted=self._counted, hidden=self._hides_usage
         )
-        first = await _first_event(response, answer, call, deadlines)
-        headers = {**EVENT_STREAM, **_returned(response)}
-        await connection.start(headers, response.status, failure=answer.failed)
+        first = await reply.first_event(answer)
+        headers = {**EVENT_STREAM, **reply.headers}
+        await connection.start(headers, reply.response.status, failure=answer.failed)
         try:
             await connection.send(first)
             # a server may be silent: parsers of calls keep their text until it is whole
-            healthy = partial(_is_healthy, self._endpoint, server)
-            while part := await _read(response, deadlines.between, healthy):
+            healthy = partial(_is_healthy, self._endpoint, reply.server)
+            while part := await reply.read(reply.deadlines.between, healthy):
                 await connection.send(answer.add(part))
             rest = answer.finish()
         except (BrokenAnswer, EventTooLarge) as exc:
             message = f"the answer broke off: {exc}"
             self._endpoint.report(call.url, call.error(EndpointUnavailable, message))
             self._request.calls[-1].failure = type(exc).__name__
-            error = ApiError(503, message, code="upstream_error", retry=False)
-            self._request.error = error
-            await connection.fail(error)
+            await connection.fail(ApiError(503, message, code="upstream_error", retry=False))
             return
         finally:
             self._charge(answer.written)
         await connection.finish(rest)
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the client asks for a stream."""
+        return self._content.get("stream") is True
 
     def _charge(self, tokens: int) -> None:
         """Count *tokens* of the answer, if the client is charged for them."""
@@ -426,33 +484,16 @@ class Forwarding:
             key = "the service's key for it"
             if self._endpoint.settings.api_key is None:
                 key = "a request without a key; the service has none"
-            message = (
+            return ApiError(
+                500,
                 f"the {role} model's server at {exc.url} refused {key} (HTTP {exc.status}): the"
-                f" operator has to set STEPSPEC_{role.upper()}__API_KEY"
+                f" operator has to set STEPSPEC_{role.upper()}__API_KEY",
+                code="upstream_error",
+                retry=False,
             )
-            return ApiError(500, message, code="upstream_error", retry=False)
         if exc.status == self._failed_status in (404, 405):
-            return ApiError(self._failed_status, str(exc), code="upstream_rejected")
+            return ApiError(exc.status, str(exc), code="upstream_rejected")
         return api_error(exc)
-
-
-async def _first_event(
-    response: aiohttp.ClientResponse, answer: ForwardedAnswer, call: Call, deadlines: Deadlines
-) -> bytes:
-    """Return the bytes of a stream to pass on as soon as its first event is whole."""
-    part = await _read(response, deadlines.first)
-    head = part
-    passed = b""
-    while part and begins_events(head):
-        passed += answer.add(part)
-        if passed.strip():
-            return passed
-        part = await _read(response, deadlines.first)
-        head += part
-    if head.strip() and begins_events(head):
-        raise BrokenAnswer(SERVER_DIED)
-    rest = await _read_all(response, deadlines.between, MAX_FAILURE_BYTES)
-    raise no_stream(call, head + rest)
 
 
 LAST_EVENTS = frozenset(
@@ -463,7 +504,7 @@ USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """The paths whose streams have the usage only if the request asks for it."""
 
 
-def asking_for_usage(path: str, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def asking_for_usage(path: str, content: JsonFields) -> JsonFields | None:
     """
     Return *content*, the body of a request to *path*, asking for the usage.
 
@@ -471,14 +512,14 @@ def asking_for_usage(path: str, content: Mapping[str, Any]) -> Mapping[str, Any]
     """
     if path not in USAGE_PATHS or content.get("stream") is not True:
         return None
-    given = content.get("stream_options")
-    options = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
-    if options.get("include_usage"):
+    options = content.get("stream_options")
+    if _field(options, "include_usage"):
         return None
-    return {**content, "stream_options": {**options, "include_usage": True}}
+    given = cast("JsonObject", options) if isinstance(options, dict) else {}
+    return {**content, "stream_options": {**given, "include_usage": True}}
 
 
-def max_answer_tokens(content: Mapping[str, Any], room: int) -> int:
+def max_answer_tokens(content: JsonFields, room: int) -> int:
     """
     Return the most tokens that an answer to *content* can have.
 
@@ -559,7 +600,8 @@ class ForwardedAnswer:
         rest = self._reader.rest
         data = self._reader.end()
         has_event = rest.strip(b"\r\n") != b"" and not rest.startswith(b":")
-        if has_event and not _is_whole(data):
+        is_whole = data.strip() == DONE or bool(object_in(data))
+        if has_event and not is_whole:
             raise BrokenAnswer(SERVER_DIED)
         self._take(data)
         if not self._first or not self._over:
@@ -579,7 +621,7 @@ class ForwardedAnswer:
         if self._path != "/v1/responses":
             return FAILED % body
         begun = object_in(self._first).get("response")
-        response = cast("dict[str, Any]", begun) if isinstance(begun, dict) else {}
+        response = cast("JsonObject", begun) if isinstance(begun, dict) else {}
         last_number: object = object_in(self._last).get("sequence_number")
         number = last_number + 1 if isinstance(last_number, int) else 0
         return response_failed(response, number, error.status, error.message)
@@ -610,7 +652,7 @@ class ForwardedAnswer:
         return "usage" in content and not content.get("choices")
 
 
-def written_tokens(reply: Mapping[str, Any]) -> int | None:
+def written_tokens(reply: JsonFields) -> int | None:
     """
     Return the number of tokens that the model has written, by the usage in *reply*.
 
@@ -626,15 +668,10 @@ def written_tokens(reply: Mapping[str, Any]) -> int | None:
 
 def _field(value: object, name: str) -> Any:
     """Return the field *name* of an object; None if *value* is no object."""
-    return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+    return cast("JsonObject", value).get(name) if isinstance(value, dict) else None
 
 
-def _is_whole(data: bytes) -> bool:
-    """Return whether *data*, of an event without its blank line, is complete."""
-    return data.strip() == DONE or bool(object_in(data))
-
-
-def reads_likeliest(content: Mapping[str, Any]) -> bool:
+def reads_likeliest(content: JsonFields) -> bool:
     """
     Return whether the answer to *content* has the likeliest tokens of each position.
 
@@ -642,45 +679,3 @@ def reads_likeliest(content: Mapping[str, Any]) -> bool:
     """
     logprobs = content.get("logprobs")
     return bool(content.get("top_logprobs")) or (bool(logprobs) and logprobs is not True)
-
-
-def _returned(response: aiohttp.ClientResponse) -> dict[str, str]:
-    headers = response.headers
-    return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
-
-
-async def _read(
-    response: aiohttp.ClientResponse,
-    seconds: float,
-    healthy: Callable[[], Awaitable[bool]] | None = None,
-) -> bytes:
-    """
-    Return the next part of an answer; b"" at its end.
-
-    Raise `BrokenAnswer` if the connection breaks, or if nothing comes for *seconds* and the server
-    is not *healthy*.
-    """
-    while True:
-        try:
-            async with asyncio.timeout(seconds):
-                return await response.content.readany()
-        except TimeoutError:
-            if healthy is None or not await healthy():
-                raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
-        except CONNECTION_ERRORS as exc:
-            raise BrokenAnswer(SERVER_DIED) from exc
-
-
-async def _read_all(response: aiohttp.ClientResponse, seconds: float, max_bytes: int) -> bytes:
-    """
-    Return the rest of an answer, at most one part more than *max_bytes*.
-
-    Raise `BrokenAnswer` if a part takes longer than *seconds*.
-    """
-    whole = bytearray()
-    while len(whole) < max_bytes:
-        part = await _read(response, seconds)
-        if not part:
-            break
-        whole += part
-    return bytes(whole)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, TextIO, cast
 
 import structlog
@@ -48,7 +49,6 @@ from ..records import (
     HEALTH_PATHS,
     MODEL_PATHS,
     HealthChecked,
-    RequestArrived,
     RequestFailed,
     RequestFinished,
     RunEvent,
@@ -89,7 +89,7 @@ class RequestLog:
                 if self._up.get(role, True) != up:
                     write("upstream", role=role, up=up)
                 self._up[role] = up
-            case RequestArrived():
+            case _:
                 pass
 
     def _run_event(self, request: ServiceRequest, choice: int, event: Event) -> None:
@@ -111,6 +111,7 @@ class RequestLog:
     def _run_result(self, request: ServiceRequest, choice: int, solution: Solution) -> None:
         request.log_fields["finish"] = solution.finish_reason
         ledger = solution.ledger
+        fields = {"answer": solution.answer} if self._prompts else {}
         self.log.debug(
             "solved",
             request_id=request.id,
@@ -119,7 +120,7 @@ class RequestLog:
             accept_rate=ledger.accept_rate,
             share_large=round(ledger.share_large, 3),
             kept=ledger.small.kept + ledger.large.kept,
-            **({"answer": solution.answer} if self._prompts else {}),
+            **fields,
         )
 
     def _request(self, request: ServiceRequest) -> None:
@@ -148,24 +149,24 @@ class RequestLog:
 def _logger(settings: ServiceSettings) -> Any:
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     stream = GuardedStream()
-    shared: list[Any] = [
+    processors: list[Any] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if settings.log_format == "json":
         # keys and problems are among the local variables
         traceback = ExceptionDictTransformer(show_locals=False)
-        last: list[Any] = [
+        processors += [
             structlog.processors.ExceptionRenderer(traceback),
             structlog.processors.JSONRenderer(),
         ]
     else:
         plain = structlog.dev.plain_traceback
-        shared.append(_printable)
-        last = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
+        console = structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
+        processors += [_printable, console]
     return structlog.wrap_logger(
         structlog.PrintLogger(cast("TextIO", stream)),
-        processors=[*shared, *last],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
@@ -190,26 +191,10 @@ MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
 OUTCOMES = {True: "accepted", False: "rejected", None: "unjudged"}
 """The label of a judged answer, by the verdict."""
+NAMESPACE = "stepspec"
+"""The beginning of the name of every metric."""
 NO_MODEL = "none"
 """The label of requests that name no model, or that were refused unread."""
-
-
-class MetricFactory:
-    """Makes the metrics of one *registry*."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def histogram(
-        self, name: str, help: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        return Histogram(f"stepspec_{name}", help, labels, buckets=buckets, registry=self._registry)
-
-    def counter(self, name: str, help: str, *labels: str) -> Counter:
-        return Counter(f"stepspec_{name}", help, labels, registry=self._registry)
-
-    def gauge(self, name: str, help: str, *labels: str) -> Gauge:
-        return Gauge(f"stepspec_{name}", help, labels, registry=self._registry)
 
 
 class Metrics:
@@ -227,44 +212,40 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a sixth of all series
         self.registry = registry = CollectorRegistry()
         labels = ("endpoint", "model")
-        factory = MetricFactory(registry)
-        histogram = factory.histogram
-        counter = factory.counter
-        gauge = factory.gauge
+        counter = partial(Counter, namespace=NAMESPACE, registry=registry)
+        gauge = partial(Gauge, namespace=NAMESPACE, registry=registry)
+        histogram = partial(Histogram, namespace=NAMESPACE, registry=registry, buckets=SECONDS)
         self._requests = counter(
-            "requests", "Answered requests, by HTTP status.", *labels, "status"
+            "requests", "Answered requests, by HTTP status.", (*labels, "status")
         )
         self._seconds = histogram(
-            "request_seconds", "Seconds from request to end of answer.", SECONDS, *labels
+            "request_seconds", "Seconds from request to end of answer.", labels
         )
         self._first = histogram(
-            "first_step_seconds",
-            "Seconds from a request to its first verified step.",
-            SECONDS,
-            *labels,
+            "first_step_seconds", "Seconds from a request to its first verified step.", labels
         )
-        self._queued = histogram(
-            "queue_seconds", "Seconds that a request waited for admission.", SECONDS
-        )
+        self._queued = histogram("queue_seconds", "Seconds that a request waited for admission.")
         self._overhead = histogram(
             "overhead_seconds",
             "Seconds in the service itself: no queue, no model.",
-            MILLISECONDS,
-            *labels,
+            labels,
+            buckets=MILLISECONDS,
         )
         self._refused = counter(
-            "refusals", "Requests without an answer or with an incomplete one.", "endpoint", "code"
+            "refusals",
+            "Requests without an answer or with an incomplete one.",
+            ("endpoint", "code"),
         )
-        self._add_run_metrics(factory)
+        self._add_run_metrics(counter, histogram)
         self._clients = counter(
-            "client_requests", "Answered requests of a named client.", "client", "status"
+            "client_requests", "Answered requests of a named client.", ("client", "status")
         )
         self._client_tokens = counter(
             "client_large_tokens",
             "Tokens that the large model wrote, or read to judge, for a client.",
-            "client",
+            ["client"],
         )
-        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
+        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", ["role"])
         gauge("requests_running", "Requests that are running.").set_function(
             lambda: admission.running
         )
@@ -272,38 +253,48 @@ class Metrics:
             lambda: admission.waiting
         )
         self._upstream_waiting = gauge(
-            "upstream_waiting", "Requests to a model that wait for a slot of its endpoint.", "role"
+            "upstream_waiting",
+            "Requests to a model that wait for a slot of its endpoint.",
+            ["role"],
         )
         self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
-        Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
+        Info(NAMESPACE, "Version of the service.", registry=registry).info({"version": version})
 
-    def _add_run_metrics(self, factory: MetricFactory) -> None:
-        histogram = factory.histogram
-        counter = factory.counter
-        self._steps = counter("steps", "Written steps, by fate.", "model", "author", "fate")
-        self._tokens = counter("tokens", "Written tokens, by fate.", "model", "role", "fate")
+    def _add_run_metrics(
+        self, counter: Callable[..., Counter], histogram: Callable[..., Histogram]
+    ) -> None:
+        self._steps = counter("steps", "Written steps, by fate.", ("model", "author", "fate"))
+        self._tokens = counter("tokens", "Written tokens, by fate.", ("model", "role", "fate"))
         self._prompt = counter(
-            "prompt_tokens", "Prompt tokens sent to a server.", "model", "role", "cached"
+            "prompt_tokens", "Prompt tokens sent to a server.", ("model", "role", "cached")
         )
         self._waste = histogram(
-            "waste_ratio", "Discarded tokens over written ones, per run.", RATIOS, "model", "role"
+            "waste_ratio",
+            "Discarded tokens over written ones, per run.",
+            ("model", "role"),
+            buckets=RATIOS,
         )
         self._accepted = histogram(
-            "accept_ratio", "Accepted drafts over judged ones, per run.", RATIOS, "model"
+            "accept_ratio",
+            "Accepted drafts over judged ones, per run.",
+            ["model"],
+            buckets=RATIOS,
         )
-        self._ended = counter("runs", "Finished runs, by finish reason.", "model", "reason")
+        self._ended = counter("runs", "Finished runs, by finish reason.", ("model", "reason"))
         self._upstream = histogram(
-            "upstream_seconds", "Seconds of requests to a model.", SECONDS, "role", "verb"
+            "upstream_seconds",
+            "Seconds of requests to a model.",
+            ("role", "verb"),
         )
-        self._failed = counter("upstream_errors", "Failed requests to a model.", "role", "verb")
+        self._failed = counter("upstream_errors", "Failed requests to a model.", ("role", "verb"))
         self._decisions = counter(
-            "decisions", "Decisions of auto: the method, or the large model.", "model", "choice"
+            "decisions", "Decisions of auto: the method, or the large model.", ("model", "choice")
         )
         self._answers = counter(
-            "judged_answers", "Answers that a verifier judged.", "model", "outcome"
+            "judged_answers", "Answers that a verifier judged.", ("model", "outcome")
         )
         self._fallbacks = counter(
-            "verifier_failures", "Failures of the verifier, by fallback.", "stage", "fallback"
+            "verifier_failures", "Failures of the verifier, by fallback.", ("stage", "fallback")
         )
 
     def scrape(self) -> tuple[bytes, str]:
@@ -346,12 +337,13 @@ class Metrics:
         self._ended.labels(model, solution.finish_reason).inc()
         for step in solution.steps:
             self._steps.labels(model, step.author, step.fate).inc()
-        for account in (solution.ledger.small, solution.ledger.large):
+        ledger = solution.ledger
+        for account in (ledger.small, ledger.large):
             if account.written:
                 self._waste.labels(model, account.role).observe(account.waste)
         # the baselines judge nothing
-        if solution.ledger.accept_rate is not None and model not in ROLES:
-            self._accepted.labels(model).observe(solution.ledger.accept_rate)
+        if ledger.accept_rate is not None and model not in ROLES:
+            self._accepted.labels(model).observe(ledger.accept_rate)
 
     def _request(self, request: ServiceRequest) -> None:
         endpoint = request.path if request.path in MODEL_PATHS else "other"
@@ -364,7 +356,7 @@ class Metrics:
             for account in (ledger.small, ledger.large, ledger.critic):
                 self._count_tokens(model, account)
         if request.error is not None:
-            self._refused.labels(endpoint, request.error.code or str(request.error.status)).inc()
+            self._refused.labels(endpoint, request.error.label).inc()
         if endpoint == "other":
             return
         self._seconds.labels(endpoint, model).observe(request.seconds)
@@ -379,5 +371,5 @@ class Metrics:
         for fate in ("kept", "discarded", "judging"):
             self._tokens.labels(model, account.role, fate).inc(getattr(account, fate))
         uncached = max(0, account.prompt - account.cached)
-        self._prompt.labels(model, account.role, "true").inc(account.cached)
-        self._prompt.labels(model, account.role, "false").inc(uncached)
+        for cached, tokens in (("true", account.cached), ("false", uncached)):
+            self._prompt.labels(model, account.role, cached).inc(tokens)

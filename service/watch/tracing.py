@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError, install_command
@@ -33,6 +33,7 @@ from ..records import (
     RunResult,
     ServiceEvent,
     ServiceRequest,
+    UpstreamCall,
 )
 
 try:
@@ -49,10 +50,16 @@ except ImportError as exc:
 
 log = logging.getLogger("stepspec")
 
+Attributes: TypeAlias = Mapping[str, Any]
+"""The attributes of a span, by name."""
+
+PROPAGATOR = TraceContextTextMapPropagator()
 FLUSH_SECONDS = 3.0
 """Seconds for the last spans to be sent."""
-TEXT_COMPLETION = "text_completion"
-OPERATIONS: Mapping[str, str] = {"/v1/completions": TEXT_COMPLETION, COUNT_PATH: "count_tokens"}
+OPERATIONS: Mapping[str, str] = {
+    "/v1/completions": "text_completion",
+    COUNT_PATH: "count_tokens",
+}
 """The convention's name of the operation, by path. Other paths are "chat"."""
 
 
@@ -90,31 +97,12 @@ class OpenSpan:
     """The runs of the request, by the index of their choice."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientSpan:
-    """A request to a served model, as its span shows it."""
-
-    operation: str
-    """The convention's name of the operation."""
-    model: str
-    """The name of the model."""
-    url: str
-    """The base URL of the server."""
-    began: int
-    """The start, in nanoseconds since 1970."""
-    seconds: float
-    """Seconds from the start to the end."""
-    attributes: Mapping[str, Any]
-    """Further attributes. ``error.type`` is None if the request did not fail."""
-
-
 class Tracing:
     """An observer that makes spans with *provider*."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("stepspec")
-        self._propagator = TraceContextTextMapPropagator()
         self._open: dict[ServiceRequest, OpenSpan] = {}
 
     @asynccontextmanager
@@ -136,43 +124,40 @@ class Tracing:
     def __call__(self, event: ServiceEvent) -> None:
         if isinstance(event, HealthChecked):
             return
-        if isinstance(event, RequestArrived):
-            if event.request.path in MODEL_PATHS:
-                self._arrived(event.request)
-            return
-        traced = self._open.get(event.request)
-        if traced is not None:
-            self._traced(event, traced)
+        request = event.request
+        if isinstance(event, RequestArrived) and request.path in MODEL_PATHS:
+            self._arrived(request)
+        elif request in self._open:
+            self._traced(event, self._open[request])
 
     def _arrived(self, request: ServiceRequest) -> None:
-        parent = self._propagator.extract(request.headers)
+        parent = PROPAGATOR.extract(request.headers)
         span = self._tracer.start_span(f"{request.method} {request.path}", parent, SpanKind.SERVER)
-        about = {
-            "http.request.method": request.method,
-            "url.path": request.path,
-            "stepspec.request": request.id,
-        }
-        span.set_attributes(about)
+        span.set_attributes(
+            {
+                "http.request.method": request.method,
+                "url.path": request.path,
+                "stepspec.request": request.id,
+            }
+        )
         self._open[request] = OpenSpan(span)
         headers: dict[str, str] = {}
-        self._propagator.inject(headers, set_span_in_context(span))
+        PROPAGATOR.inject(headers, set_span_in_context(span))
         request.forwarded = {**request.forwarded, **headers}
         request.log_fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
 
-    def _traced(
-        self, event: RunEvent | RunResult | RequestFailed | RequestFinished, traced: OpenSpan
-    ) -> None:
+    def _traced(self, event: ServiceEvent, traced: OpenSpan) -> None:
         match event:
             case RunEvent():
                 self._run_event(traced, event)
             case RunResult(choice=0, solution=solution):
                 ledger = solution.ledger
-                about = {
+                summary = {
                     "stepspec.finish_reason": solution.finish_reason,
                     "stepspec.share_large": ledger.share_large,
                     "stepspec.accept_rate": ledger.accept_rate,
                 }
-                traced.span.set_attributes(_known(about))
+                traced.span.set_attributes(_known(summary))
             case RequestFailed(_, exception):
                 traced.span.record_exception(exception)
             case RequestFinished(request):
@@ -188,15 +173,21 @@ class Tracing:
                 traced.runs[choice] = TracedRun(began, dict(models))
             case Called() as call if choice in traced.runs:
                 run = traced.runs[choice]
-                span = ClientSpan(
-                    operation=TEXT_COMPLETION,
-                    model=run.models.get(call.path or call.role, call.role),
-                    url=call.url,
-                    began=run.began + _nanoseconds(call.started),
-                    seconds=call.seconds,
-                    attributes=_call_attributes(call) | {"stepspec.choice": choice},
-                )
-                self._add_client_span(traced.span, span)
+                about = {
+                    "gen_ai.operation.name": "text_completion",
+                    "gen_ai.request.model": run.models.get(call.path or call.role, call.role),
+                    "gen_ai.usage.input_tokens": call.prompt,
+                    "gen_ai.usage.output_tokens": call.written,
+                    "gen_ai.usage.cache_read.input_tokens": call.cached,
+                    "error.type": "failed" if call.fate == "failed" else None,
+                    "stepspec.choice": choice,
+                    "stepspec.path": call.path or None,
+                    "stepspec.verb": call.verb,
+                    "stepspec.purpose": call.purpose or None,
+                    "stepspec.step": call.step if call.step >= 0 else None,
+                    "stepspec.fate": call.fate,
+                }
+                self._add_client_span(traced.span, run.began, call, about)
             case _:
                 pass
 
@@ -211,74 +202,57 @@ class Tracing:
             "gen_ai.request.model": request.model,
             "http.response.status_code": request.status,
             "user.id": request.log_fields.get("user") or None,
-            "error.type": None if error is None else error.code or str(error.status),
+            "error.type": error.label if error else None,
         }
         span.set_attributes(_known(about))
         if request.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         arrived = time.time_ns() - _nanoseconds(request.seconds)
         for call in request.calls:
-            client_span = ClientSpan(
-                operation=operation,
-                model=call.model,
-                url=call.url,
-                began=arrived + _nanoseconds(call.started),
-                seconds=call.seconds,
-                attributes={
-                    "http.response.status_code": call.status or None,
-                    "gen_ai.response.time_to_first_chunk": call.first,
-                    "error.type": call.failure,
-                    "stepspec.role": call.role,
-                },
-            )
-            self._add_client_span(span, client_span)
+            about = {
+                "gen_ai.operation.name": operation,
+                "gen_ai.request.model": call.model,
+                "http.response.status_code": call.status or None,
+                "error.type": call.failure,
+            }
+            self._add_client_span(span, arrived, call, about)
         span.end()
 
-    def _add_client_span(self, parent: Span, client_span: ClientSpan) -> None:
-        """Make the span of a request to a model below *parent*."""
-        address = urlsplit(client_span.url)
-        about = {
-            "gen_ai.operation.name": client_span.operation,
+    def _add_client_span(
+        self, parent: Span, origin: int, call: Called | UpstreamCall, about: Attributes
+    ) -> None:
+        """
+        Make the span of *call*, a request to a model, below *parent*.
+
+        The times of *call* count from *origin*, in nanoseconds since 1970. *about* has further
+        attributes.
+        """
+        address = urlsplit(call.url)
+        attributes = {
             "gen_ai.provider.name": "vllm",
-            "gen_ai.request.model": client_span.model,
             "server.address": address.hostname,
             "server.port": address.port,
-            **client_span.attributes,
+            "gen_ai.response.time_to_first_chunk": call.first,
+            "stepspec.role": call.role,
+            **about,
         }
         span = self._tracer.start_span(
-            f"{client_span.operation} {client_span.model}",
+            f"{about['gen_ai.operation.name']} {about['gen_ai.request.model']}",
             set_span_in_context(parent),
             SpanKind.CLIENT,
-            _known(about),
-            start_time=client_span.began,
+            _known(attributes),
+            start_time=origin + _nanoseconds(call.started),
         )
-        if client_span.attributes["error.type"] is not None:
+        if about["error.type"] is not None:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(client_span.began + _nanoseconds(client_span.seconds))
+        span.end(origin + _nanoseconds(call.started + call.seconds))
 
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def _call_attributes(call: Called) -> dict[str, Any]:
-    """Return the attributes of a request to a model within a run."""
-    return {
-        "gen_ai.usage.input_tokens": call.prompt,
-        "gen_ai.usage.output_tokens": call.written,
-        "gen_ai.usage.cache_read.input_tokens": call.cached,
-        "gen_ai.response.time_to_first_chunk": call.first,
-        "error.type": call.fate if call.fate == "failed" else None,
-        "stepspec.role": call.role,
-        "stepspec.path": call.path or None,
-        "stepspec.verb": call.verb,
-        "stepspec.purpose": call.purpose or None,
-        "stepspec.step": call.step if call.step >= 0 else None,
-        "stepspec.fate": call.fate,
-    }
-
-
-def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _known(attributes: Attributes) -> Attributes:
     """Return *attributes* without those that are None."""
     return {name: value for name, value in attributes.items() if value is not None}
 

@@ -12,8 +12,6 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Started
 from stepspec.orchestrator.trace import parse
 
-__all__ = ["allowed", "headers", "html", "style"]
-
 FOLDER = Path(__file__).parent
 MODULES = (
     "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds",

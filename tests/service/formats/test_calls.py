@@ -138,12 +138,12 @@ def test_a_call_without_arguments_is_written_with_an_empty_object(
     items.add(Delta({"content": "x"}, calls=tuple(made)))
     items.add(Delta({"content": "y"}))
     items.close()
-    assert [(block["id"], block["name"], block["input"]) for block in blocks.blocks] == [
+    assert [(block["id"], block["name"], block["input"]) for block in blocks.parts] == [
         ("same", "f", orjson.loads(arguments_object(sent))),
         ("same", "g", {"b": 2}),
     ]
-    assert [item["arguments"] for item in items.items[1:-1]] == [sent, '{"b": 2}']
-    assert len({item["id"] for item in items.items}) == 4
+    assert [item["arguments"] for item in items.parts[1:-1]] == [sent, '{"b": 2}']
+    assert len({item["id"] for item in items.parts}) == 4
 
 
 def test_a_call_that_was_cut_off_before_its_arguments_is_not_completed() -> None:
@@ -152,7 +152,7 @@ def test_a_call_that_was_cut_off_before_its_arguments_is_not_completed() -> None
     blocks = ContentBlocks()
     blocks.add(Delta({}, calls=(Calling(0, "c", "f"),)))
     blocks.finish(cut=True)
-    assert [block["type"] for block in blocks.blocks] == ["text"]
+    assert [block["type"] for block in blocks.parts] == ["text"]
 
 
 @pytest.mark.parametrize(

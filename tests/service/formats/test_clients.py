@@ -294,7 +294,7 @@ def test_calls_of_an_answer_have_the_names_that_the_client_knows() -> None:
         Calling(2, "e", "made_up", "{}"),
     )
     stream = events.add(Delta({}, calls=pieces)) + events.close()
-    read, patch, other = events.items
+    read, patch, other = events.parts
     assert (read["type"], read["namespace"], read["name"]) == ("function_call", "files", "read")
     assert (patch["type"], patch["input"]) == ("custom_tool_call", "a\n")
     assert "arguments" not in patch
@@ -307,7 +307,7 @@ def test_a_custom_call_that_was_cut_off_is_lost() -> None:
     events = ResponseEvents("r", response(tools=[PATCH]).flat_tools)
     events.add(Delta({}, calls=(Calling(0, "d", "apply_patch", '{"input": "a'),)))
     events.close("incomplete")
-    assert events.lost is events.items[0]
+    assert events.lost is events.parts[0]
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ from anthropic import AsyncAnthropic
 from anthropic.types import MessageDeltaUsage
 from pydantic import BaseModel
 
+from stepspec.orchestrator.answer import first_stop
 from stepspec.orchestrator.chain import Step
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Answering, Calling, Committed, Started
-from stepspec.service.formats.deltas import Delta, DeltaBuilder
-from stepspec.service.formats.messages import ContentBlocks, RawAnswer
+from stepspec.service.formats.deltas import Delta, DeltaBuilder, TokenCounts
+from stepspec.service.formats.messages import ContentBlocks
 
 from ...evals.scripted import solution
 from ...stand_in import Refuse
@@ -234,10 +235,10 @@ async def test_an_answer_says_why_it_ended() -> None:
     assert streamed[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "\\boxed"}
     assert (method["stop_reason"], method["stop_sequence"]) == ("stop_sequence", "\\boxed")
     assert method["content"][-1]["text"].strip() == "It is"
-    plain = RawAnswer()  # of a model that answers as it reasons
+    plain = TokenCounts()  # of a model that answers as it reasons
     for event in (Started((), "large", thinks=False), Committed(0, Step("It is STOP", "large"))):
         plain(event)
-    assert plain.stopped_by(["STOP"]) == "STOP"
+    assert first_stop(plain.text, ["STOP"]) == (len("It is "), "STOP")
 
 
 async def test_an_answer_without_text_has_a_block_for_clients_that_read_the_first() -> None:
@@ -455,7 +456,7 @@ def test_a_call_that_is_cut_off_is_in_the_stream_and_not_in_the_message() -> Non
     ]
     stream = b"".join(content.add(Delta({}, calls=(piece,))) for piece in pieces)
     stream += content.finish(cut=True)
-    assert content.blocks == [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
+    assert content.parts == [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
     found = events(Reply(200, {}, stream))
     kinds = [event["type"].removeprefix("content_block_") for event in found]
     assert kinds == ["start", "delta", "delta", "stop", "start", "delta", "stop"]
@@ -500,7 +501,7 @@ def test_a_call_that_is_cut_off_leaves_one_block_for_each_index() -> None:
     )
     data = [orjson.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
     starts = [event["index"] for event in data if event["type"] == "content_block_start"]
-    assert (len(starts), content.blocks) == (len(set(starts)), [{"type": "text", "text": ""}])
+    assert (len(starts), content.parts) == (len(set(starts)), [{"type": "text", "text": ""}])
 
 
 def test_text_after_a_call_makes_no_other_call() -> None:
@@ -510,4 +511,4 @@ def test_text_after_a_call_makes_no_other_call() -> None:
         content.add(builder.add_event(event))
     content.add(builder.finish(replace(solution("7"), text="Wait.")))
     content.finish(cut=False)
-    assert [block["type"] for block in content.blocks] == ["tool_use", "text"]
+    assert [block["type"] for block in content.parts] == ["tool_use", "text"]
