@@ -158,7 +158,9 @@ def compare(runs: Sequence[LoggedRun], pair: Pair, orders: int) -> Comparison:
         "auto": auto,
         "oracle": _better(ahead, large),
     }
-    arms = {name: (seconds, large) for name, seconds in single.items()}
+    arms: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+        name: (seconds, large) for name, seconds in single.items()
+    }
     for users in CROWDS:
         together = partial(_mean_of_orders, runs, pair, users, orders)
         alone = large if users == 1 else together(LARGE)

@@ -151,7 +151,8 @@ class Soak:
 
     def median(self, part: Part, name: str) -> float:
         """Return the median of the resource *name* in one *part*."""
-        return statistics.median(getattr(sample, name) for sample in self.of(part))
+        values: list[float] = [getattr(sample, name) for sample in self.of(part)]
+        return statistics.median(values)
 
 
 class Load:

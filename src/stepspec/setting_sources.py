@@ -190,7 +190,7 @@ def _with_url(model: object) -> object:
         return {"url": model}
     if not isinstance(model, Mapping):
         return model
-    table = dict(cast("Mapping[str, object]", model))
+    table = cast("Mapping[str, object]", model)
     inner = {role: _with_url(table[role]) for role in ("small", "large") if role in table}
     return {**table, **inner}
 

@@ -336,7 +336,7 @@ def command(
         sharing = _team(ray, workers, testbed=testbed)
         remarks = duplicates(tasks)
         if not is_made:
-            remarks[:0] = overlaps(_calibrated(policy, settings), chosen.name, part)
+            remarks[:0] = overlaps(_calibrated(policy or [], settings), chosen.name, part)
         _remark(remarks)
 
         async def work() -> list[ArmSummary]:
