@@ -35,7 +35,7 @@ from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.solution import Solution
-from stepspec.servers.launcher import Served, Server, launch
+from stepspec.servers.launcher import Served, ServerCommand, launch
 
 from .faults import free_ports
 from .tables import Sheet
@@ -55,7 +55,7 @@ PATIENCE = 180.0  # seconds for a killed server to be used again
 class Immortal:
     """A server that is started again at its port whenever it ends; *up* is set while it answers."""
 
-    server: Server
+    server: ServerCommand
     folder: Path
     up: asyncio.Event = field(default_factory=asyncio.Event)
     served: Served | None = None

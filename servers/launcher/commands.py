@@ -18,7 +18,7 @@ from typing import Any, cast
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.toml import one_line
 
-from .launch import RunningServer, Server
+from .launch import RunningServer, ServerCommand
 from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedServer
 
 SMALL = "small"
@@ -40,7 +40,7 @@ JSON. Other memory may hold numbers such as NaN, which no client can parse.
 """
 
 
-def servers(pair: Pair, visible: Sequence[str] | None = None) -> tuple[Server, ...]:
+def servers(pair: Pair, visible: Sequence[str] | None = None) -> tuple[ServerCommand, ...]:
     """
     Describe the servers to start, largest model first. Each has its path in *pair* as its name.
 
@@ -49,7 +49,9 @@ def servers(pair: Pair, visible: Sequence[str] | None = None) -> tuple[Server, .
     return tuple(_server(pair, path, server, visible) for path, server in pair.started.items())
 
 
-def waves(pair: Pair, visible: Sequence[str] | None = None) -> tuple[tuple[Server, ...], ...]:
+def waves(
+    pair: Pair, visible: Sequence[str] | None = None
+) -> tuple[tuple[ServerCommand, ...], ...]:
     """
     Return the servers in waves. The servers of one wave start at the same time.
 
@@ -57,7 +59,7 @@ def waves(pair: Pair, visible: Sequence[str] | None = None) -> tuple[tuple[Serve
     measures how much of a card its own model takes, and no other process may allocate memory there
     meanwhile.
     """
-    found: list[list[Server]] = []
+    found: list[list[ServerCommand]] = []
     next_wave: dict[int, int] = {}
     for server, settings in zip(servers(pair, visible), pair.started.values(), strict=True):
         wave = max((next_wave.get(card, 0) for card in settings.gpus), default=0)
@@ -68,7 +70,7 @@ def waves(pair: Pair, visible: Sequence[str] | None = None) -> tuple[tuple[Serve
     return tuple(map(tuple, found))
 
 
-def shell_line(server: Server) -> str:
+def shell_line(server: ServerCommand) -> str:
     """Return the command line for a shell, preceded by the environment variables that it needs."""
     environment = [f"{name}={shlex.quote(value)}" for name, value in server.env.items()]
     return " ".join([*environment, shlex.join(server.command(server.port))])
@@ -94,8 +96,10 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _server(pair: Pair, path: str, server: StartedServer, visible: Sequence[str] | None) -> Server:
-    return Server(
+def _server(
+    pair: Pair, path: str, server: StartedServer, visible: Sequence[str] | None
+) -> ServerCommand:
+    return ServerCommand(
         name=path,
         model=server.model,
         served_name=server.served_name,

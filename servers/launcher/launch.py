@@ -51,7 +51,7 @@ def vllm_program(executable: str = sys.executable) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerCommand:
     """One vLLM server to start."""
 
     name: str
@@ -150,7 +150,7 @@ Prepare: TypeAlias = Callable[[Served], Coroutine[Any, Any, None]]
 
 @asynccontextmanager
 async def launch(
-    servers: Sequence[Server],
+    servers: Sequence[ServerCommand],
     *,
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
@@ -188,7 +188,7 @@ async def launch(
                 yield {process.server.name: await process.served for process in processes}
 
 
-def _check(servers: Sequence[Server]) -> None:
+def _check(servers: Sequence[ServerCommand]) -> None:
     names = [server.name for server in servers]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
@@ -224,7 +224,7 @@ def _log_folder(log_dir: Path | None) -> Generator[Path]:
 class _ServerProcess:
     """Runs one of the servers that were launched together. ``served`` is set once it is ready."""
 
-    server: Server
+    server: ServerCommand
     """What to start."""
     log_folder: Path
     """The folder of its log."""

@@ -32,7 +32,7 @@ from stepspec.orchestrator.errors import EndpointError
 
 from .check import check_pair, inspect_machine, why_taken
 from .commands import as_toml, outline, shell_line, solver_settings, visible_cards, waves
-from .launch import Progress, RunningServer, Served, Server, launch
+from .launch import Progress, RunningServer, Served, ServerCommand, launch
 from .pair import Pair, load
 
 FIRST_PORT = 8001  # of the ports in printed commands
@@ -60,7 +60,7 @@ def command_lines(pair: Pair) -> str:
 
 
 def shell_lines(
-    waves: Sequence[Sequence[Server]], running: Mapping[str, str] | None = None
+    waves: Sequence[Sequence[ServerCommand]], running: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """
     Yield the shell command of every server, with a comment between two *waves*.
@@ -84,7 +84,7 @@ def shell_lines(
         yield f'# then: stepspec solve "..." --small {urls["small"]} --large {urls["large"]}'
 
 
-def with_ports(servers: Iterable[Server]) -> Mapping[str, Server]:
+def with_ports(servers: Iterable[ServerCommand]) -> Mapping[str, ServerCommand]:
     """
     Return *servers* by name, each with a port that is free now.
 

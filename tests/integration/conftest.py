@@ -16,7 +16,7 @@ from lab.worlds import SHORT, TOOLS
 from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ServerDied
-from stepspec.servers.launcher import Served, Server, launch
+from stepspec.servers.launcher import Served, ServerCommand, launch
 from stepspec.servers.launcher.commands import ZEROS
 
 from ..conftest import DEATHS, shared_folder
@@ -93,7 +93,7 @@ def paced_pair(forked: tuple[str, ...]) -> Generator[Pair]:
 
 @contextmanager
 def serving(
-    servers: Iterable[Server], program: tuple[str, ...] = (), *, doomed: bool = False
+    servers: Iterable[ServerCommand], program: tuple[str, ...] = (), *, doomed: bool = False
 ) -> Generator[Mapping[str, Served]]:
     """
     Run *servers* in an event loop of their own, so that tests in any loop can use them.
