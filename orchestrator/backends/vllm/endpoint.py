@@ -147,7 +147,7 @@ class VllmEndpoint(VllmServer):
         A server without that route is healthy.
         """
         with suppress(EndpointRejected):
-            await self.connection.get(self.connection.call("probe"), HEALTH, retries=0)
+            await self.connection.fetch(self.connection.call("probe"), HEALTH, retries=0)
 
     async def check_unchanged(self) -> None:
         """
@@ -310,7 +310,7 @@ class VllmEndpoint(VllmServer):
 
     async def _metrics(self) -> bytes:
         try:
-            metrics = await self.connection.get(self.connection.call("probe"), METRICS, retries=0)
+            metrics = await self.connection.fetch(self.connection.call("probe"), METRICS, retries=0)
         except EndpointError:
             return b""
         self.cache = read_cache_config(metrics) or self.cache

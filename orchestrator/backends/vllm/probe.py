@@ -256,7 +256,7 @@ class _Probe:
         return await _tried(self._connection.post(self._call, path, body, retries=RETRIES), {})
 
     async def _get(self, path: str) -> bytes | None:
-        return await _tried(self._connection.get(self._call, path, retries=RETRIES), b"")
+        return await _tried(self._connection.fetch(self._call, path, retries=RETRIES), b"")
 
 
 def _has(choice: Mapping[str, Any] | None, field: str) -> bool | None:

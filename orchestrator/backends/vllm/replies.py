@@ -19,6 +19,7 @@ from .http_errors import (
     as_object,
     checked,
     no_room,
+    object_in,
     parse_object,
     reading,
     reply_error,
@@ -47,18 +48,14 @@ MAX_ROUNDING = 1e-3
 
 TOKENS_KEY = b'"tokens":['
 
-OTHER_SIGNS = tuple([b"%c" % sign for sign in b'"-.eElL[{ \t\r\n'])
-"""A list in JSON without any of these has only whole numbers from 0 on, close together."""
+ID_SIGNS = b"0123456789,"
+"""The signs of a list in JSON that has only whole numbers from 0 on, without white space."""
 
 PROMPT_ROWS = "log-probabilities of the prompt"
 
 ROWS_KEY = b'"prompt_logprobs":['
-ROW_END = b"}},"
-NEXT_ROW = ROW_END + b'{"'
+ROW_END = re.compile(rb'\}\},(?=\{"\d+":\{)')
 """Stands between two rows, and in no text: the quotes of a text would be escaped."""
-
-ROW_BEGINNING = re.compile(rb'\d+":\{')
-"""What follows `NEXT_ROW` between two rows."""
 
 
 def model_names(call: Call, reply: Reply) -> list[str]:
@@ -71,26 +68,18 @@ def model_names(call: Call, reply: Reply) -> list[str]:
 
 def version(body: bytes) -> str | None:
     """Read vLLM's version; None if the server does not report one."""
-    try:
-        return str(orjson.loads(body)["version"])
-    except (orjson.JSONDecodeError, LookupError, TypeError):
-        return None
+    found = object_in(body).get("version")
+    return None if found is None else str(found)
 
 
-def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[int], int]:
+def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
     """
     Return the token ids in a reply of ``/tokenize``, and the model's context length in tokens.
 
-    *fitting*: raise `ContextTooLong`, before the ids are read, if they do not fit into the context.
     Raise `MalformedReply` for anything else than such a reply.
     """
     with reading(call, "token ids", reply):
-        count = len(reply["tokens"])
-        room = int(reply["max_model_len"])
-        if not fitting or count <= room:
-            return _ids(reply["tokens"]), room
-    del reply  # The error holds this frame, and a million ids take 40 MB.
-    raise call.error(ContextTooLong, no_room(count, room))
+        return _ids(reply["tokens"]), int(reply["max_model_len"])
 
 
 def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
@@ -103,12 +92,13 @@ def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
     """
     head, key, rest = body.partition(TOKENS_KEY)
     ids, end, tail = rest.partition(b"]")
-    if not ids or not end or any(sign in ids for sign in OTHER_SIGNS):
-        reply = checked(call, parse_object(call, body))
-        return EncodedPrompt.of(tokenized(call, reply, fitting=True)[0])
-    reply = checked(call, parse_object(call, head + key + end + tail))
-    _, room = tokenized(call, reply)
-    prompt = EncodedPrompt(ids.count(b",") + 1, (ids,))
+    is_json = bool(ids and end) and not ids.translate(None, ID_SIGNS)
+    if is_json:
+        body = head + key + end + tail
+    others, room = tokenized(call, checked(call, parse_object(call, body)))
+    prompt = EncodedPrompt.of(others)
+    if is_json:
+        prompt = EncodedPrompt(ids.count(b",") + 1, (ids,))
     if prompt.count > room:
         raise call.error(ContextTooLong, no_room(prompt.count, room))
     return prompt
@@ -119,11 +109,10 @@ def _ids(value: Any) -> list[int]:
     Return *value*, a list of token ids, perhaps a million. Raise `ValueError` for anything else.
     """
     ids = cast("list[int]", value)
-    if not isinstance(value, list) or {*map(type, ids)} - {int}:
-        raise ValueError(str(ids)[:80])
-    if min(ids, default=0) < 0 or max(ids, default=0) > LARGEST_ID:
-        raise ValueError(str(ids)[:80])
-    return ids
+    is_list = isinstance(value, list) and not {*map(type, ids)} - {int}
+    if is_list and 0 <= min(ids, default=0) <= max(ids, default=0) <= LARGEST_ID:
+        return ids
+    raise ValueError(str(ids)[:80])
 
 
 def detokenized(call: Call, reply: Reply) -> str:
@@ -366,24 +355,11 @@ def with_last_rows(body: bytes, count: int) -> bytes:
     To parse the rows of a whole chain takes a second, during which the event loop waits. A body
     with other white space than vLLM's is returned as it is.
     """
-    head = body.find(ROWS_KEY)
-    if head < 0 or count < 1:
+    head, key, rows = body.partition(ROWS_KEY)
+    begins = [between.end() for between in ROW_END.finditer(rows)]
+    if not 0 < count <= len(begins):
         return body
-    first = head + len(ROWS_KEY)
-    begin = len(body)
-    for _ in range(count):
-        begin = _row_before(body, first, begin)
-        if begin < 0:
-            return body
-    return body[:first] + body[begin + len(ROW_END) :]
-
-
-def _row_before(body: bytes, first: int, end: int) -> int:
-    """Return the last place from *first* to *end* between two rows. -1: there is none."""
-    place = body.rfind(NEXT_ROW, first, end)
-    while place >= 0 and not ROW_BEGINNING.match(body, place + len(NEXT_ROW)):
-        place = body.rfind(NEXT_ROW, first, place)
-    return place
+    return head + key + rows[begins[-count] :]
 
 
 def prompt_rows(call: Call, reply: Reply, count: int) -> Sequence[Row]:

@@ -106,7 +106,7 @@ class TextEncoder:
         the prompt does not fit into the context.
         """
         body = tokenize_messages_body(self._model, messages, template=template, tools=tools)
-        reply = await self.connection.post_unread(self._call, TOKENIZE, body)
+        reply = await self.connection.fetch(self._call, TOKENIZE, body)
         prompt = tokenized_prompt(self._call, reply)
         texts = texts_of([*messages, *tools])
         if not may_spell(texts):
