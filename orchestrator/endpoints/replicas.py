@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from hashlib import blake2b
 from typing import Any, Self, TypeVar, Unpack
 
@@ -71,10 +72,9 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
     while True:
         left = [replica for replica in health.replicas if failed.get(replica.url, 0) < tries]
         closed = [replica for replica in left if replica.breaker.state == "closed"]
+        unfailed = [replica for replica in closed if replica.url not in failed]
         if closed:
-            return _preferred(
-                [replica for replica in closed if replica.url not in failed] or closed
-            )
+            return _preferred(unfailed or closed)
         probed = [replica for replica in left if replica.breaker.state == "half-open"]
         is_over = not probed and loop.time() >= until
         if not left or (is_over and is_last) or health.stopped:
@@ -102,10 +102,11 @@ async def _probe_all(replicas: Sequence[Replica]) -> None:
 
 def _preferred(candidates: Sequence[Replica]) -> Replica:
     """Return the replica that the session prefers, or the one with the fewest runs."""
-    if session := SESSION.get():
-        first, *_ = in_order((replica.url for replica in candidates), session)
-        return next(replica for replica in candidates if replica.url == first)
-    return min(candidates, key=lambda replica: len(replica.runs))
+    session = SESSION.get()
+    if not session:
+        return min(candidates, key=lambda replica: len(replica.runs))
+    by_url = {replica.url: replica for replica in candidates}
+    return by_url[in_order(by_url, session)[0]]
 
 
 class Placement:
@@ -194,8 +195,7 @@ class ReplicatedModel(SingleModel):
 
     def __init__(self, placement: Placement, make: Callable[[Server], Model]) -> None:
         self._placement = placement
-        self._make = make
-        self._models: dict[str, Model] = {}
+        self._model = cache(make)
 
     @property
     def role(self) -> Role:
@@ -232,12 +232,6 @@ class ReplicatedModel(SingleModel):
         return await self._placement.call(
             lambda end: self._model(end).ask(chain, question, choices, opening=opening)
         )
-
-    def _model(self, endpoint: Server) -> Model:
-        url = endpoint.settings.url
-        if url not in self._models:
-            self._models[url] = self._make(endpoint)
-        return self._models[url]
 
 
 class ReplicatedEndpoint:
@@ -391,19 +385,18 @@ class ReplicatedEndpoint:
         Those that cannot be reached now are left out; raise `EndpointUnreachable` if none can.
         """
         asked = [endpoint.capabilities() for endpoint in self.health.entered]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        every = [each for each in found if isinstance(each, Capabilities)]
-        for failure in found:
-            if isinstance(failure, BaseException) and not (
-                every and isinstance(failure, EndpointUnreachable)
-            ):
-                raise failure
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [answer for answer in answers if isinstance(answer, Capabilities)]
+        for answer in answers:
+            is_gone = bool(found) and isinstance(answer, EndpointUnreachable)
+            if isinstance(answer, BaseException) and not is_gone:
+                raise answer
         shared: dict[str, Any] = {}
-        for name in [capability.name for capability in fields(Capabilities)]:
-            values = {getattr(capabilities, name) for capabilities in every}
-            shared[name] = False if False in values else None
+        for field in fields(Capabilities):
+            values = {getattr(capabilities, field.name) for capabilities in found}
+            shared[field.name] = False if False in values else None
             if len(values) == 1:
-                shared[name] = values.pop()
+                shared[field.name] = values.pop()
         return Capabilities(**shared)
 
     def model(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
@@ -70,21 +70,18 @@ def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointRepo
     same_vocabulary = None
     if small.vocabulary is not None and large.vocabulary is not None:
         same_vocabulary = small.vocabulary == large.vocabulary
-    findings = [_about("small", finding) for finding in _about_server(small)]
-    findings += [_about("large", finding) for finding in _about_server(large)]
+    findings = [*_about("small", _about_server(small)), *_about("large", _about_server(large))]
     if not small.problem and not large.problem:
-        findings += _about_judge(large)
-        pair_findings = _about_pair(small, large, same_vocabulary)
-        findings += [_about("pair", finding) for finding in pair_findings]
+        findings += _about("large", _about_judge(large))
+        findings += _about("pair", _about_pair(small, large, same_vocabulary))
     for other in others:
         first = small if other.role == "small" else large
-        subject = f"{other.role} at {other.url}"
-        findings += [_about(subject, finding) for finding in _about_replica(other, first)]
+        findings += _about(f"{other.role} at {other.url}", _about_replica(other, first))
     return Diagnosis(small, large, same_vocabulary, tuple(findings), others)
 
 
-def _about(subject: str, finding: Finding) -> Finding:
-    return replace(finding, subject=subject)
+def _about(subject: str, findings: Iterable[Finding]) -> list[Finding]:
+    return [replace(finding, subject=subject) for finding in findings]
 
 
 def _costs(check: str, message: str, cure: str = "") -> Finding:
@@ -316,14 +313,14 @@ def _about_judge(large: EndpointReport) -> Iterator[Finding]:
             f" {milliseconds(large.scoring)} after {LONG} tokens (a first token takes"
             f" {milliseconds(first_token)})"
         )
-        yield Finding("suffix_scoring", "large", "costs", message, SUFFIX_CURE)
+        yield _costs("suffix_scoring", message, SUFFIX_CURE)
     if large.digits is not None and large.digits < MIN_DIGITS_PROBABILITY:
         message = (
             f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not"
             " understand"
         )
         cure = "choose another large model, or a policy without grades"
-        yield Finding("judging", "large", "costs", message, cure)
+        yield _costs("judging", message, cure)
 
 
 def _about_pair(
@@ -387,19 +384,17 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
     """
     right = report.right
     wrong = report.wrong
-    finding = None
+    findings: list[Finding] = []
     if report.problem:
-        finding = _about_failed_critic(report.problem, fallback)
+        findings = [_about_failed_critic(report.problem, fallback)]
     elif right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
         message = f"its ratings are not numbers from 0 to 1 but {right} and {wrong}"
         cure = "serve a reward model with one or two labels, with vLLM's --runner pooling"
-        finding = _cannot_work("rating", message, cure)
-        right = None
-        wrong = None
+        findings = [_cannot_work("rating", message, cure)]
+        report = replace(report, right=None, wrong=None)
     elif right <= wrong:
-        finding = _about_ratings(right, wrong, is_verifier=fallback is not None)
-    findings = [_about("critic", finding)] if finding else []
-    return replace(report, right=right, wrong=wrong, findings=tuple(findings))
+        findings = [_about_ratings(right, wrong, is_verifier=fallback is not None)]
+    return replace(report, findings=tuple(_about("critic", findings)))
 
 
 def _about_failed_critic(problem: str, fallback: Fallback | None) -> Finding:

@@ -100,10 +100,7 @@ class Finding:
     """What to do; "" if there is nothing to do, or the message says it."""
 
     def __str__(self) -> str:
-        line = f"{self.subject}: {self.message}"
-        if self.cure:
-            return f"{line}: {self.cure}"
-        return line
+        return ": ".join(filter(None, (self.subject, self.message, self.cure)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +241,13 @@ class Report:
 def _summary(counts: Counter[FindingOutcome]) -> str:
     phrases: list[str] = []
     for outcome, (one, several) in PHRASES.items():
-        if counts[outcome] == 1:
-            phrases.append(f"1 {one}")
-        elif counts[outcome]:
-            phrases.append(f"{counts[outcome]} {several}")
-    if counts["cannot work"]:
-        return f"It cannot work like this: {', '.join(phrases)}."
-    if phrases:
-        return f"It works: {', '.join(phrases)}."
-    return "It works. Nothing is missing."
+        count = counts[outcome]
+        if count:
+            phrases.append(f"{count} {one if count == 1 else several}")
+    if not phrases:
+        return "It works. Nothing is missing."
+    works = "cannot work like this" if counts["cannot work"] else "works"
+    return f"It {works}: {', '.join(phrases)}."
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -325,29 +320,23 @@ def _columns(*names: str) -> Table:
 
 def _critic_table(critic: CriticReport) -> Table:
     table = _columns("critic")
-    model = critic.model or _mark(None)
-    if critic.problem:
-        model = Text("cannot be used", COLOURS["cannot work"])
     if critic.url:
         table.add_row("server", critic.url)
-    table.add_row("model", model)
+    table.add_row("model", UNUSABLE if critic.problem else critic.model or _mark(None))
     table.add_row("rates a right one", _rating(critic.right))
     table.add_row("rates a wrong one", _rating(critic.wrong))
     return table
 
 
 def _rating(rating: float | None) -> str | Text:
-    if rating is None:
-        return _mark(None)
-    return f"{rating:.2f}"
+    return _mark(None) if rating is None else f"{rating:.2f}"
 
 
 def _cells(report: EndpointReport) -> list[RenderableType]:
     can = report.can
     unknown = _mark(None)
     if can is None:
-        unusable = Text("cannot be used", COLOURS["cannot work"])
-        return [report.url, unusable, *[unknown] * (len(ROWS) - 2)]
+        return [report.url, UNUSABLE, *[unknown] * (len(ROWS) - 2)]
     pace = report.pace
     reading = report.reading
     return [
@@ -369,6 +358,7 @@ def _cells(report: EndpointReport) -> list[RenderableType]:
     ]
 
 
+UNUSABLE = Text("cannot be used", COLOURS["cannot work"])
 SUFFIX_SCORING_MARKS: Mapping[bool | None, Text] = {
     True: Text("on", COLOURS["works"]),
     False: Text("refused", COLOURS["cannot work"]),

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.toml import one_line
@@ -23,7 +23,7 @@ from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedSer
 
 SMALL = "small"
 LARGE = "large"
-SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")
+SHARED_SETTINGS = {"template", "thinks", "suffix_scoring"}
 """Settings of both a `StartedServer` and an `Endpoint`."""
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 """Settings of an `Endpoint` that are not printed, or printed as its URL."""
@@ -40,18 +40,18 @@ JSON. Other memory may hold numbers such as NaN, which no client can parse.
 """
 
 
-def servers(pair: Pair, visible: Sequence[str] | None = None) -> tuple[ServerCommand, ...]:
+Visible: TypeAlias = Sequence[str] | None
+"""The names of the cards in CUDA_VISIBLE_DEVICES. None: all cards may be used."""
+
+
+def servers(pair: Pair, visible: Visible = None) -> tuple[ServerCommand, ...]:
     """
     Describe the servers to start, largest model first. Each has its path in *pair* as its name.
-
-    *visible* has the names of the cards in CUDA_VISIBLE_DEVICES; None if all cards may be used.
     """
-    return tuple(_server(pair, path, server, visible) for path, server in pair.started.items())
+    return tuple([_server(pair, path, server, visible) for path, server in pair.started.items()])
 
 
-def waves(
-    pair: Pair, visible: Sequence[str] | None = None
-) -> tuple[tuple[ServerCommand, ...], ...]:
+def waves(pair: Pair, visible: Visible = None) -> tuple[tuple[ServerCommand, ...], ...]:
     """
     Return the servers in waves. The servers of one wave start at the same time.
 
@@ -84,21 +84,18 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
     """
     words: list[str] = []
     for name, value in flags.items():
-        if value is False:
-            continue
-        words.append(f"--{name}")
+        if value is not False:
+            words.append(f"--{name}")
         if isinstance(value, list):
             words.extend(map(str, cast("list[object]", value)))
         elif isinstance(value, dict):
             words.append(json.dumps(value))
-        elif value is not True:
+        elif not isinstance(value, bool):
             words.append(str(value))
     return words
 
 
-def _server(
-    pair: Pair, path: str, server: StartedServer, visible: Sequence[str] | None
-) -> ServerCommand:
+def _server(pair: Pair, path: str, server: StartedServer, visible: Visible) -> ServerCommand:
     return ServerCommand(
         name=path,
         model=server.model,
@@ -144,7 +141,7 @@ def vllm_version() -> tuple[int, ...]:
     return ()
 
 
-def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mapping[str, str]:
+def _environment(server: StartedServer, visible: Visible) -> Mapping[str, str]:
     """Return the variables that restrict CUDA to the server's cards."""
     if server.gpus:
         names = [str(card) if visible is None else visible[card] for card in server.gpus]
@@ -152,13 +149,12 @@ def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mappin
     return ZEROS if server.suffix_scoring else {}
 
 
-def visible_cards(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the names in CUDA_VISIBLE_DEVICES. None if it is not set: all cards may be used."""
+def visible_cards(environment: Mapping[str, str]) -> Visible:
+    """Return the names of the cards in the CUDA_VISIBLE_DEVICES of *environment*."""
     value = environment.get(VISIBLE)
     if value is None:
         return None
-    words = [word.strip() for word in value.split(",")]
-    return tuple(filter(None, words))
+    return tuple(value.replace(",", " ").split())
 
 
 def outline(roles: Roles, leaf: Callable[[str], Any], under: str = "") -> dict[str, Any]:
@@ -205,14 +201,11 @@ def _endpoint_settings(
 
     They are the URL alone if there is no other setting, and no key that the user has to set.
     """
-    if isinstance(model, StartedServer):
-        names = [name for name in SHARED_SETTINGS if name in model.model_fields_set]
-        others = {name: getattr(model, name) for name in names}
-        needs_key = False
-    else:
-        others = model.model_dump(mode="json", exclude_unset=True, exclude=OMITTED_SETTINGS)
-        needs_key = model.api_key is not None
-    if others or needs_key:
+    included = SHARED_SETTINGS if isinstance(model, StartedServer) else None
+    others = model.model_dump(
+        mode="json", include=included, exclude=OMITTED_SETTINGS, exclude_unset=True
+    )
+    if others or (isinstance(model, Endpoint) and model.api_key):
         return {"url": running.base_url, **others}
     return running.base_url
 

@@ -285,9 +285,7 @@ async def test_a_chain_crosses_between_vocabularies_as_text(small_other: Pair) -
 async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
     small = Endpoint(role="small", url=pair.small.base_url)
     large = endpoint_of(pair.large, "large")
-    report = await examine(
-        {"small with large": (small, large)}, question=GRADE.text, opening=GRADE.opening
-    )
+    report = await examine({"small with large": (small, large)})
     assert report.ok
     (diagnosis,) = report.pairs
     assert report_json(report)["ok"]

@@ -13,6 +13,12 @@ from .prompts import EncodedPrompt
 Body: TypeAlias = dict[str, Any]
 """The JSON object of a request."""
 
+Variables: TypeAlias = Mapping[str, Any]
+"""Variables of a chat template."""
+
+Fields: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages or tools in the form of a chat completion's request."""
+
 Prompt: TypeAlias = Sequence[int] | EncodedPrompt
 """The token ids of a prompt, or their JSON."""
 
@@ -67,11 +73,11 @@ def tokenize_body(model: str, text: str, *, special_tokens: bool = False) -> Bod
 
 def tokenize_messages_body(
     model: str,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Fields,
     *,
     generate: bool = True,
-    template: Mapping[str, Any] | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
+    template: Variables | None = None,
+    tools: Fields = (),
 ) -> Body:
     """
     Render *messages* and *tools* with the chat template, and encode the text.

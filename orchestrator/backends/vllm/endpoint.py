@@ -30,7 +30,6 @@ from ...errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    MissingCapability,
     StepspecError,
 )
 from ...events import Observer
@@ -39,6 +38,7 @@ from .bodies import HEALTH, METRICS
 from .model import VllmModel
 from .probe import probe
 from .server import VllmServer
+from .step_builder import text_of
 from .text_encoder import AsyncCache
 from .tokenizer import ModelTokenizer
 from .tool_protocol import DERENDER, RENDER
@@ -154,11 +154,11 @@ class VllmEndpoint(VllmServer):
         Raise `EndpointUnavailable` if the vocabulary, the chat template or the context has changed.
         """
         if await self.encoder.changed():
-            message = (
+            raise self.connection.call("connect").error(
+                EndpointUnavailable,
                 "another server answers here, or the same one with other flags: it is to be learnt"
-                " anew"
+                " anew",
             )
-            raise self.connection.call("connect").error(EndpointUnavailable, message)
 
     async def _look(self) -> None:
         await at_once((self.check_unchanged(), self._learn_flags()))
@@ -203,7 +203,7 @@ class VllmEndpoint(VllmServer):
         parsed = await self._parse_whole(toolset, ids)
         if parsed.reasoning:
             parsed = await self._parse_whole(toolset, [*await self.encoder.empty_block(), *ids])
-        answer = parsed.after("".join(token.text for token in tokens))
+        answer = parsed.after(text_of(tokens))
         if not answer.calls:
             return answer
         try:
@@ -240,25 +240,21 @@ class VllmEndpoint(VllmServer):
         """Return the ids of *tokens*, and encode the text of those without one."""
         ids: list[int] = []
         for token in tokens:
-            if token.id >= 0:
-                ids.append(token.id)
-            else:
-                ids += await self.encoder.encode(token.text)
+            ids += [token.id] if token.id >= 0 else await self.encoder.encode(token.text)
         return ids
 
     async def _tool_format(self, toolset: Toolset) -> Format | None:
-        if self.template.markers.opens_message:
-            raise MissingCapability(
-                f"the {self.role} model at {self.settings.url}: its chat template opens a message"
-                " for the answer, in which no tool can be called; send requests with tools to the"
-                " model by its own name"
-            )
         call = self.connection.call("learn the form of tool calls")
+        if self.template.markers.opens_message:
+            raise call.missing(
+                "its chat template opens a message for the answer, in which no tool can be called;"
+                " send requests with tools to the model by its own name"
+            )
         request = tool_protocol.chat_request(self.name, toolset)
         try:
             reply = await self.connection.post(call, RENDER, request)
         except EndpointRejected as exc:
-            raise (tool_protocol.no_parser(exc) or exc) from exc
+            raise (tool_protocol.no_parser(call, exc) or exc) from exc
         return tool_protocol.answer_format(call, reply)
 
     def model(
@@ -279,8 +275,7 @@ class VllmEndpoint(VllmServer):
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do. Later calls return the first result."""
         if self._can is None:
-            suffix = self.settings.suffix_scoring
-            self._can = await probe(self.connection, self.name, self.encoder, suffix_scoring=suffix)
+            self._can = await probe(self.encoder, suffix_scoring=self.settings.suffix_scoring)
             self.by_id = self._can.chosen_logprobs
         return self._can
 
@@ -297,11 +292,11 @@ class VllmEndpoint(VllmServer):
         greedy = self.model()
         sampled = self.model(Sampling(seed=0))
         requests: tuple[Callable[[], Awaitable[object]], ...] = (
-            lambda: greedy.write(chain, limit=WARM_UP_TOKENS),
-            lambda: sampled.write(chain, limit=WARM_UP_TOKENS, top=bodies.MAX_LOGPROBS),
-            lambda: greedy.ask(chain.extend(step), "Is it right?", "0123456789"),
-            lambda: greedy.score(chain, step.text, top=bodies.MAX_LOGPROBS),
-            lambda: self.model(format="json").write(chain, limit=WARM_UP_TOKENS),
+            partial(greedy.write, chain, limit=WARM_UP_TOKENS),
+            partial(sampled.write, chain, limit=WARM_UP_TOKENS, top=bodies.MAX_LOGPROBS),
+            partial(greedy.ask, chain.extend(step), "Is it right?", "0123456789"),
+            partial(greedy.score, chain, step.text, top=bodies.MAX_LOGPROBS),
+            partial(self.model(format="json").write, chain, limit=WARM_UP_TOKENS),
         )
         with suppress(TimeoutError):
             async with asyncio.timeout(WARM_UP_SECONDS):

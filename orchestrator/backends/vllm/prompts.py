@@ -16,7 +16,8 @@ import orjson
 
 from ...json_values import write_json
 
-MOST_PARTS = 64
+MAX_PARTS = 64
+"""Parts of a prompt. More are joined."""
 PLACE = f"stepspec-prompt-{secrets.token_hex(12)}"
 """A text that no body can hold, as each process draws its own."""
 
@@ -50,19 +51,18 @@ class EncodedPrompt:
             return other
         first, *rest = other.parts
         parts = (*self.parts, b"," + first, *rest)
-        if len(parts) > MOST_PARTS:
+        if len(parts) > MAX_PARTS:
             parts = (b"".join(parts),)
         return EncodedPrompt(self.count + other.count, parts)
 
     def beginning(self, count: int, size: int) -> EncodedPrompt:
         """Return the first *count* tokens, which have *size* bytes of JSON."""
-        parts = list(self.parts)
-        beyond = self.size - size
-        while beyond > 0:
-            last = parts.pop()
-            if beyond < len(last):
-                parts.append(last[:-beyond])
-            beyond -= len(last)
+        parts: list[bytes] = []
+        for part in self.parts:
+            if size <= 0:
+                break
+            parts.append(part[:size])
+            size -= len(part)
         return EncodedPrompt(count, tuple(parts))
 
     def __len__(self) -> int:
@@ -74,19 +74,16 @@ class EncodedPrompt:
         return sum(map(len, self.parts))
 
     @property
-    def json(self) -> bytes:
-        """The JSON of the ids, without brackets."""
-        return b"".join(self.parts)
-
-    @property
     def ids(self) -> list[int]:
         """The token ids."""
-        ids: list[int] = orjson.loads(b"[%b]" % self.json)
-        return ids
+        return self.last(self.count)
 
     def last(self, count: int) -> list[int]:
-        """The last *count* token ids, or all."""
-        ids: list[int] = orjson.loads(b"[%b]" % b",".join(self.json.rsplit(b",", count)[-count:]))
+        """Return the last *count* token ids, or all."""
+        json = b"".join(self.parts)
+        if count < self.count:
+            json = b",".join(json.rsplit(b",", count)[1:])
+        ids: list[int] = orjson.loads(b"[%b]" % json)
         return ids
 
 

@@ -28,18 +28,18 @@ BROKEN = (aiohttp.ClientError, OSError)
 CLOSING_SECONDS = 1.0
 """For closing a stream. The socket closes at once, and a finished stream has no more events."""
 
-LARGEST_EVENT = 16 << 20
-"""Bytes. An event with 20 tokens of a position has a few KB."""
+MAX_EVENT_BYTES = 16 << 20
+"""Of an event. One with 20 tokens of a position has a few KB."""
 
-MAX_HEAD = 1 << 16
-"""Bytes of an answer that is no stream, in which the reason is looked for."""
+MAX_HEAD_BYTES = 1 << 16
+"""Of an answer that is no stream, in which the reason is looked for."""
 
 DONE = b"[DONE]"
 FIELD_NAMES = (b"data", b"event", b"id", b"retry", b"")
 
 
 class EventTooLarge(ValueError):
-    """An event of a stream has more than `LARGEST_EVENT` bytes."""
+    """An event of a stream has more than `MAX_EVENT_BYTES`."""
 
 
 class ServerEvent(NamedTuple):
@@ -98,8 +98,9 @@ class EventReader:
                 self._line.append(piece)
             else:
                 events += self._end_line(piece)
-            if self._size > LARGEST_EVENT:
-                raise EventTooLarge(f"an event of a stream has more than {LARGEST_EVENT >> 20} MiB")
+            if self._size > MAX_EVENT_BYTES:
+                mib = MAX_EVENT_BYTES >> 20
+                raise EventTooLarge(f"an event of a stream has more than {mib} MiB")
         self._after_cr = part[-1:] == b"\r" or (self._after_cr and not part)
         return events
 
@@ -120,8 +121,7 @@ class EventReader:
             elif field == b"event":
                 self._name = value.removeprefix(b" ")
             return ()
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        event = ServerEvent(data, self._name, b"".join(self._lines))
+        event = ServerEvent(b"\n".join(self._data), self._name, b"".join(self._lines))
         self._lines.clear()
         self._data.clear()
         self._name = b""
@@ -223,7 +223,7 @@ class Events:
             raise self._failure(exc) from exc.with_traceback(None)
         self._arrived = self._loop.time()
         if not self._begun:
-            self._head = (self._head + piece)[:MAX_HEAD]
+            self._head = (self._head + piece)[:MAX_HEAD_BYTES]
         try:
             events = self._reader.feed(piece)
         except EventTooLarge as exc:

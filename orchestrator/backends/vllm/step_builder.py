@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...chain import THINK_END, Chain, Role, Step, Stop, Token, Tokens
+from ...interfaces import Until
 from ...markers import opened_by, partial_match
 from ...step_ends import StepEnds
 
@@ -279,9 +280,7 @@ class StepBuilder:
 
 
 async def grow(
-    growing: StepBuilder,
-    take: Callable[[], Awaitable[Token | Stop]],
-    until: Callable[[Step], bool] | None,
+    growing: StepBuilder, take: Callable[[], Awaitable[Token | Stop]], until: Until
 ) -> Step | None:
     """
     Add tokens from *take* until the step is complete, the stream ends, or *until* wants no more.
@@ -300,7 +299,7 @@ async def grow(
             return growing.end(token)
 
 
-def grown(growing: StepBuilder, token: Token, until: Callable[[Step], bool] | None) -> Step | None:
+def grown(growing: StepBuilder, token: Token, until: Until) -> Step | None:
     """
     Add *token*. Return the step if it is complete, or if *until* returns true for it.
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from ...chain import Chain, Step, Stop, Token
 from ...events import Called
-from ...interfaces import REQUEST
+from ...interfaces import REQUEST, Until
 from .step_builder import StepBounds, StepBuilder, grown
 from .token_stream import TokenStream
 
@@ -61,16 +61,13 @@ class StickyStream:
 
         It needs the same chain, delimiters and closing as before, and no more rivals.
         """
-        if self.writing or chain != self._expected or bounds.top > self._bounds.top:
-            return False
-        ends = (self._bounds.ends, self._bounds.closing)
-        if (bounds.ends, bounds.closing) != ends:
+        own = self._bounds
+        fits = (bounds.ends, bounds.closing) == (own.ends, own.closing) and bounds.top <= own.top
+        if self.writing or chain != self._expected or not fits:
             return False
         return not self._stopped or self._step_is_queued(bounds.limit)
 
-    async def write(
-        self, chain: Chain, growing: StepBuilder, until: Callable[[Step], bool] | None
-    ) -> Step:
+    async def write(self, chain: Chain, growing: StepBuilder, until: Until) -> Step:
         """Read the next step of *chain*. A failure or a cancellation closes the request first."""
         self.writing = True
         self._bounds = replace(self._bounds, limit=growing.bounds.limit)

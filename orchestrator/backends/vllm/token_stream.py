@@ -52,15 +52,15 @@ class TextDivider:
         follows_half = self._halved
         self._halved = False
         text = tokens[-1].text
+        divided = [*tokens]
         if "".join(pieces) != text:
             fitting = _fitting(text, pieces)
             self._halved = not fitting
             last = len(tokens) - len(fitting) - 1
             pieces = [*[""] * last, text.removesuffix("".join(fitting)), *fitting]
             if follows_half or self._halved:
-                unknown = replace(tokens[last], id=-1)
-                tokens = [*tokens[:last], unknown, *tokens[last + 1 :]]
-        return [replace(token, text=piece) for token, piece in zip(tokens, pieces, strict=True)]
+                divided[last] = replace(tokens[last], id=-1)
+        return [replace(token, text=piece) for token, piece in zip(divided, pieces, strict=True)]
 
     async def _pieces(self, tokens: Sequence[Token]) -> list[str]:
         """Return the spelling of each of *tokens*; "" if it is not known."""

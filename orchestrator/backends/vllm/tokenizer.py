@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby, takewhile
 from typing import Self, TypeAlias
@@ -25,6 +27,7 @@ from .client import Connection
 from .http_errors import reading
 from .prompts import EncodedPrompt
 from .replies import spell
+from .step_builder import text_of
 from .text_encoder import MAX_CACHED_TEXTS, AsyncCache, TextEncoder
 from .tool_protocol import message_fields, tool_fields
 
@@ -91,7 +94,7 @@ class ModelTokenizer(TextEncoder):
         """Returns the token ids of choices."""
         self._prefixes = AsyncCache(self._prefix, MAX_CONVERSATIONS)
         self._same: dict[object, tuple[Conversation, BegunPrompt]] = {}
-        self._turns: frozenset[int] = frozenset()  # the special tokens between turns
+        self._turns: set[int] = set()  # the special tokens between turns
         self._system_first = False  # whether the template refuses later system messages
 
     async def learn(self) -> None:
@@ -99,7 +102,7 @@ class ModelTokenizer(TextEncoder):
         Learn the vocabulary and the chat template. Raise `MissingCapability` if the template cannot
         be learnt.
         """
-        ids, self.room = await self.tokenize(tokenize_body(self._model, VOCABULARY_PROBE))
+        ids, self.room = await self.tokenize(tokenize_body(self.model, VOCABULARY_PROBE))
         self.vocabulary = blake2b(repr(ids).encode(), digest_size=8).hexdigest()
         rendered = [
             await self._shown(messages, generate=generate) for messages, generate in CONVERSATIONS
@@ -108,22 +111,23 @@ class ModelTokenizer(TextEncoder):
         texts = [await self.decode(ids) for ids in rendered]
         self.faithful = await self._is_faithful(texts[-1])
         if not self.faithful:
-            await self.learn_marks(number for ids in rendered for number in ids)
+            await self.learn_marks({number for ids in rendered for number in ids})
             self.faithful = await self._is_faithful(texts[-1])
         try:
-            shown = cut(texts, self._settings.marks)
-            found = await self._by_effect(shown) if shown.source == "unknown" else shown
+            found = cut(texts, self._settings.marks)
+            if found.source == "unknown":
+                found = await self._by_effect(found)
             self.template = found.overridden(self._settings.thinks)
         except MissingCapability as exc:
-            raise MissingCapability(
-                f"the {self._call.role} model at {self._call.url}: {exc}"
-            ) from exc
-        self.ending_id = await self.one_token(self.template.ending)
-        closing = self.template.markers.closing
-        self.marks = {await self.one_token(closing): closing, self.ending_id: self.template.ending}
-        block = await self.literally(self.template.markers.opening + self.template.markers.closing)
-        between = await self.literally(self.template.turn + self.template.answer)
-        self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
+            raise self._call.missing(exc) from exc
+        template = self.template
+        markers = template.markers
+        self.ending_id = await self.one_token(template.ending)
+        closing_id = await self.one_token(markers.closing)
+        self.marks = {closing_id: markers.closing, self.ending_id: template.ending}
+        between = await self.literally(template.turn + template.answer)
+        block = await self.literally(markers.opening + markers.closing)
+        self._turns = {*await self._mark_ids(between)}.difference(block)
 
     @property
     def learnt(self) -> tuple[object, ...]:
@@ -142,14 +146,14 @@ class ModelTokenizer(TextEncoder):
         further question follows then. Mistral's older templates refuse all reasoning.
         """
         last = CONVERSATIONS[-1][0]
-        template = self._settings.template
-        for shown, prompted in ((messages, generate), ((*messages, last[-1]), True)):
-            try:
-                return await self.render(shown, generate=prompted, template=template)
-            except EndpointRejected:
-                if generate:
-                    raise
-        return await self.render(last, template=template)
+        render = partial(self.render, template=self._settings.template)
+        if generate:
+            return await render(messages)
+        with suppress(EndpointRejected):
+            return await render(messages, generate=False)
+        with suppress(EndpointRejected):
+            return await render((*messages, last[-1]))
+        return await render(last)
 
     async def one_token(self, mark: str) -> int:
         """Return the id of *mark*. -1: it takes several tokens, or none."""
@@ -158,10 +162,8 @@ class ModelTokenizer(TextEncoder):
 
     async def changed(self) -> bool:
         """Return whether the vocabulary, the chat template or the context changed since `learn`."""
-        messages, generate = CONVERSATIONS[-1]
-        body = tokenize_messages_body(
-            self._model, messages, generate=generate, template=self._settings.template
-        )
+        messages, _ = CONVERSATIONS[-1]
+        body = tokenize_messages_body(self.model, messages, template=self._settings.template)
         return await self.tokenize(body) != (self.rendered_last, self.room)
 
     async def encode(self, text: str, *, closing: str = "") -> tuple[int, ...]:
@@ -290,8 +292,9 @@ class ModelTokenizer(TextEncoder):
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.encode(step.text, closing=closing)
         tokens = self._without_turns(step)
-        ids = tokens.ids
-        return await self._mixed(tokens, closing=closing) if -1 in ids else ids
+        if -1 in tokens.ids:
+            return await self._mixed(tokens, closing=closing)
+        return tokens.ids
 
     def _without_turns(self, step: Step) -> Tokens:
         """
@@ -326,16 +329,18 @@ class ModelTokenizer(TextEncoder):
             left -= len(members)
             if known:
                 ids += [token.id for token in members]
-                shared = len(list(takewhile(lambda token: not token.text, reversed(members))))
+                shared = sum(1 for _ in takewhile(lambda token: not token.text, members[::-1]))
             else:
-                text = "".join(token.text for token in members)
+                text = text_of(members)
                 ids[len(ids) - shared :] = await self.encode(text, closing="" if left else closing)
         return ids
 
     async def _spell(self, text: str) -> tuple[Token, ...]:
         ids = await self.encode(text)
+        if not ids:
+            return ()
         pieces = await self.pieces(ids)
-        spelt = spell(text, ids, [pieces[number] for number in ids]) if ids else ()
+        spelt = spell(text, ids, [pieces[number] for number in ids])
         return tuple([Token(part, id=number) for part, number in spelt])
 
     async def _choices(self, choices: tuple[str, ...]) -> Mapping[str, int]:
@@ -411,22 +416,17 @@ class ModelTokenizer(TextEncoder):
         found = shown.after(written)
         mark = mark_after(written)
         if mark and not found.thinks and not shown.head.strip().startswith(mark):
-            call = self._call
             log.warning(
                 "the %s model at %s begins its answer with %s: if that opens its thinking, set"
                 ' marks = ["%s", "..."] in [%s], with the text that closes it',
-                call.role,
-                call.url,
-                mark,
-                mark,
-                call.table or call.role,
+                *(self._call.role, self._call.url, mark, mark, self._call.settings_table),
             )
         return found
 
     async def _first_words(self) -> str:
         """Have the model answer a plain question, greedily, and return the first words."""
         prompt = await self.render(PLAIN_QUESTION, template=self._settings.template)
-        body = completion_body(self._model, prompt, GREEDY, FIRST_TOKENS)
+        body = completion_body(self.model, prompt, GREEDY, FIRST_TOKENS)
         reply = await self.connection.post(self._call, COMPLETIONS, body)
         with reading(self._call, "text", reply):
             return str(reply["choices"][0]["text"])
@@ -456,12 +456,10 @@ class _Encoded:
         counts = self.counts[: shared + 1]
         sizes = self.sizes[: shared + 1]
         prompt = self.prompt.beginning(counts[-1], sizes[-1])
-        size = sizes[-1]
         for step in steps:
             prompt = prompt.followed(step)
-            size += step.size + (1 if counts[-1] and step.count else 0)
-            sizes.append(size)
             counts.append(prompt.count)
+            sizes.append(prompt.size)
         return type(self)(chain, prompt, counts, sizes)
 
 
@@ -516,19 +514,8 @@ def _beginning(chain: Chain) -> tuple[object, ...]:
 
 
 def shared_steps(known: Sequence[Step], steps: Sequence[Step]) -> int:
-    """
-    Return how many steps *known* and *steps* begin with alike.
-
-    This is a binary search: to compare steps that are the same objects is fast.
-    """
-    most = min(len(known), len(steps))
-    if known[:most] == steps[:most]:
-        return most
-    least = 0
-    while least < most:
-        middle = (least + most + 1) // 2
-        if known[least:middle] == steps[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
+    """Return how many steps *known* and *steps* begin with alike."""
+    for index, (ours, theirs) in enumerate(zip(known, steps, strict=False)):
+        if ours is not theirs and ours != theirs:
+            return index
+    return min(len(known), len(steps))

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from stepspec.orchestrator.backends.vllm.prompts import (
-    MOST_PARTS,
+    MAX_PARTS,
     PLACE,
     EncodedPrompt,
     write_body,
@@ -22,17 +22,18 @@ def test_a_prompt_that_grows_is_that_of_all_its_ids() -> None:
     chance = random.Random(1)
     prompt = EncodedPrompt()
     ids: list[int] = []
-    for _ in range(3 * MOST_PARTS):
+    for _ in range(3 * MAX_PARTS):
         added = [chance.randrange(200_000) for _ in range(chance.randrange(4))]
         longer = prompt.plus(added)
         assert (prompt.count, prompt.ids) == (len(ids), ids), "the shorter one has not changed"
         prompt = longer
         ids = ids + added
-        assert len(prompt.parts) <= MOST_PARTS
+        assert len(prompt.parts) <= MAX_PARTS
     assert len(prompt) == len(ids)
     assert prompt.ids == ids
-    assert prompt.json == orjson.dumps(ids)[1:-1]
-    assert prompt.size == len(prompt.json)
+    json = b"".join(prompt.parts)
+    assert json == orjson.dumps(ids)[1:-1]
+    assert prompt.size == len(json)
     assert prompt.last(9) == ids[-9:]
     assert prompt.last(len(ids) + 5) == ids
 
