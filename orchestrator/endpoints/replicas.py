@@ -15,7 +15,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any, Self, TypeVar, Unpack
 
-from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
+from ..chain import Chain, Role, Step, Token, Toolset
 from ..concurrency import background
 from ..errors import (
     EndpointError,
@@ -29,7 +29,18 @@ from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from .breaker import UNUSABLE, Health, Replica
 from .capabilities import Capabilities
 from .chat_template import Template
-from .interfaces import Format, ParsedAnswer, ParsedTokens, ParserState, Server, SingleModel, or_now
+from .interfaces import (
+    Clock,
+    Format,
+    Messages,
+    ParsedAnswer,
+    ParsedTokens,
+    ParserState,
+    Server,
+    SingleModel,
+    Tools,
+    or_now,
+)
 from .metrics import Acceptance, QueueGauges, total
 from .request_context import SESSION
 from .settings import GREEDY, Endpoint, Sampling
@@ -346,10 +357,10 @@ class ReplicatedEndpoint:
         """
         self.health.report(url, exc)
 
-    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
+    async def count(self, messages: Messages, tools: Tools = ()) -> int:
         return await self.call(lambda endpoint: endpoint.count(messages, tools))
 
-    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+    async def thinks(self, messages: Messages, tools: Tools = ()) -> bool:
         return await self.call(lambda endpoint: endpoint.thinks(messages, tools))
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
@@ -404,7 +415,7 @@ class ReplicatedEndpoint:
         sampling: Sampling = GREEDY,
         *,
         observe: Observer = lambda event: None,
-        clock: Callable[[], float] | None = None,
+        clock: Clock | None = None,
         format: Format | None = None,
     ) -> ReplicatedModel:
         """Make the model of one run, as `ModelEndpoint.model` does."""

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
 from stepspec.orchestrator.endpoints.chat_template import disagreement
@@ -28,6 +29,8 @@ from .report import (
     milliseconds,
     tokens_read,
 )
+
+Findings: TypeAlias = Iterator[Finding]
 
 MIN_CONTEXT = 256  # tokens: a short problem, a judge's question and one step
 CHAIN_CONTEXT = 2048  # tokens that a chain of thought takes at least
@@ -97,7 +100,7 @@ def _unknown(check: str, message: str, cure: str) -> Finding:
     return Finding(check, "", "unknown", message, cure)
 
 
-def _about_server(report: EndpointReport) -> Iterator[Finding]:
+def _about_server(report: EndpointReport) -> Findings:
     can = report.can
     if report.problem or can is None:
         yield _cannot_work("connection", report.problem)
@@ -121,7 +124,7 @@ def _before(version: tuple[int, int], can: Capabilities) -> bool:
     return found is not None and (int(found[1]), int(found[2])) < version
 
 
-def _about_unknowns(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
+def _about_unknowns(report: EndpointReport, can: Capabilities) -> Findings:
     for name in ("version", "speculation", *LACKS):
         if getattr(can, name) is None:
             words = name.replace("_", " ")
@@ -132,7 +135,7 @@ def _about_unknowns(report: EndpointReport, can: Capabilities) -> Iterator[Findi
         yield _unknown("verdicts", f"the time of a verdict could not be measured ({cause})", AGAIN)
 
 
-def _about_context(report: EndpointReport) -> Iterator[Finding]:
+def _about_context(report: EndpointReport) -> Findings:
     """Report a context that is too short, and a chat template whose text is not exact."""
     context = report.context
     cure = "start vLLM with a larger --max-model-len"
@@ -148,7 +151,7 @@ def _about_context(report: EndpointReport) -> Iterator[Finding]:
         yield _costs("faithful", message, "start vLLM with another --chat-template")
 
 
-def _about_failures(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
+def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
     """Report a model that cannot write, judge or score. Few policies let the small one judge."""
     failures = report.failures
     if "writing" in failures:
@@ -173,7 +176,7 @@ def _about_failures(report: EndpointReport, can: Capabilities) -> Iterator[Findi
         yield _costs("scoring", message, "choose a policy that scores nothing")
 
 
-def _about_counts(can: Capabilities) -> Iterator[Finding]:
+def _about_counts(can: Capabilities) -> Findings:
     """Report numbers that are wrong only in a batch with other requests, or with some flags."""
     if can.shared_batch is False:
         message = (
@@ -193,7 +196,7 @@ def _about_counts(can: Capabilities) -> Iterator[Finding]:
         yield _costs("cached_counts", message, "update vLLM")
 
 
-def _about_thinking(report: EndpointReport) -> Iterator[Finding]:
+def _about_thinking(report: EndpointReport) -> Findings:
     """Report how the model thinks, unless its chat template shows a thinking block."""
     role = report.role
     block = report.block
@@ -229,7 +232,7 @@ def _about_thinking(report: EndpointReport) -> Iterator[Finding]:
     yield Finding("thinking", "", outcome, message, cure)
 
 
-def _about_cache(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
+def _about_cache(report: EndpointReport, can: Capabilities) -> Findings:
     """Report a prefix cache that is on, but of little use to a growing chain."""
     cache = can.cache
     if can.prefix_cache is False and cache is not None and cache.enabled:
@@ -284,7 +287,7 @@ def _cache_cure(can: Capabilities) -> str:
     return f"start vLLM with {mode}--prefix-match-unit {unit}"
 
 
-def _about_replica(other: EndpointReport, first: EndpointReport) -> Iterator[Finding]:
+def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
     """
     Report what differs between a replica and the *first* one.
 
@@ -302,7 +305,7 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> Iterator[Fin
                 yield finding
 
 
-def _about_judge(large: EndpointReport) -> Iterator[Finding]:
+def _about_judge(large: EndpointReport) -> Findings:
     """Report a large model that scores slowly, or does not understand a judge's question."""
     can = large.can
     scores_all = can is not None and can.prompt_logprobs and can.suffix_scoring is None
@@ -325,7 +328,7 @@ def _about_judge(large: EndpointReport) -> Iterator[Finding]:
 
 def _about_pair(
     small: EndpointReport, large: EndpointReport, same_vocabulary: bool | None
-) -> Iterator[Finding]:
+) -> Findings:
     why = disagreement(bool(small.thinks), bool(large.thinks))
     if why:
         cause, _, cure = why.partition(". ")
@@ -354,7 +357,7 @@ def _about_pair(
         yield from _about_speed(small.pace, large.pace)
 
 
-def _about_speed(small: WritePace, large: WritePace) -> Iterator[Finding]:
+def _about_speed(small: WritePace, large: WritePace) -> Findings:
     """Report a small model that is not much faster, if the noise of the timings allows to tell."""
     noise = max(small.noise, large.noise)
     ratio = small.between / large.between if large.between else math.nan

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ...endpoints.chat_template import Fields
 from ...endpoints.interfaces import Format, ServerFormat
 from ...endpoints.settings import GREEDY, Sampling
 from .prompts import EncodedPrompt
@@ -15,9 +16,6 @@ Body: TypeAlias = dict[str, Any]
 
 Variables: TypeAlias = Mapping[str, Any]
 """Variables of a chat template."""
-
-Fields: TypeAlias = Sequence[Mapping[str, Any]]
-"""Messages or tools in the form of a chat completion's request."""
 
 Prompt: TypeAlias = Sequence[int] | EncodedPrompt
 """The token ids of a prompt, or their JSON."""

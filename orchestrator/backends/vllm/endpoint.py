@@ -11,11 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from ...chain import Chain, Message, Step, Token, Tool, Toolset
+from ...chain import Chain, Step, Token, Toolset
 from ...concurrency import at_once
 from ...endpoints.capabilities import Capabilities
 from ...endpoints.chat_template import Template
-from ...endpoints.interfaces import Format, ParsedAnswer, ParsedTokens, ParserState, or_now
+from ...endpoints.interfaces import (
+    Clock,
+    Format,
+    Messages,
+    ParsedAnswer,
+    ParsedTokens,
+    ParserState,
+    Tools,
+    or_now,
+)
 from ...endpoints.metrics import (
     Acceptance,
     QueueGauges,
@@ -135,7 +144,7 @@ class VllmEndpoint(VllmServer):
         """Read the counters of token-level speculation. None: there are none, or no metrics."""
         return read_acceptance(await self._metrics())
 
-    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
+    async def count(self, messages: Messages, tools: Tools = ()) -> int:
         """Count the tokens that a chain about *messages* begins with."""
         await self._after_reopening(self._look)
         return len(await self.encoder.prefix(messages, tools))
@@ -172,7 +181,7 @@ class VllmEndpoint(VllmServer):
         self.cache = fresh.cache
         self._begin(fresh._process or Process())
 
-    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+    async def thinks(self, messages: Messages, tools: Tools = ()) -> bool:
         """
         Return whether the model thinks in a block of its own before it answers *messages*.
 
@@ -262,7 +271,7 @@ class VllmEndpoint(VllmServer):
         sampling: Sampling = GREEDY,
         *,
         observe: Observer = lambda event: None,
-        clock: Callable[[], float] | None = None,
+        clock: Clock | None = None,
         format: Format | None = None,
     ) -> VllmModel:
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,16 +10,16 @@ from weakref import WeakKeyDictionary
 
 from ...chain import Chain, Role, Step, Token, beginning
 from ...concurrency import at_once
-from ...endpoints.interfaces import Format, SingleModel
+from ...endpoints.interfaces import Clock, Format, SingleModel
 from ...endpoints.settings import Sampling
 from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
-from ...events import Called, Observer, Verb
+from ...events import Observer, Verb
 from ...interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, Until
 from . import bodies, http_errors, replies
 from .bodies import COMPLETIONS, GENERATE, Body, Prompts, StreamForm
 from .http_errors import Call, Reply
 from .prompts import EncodedPrompt
-from .request_meter import RequestMeter
+from .request_meter import CallObserver, RequestMeter
 from .server import VllmServer
 from .step_builder import OUTSIDE, Closing, StepBounds, StepBuilder, grow, step_ends
 from .sticky_stream import StickyStream
@@ -41,7 +41,7 @@ class VllmModel(SingleModel):
         endpoint: VllmServer,
         sampling: Sampling,
         observe: Observer,
-        clock: Callable[[], float],
+        clock: Clock,
         format: Format | None = None,
     ) -> None:
         self._endpoint = endpoint
@@ -321,7 +321,7 @@ class VllmModel(SingleModel):
         sampling: Sampling,
         opening: str,
         form: StreamForm,
-        observe: Callable[[Called], None] | None = None,
+        observe: CallObserver | None = None,
     ) -> AsyncGenerator[TokenStream]:
         """
         Open a stream of tokens after *prompt*, which is *chain* and *opening*.
@@ -376,9 +376,7 @@ class VllmModel(SingleModel):
         message = f"the prompt has {len(prompt)} tokens, and the model takes {room} in all"
         raise self._call(verb).error(ContextTooLong, message)
 
-    def _meter(
-        self, verb: Verb, prompt: int, observe: Callable[[Called], None] | None = None
-    ) -> RequestMeter:
+    def _meter(self, verb: Verb, prompt: int, observe: CallObserver | None = None) -> RequestMeter:
         url = self._endpoint.settings.url
         return RequestMeter(self.role, verb, observe or self._observe, self._clock, prompt, url=url)
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import orjson
 
 from ...json_values import write_json
+
+Ids: TypeAlias = tuple[int, ...]
+"""Token ids."""
 
 MAX_PARTS = 64
 """Parts of a prompt. More are joined."""

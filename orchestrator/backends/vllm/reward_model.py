@@ -16,19 +16,20 @@ logits, whatever activation the server has for the model's head, and this module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import exp
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from ...chain import Chain, Message, Rating
-from ...endpoints.interfaces import or_now
+from ...chain import Chain, Rating
+from ...endpoints.interfaces import Clock, Messages, or_now
 from ...endpoints.settings import CriticEndpoint
 from ...errors import EndpointRejected, EndpointUnavailable
 from ...events import Observer
 from .bodies import POOLING, Body, pooling_body, tokenize_body
 from .client import ConnectedEndpoint
 from .http_errors import Call
+from .prompts import Ids
 from .replies import pooled_values, usage
 from .request_meter import RequestMeter
 from .text_encoder import AsyncCache, TextEncoder
@@ -58,7 +59,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         """Seconds for which a rating waits while the server is down."""
 
     def critic(
-        self, *, observe: Observer = lambda event: None, clock: Callable[[], float] | None = None
+        self, *, observe: Observer = lambda event: None, clock: Clock | None = None
     ) -> VllmRewardModel:
         """
         Make the critic of one run. *clock* returns the seconds since the run began; by default it
@@ -74,7 +75,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
             ids += [*await self._encoder.between("", text, ""), *delimiter]
         return pooling_body(self.name, ids, logits=logits)
 
-    async def _problem(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+    async def _problem(self, messages: Messages) -> Ids:
         """Encode the text before the first step."""
         settings = self.settings
         turns = [message for message in messages if message.role != "system"]
@@ -85,7 +86,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
             conversation.insert(0, {"role": "system", "content": settings.prefix})
         return tuple((await self._encoder.rendered(conversation)).ids)
 
-    async def _plain_problem(self, text: str) -> tuple[int, ...]:
+    async def _plain_problem(self, text: str) -> Ids:
         """Encode *text* with the prefix, within the tokens that the tokenizer puts around texts."""
         ids = await self._encoder.between(self.settings.prefix, text, "\n")
         plain = await self._encoder.literally(PLAIN_TEXT)
@@ -143,9 +144,7 @@ class VllmRewardModel:
     runs share.
     """
 
-    def __init__(
-        self, endpoint: RewardModelEndpoint, observe: Observer, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, endpoint: RewardModelEndpoint, observe: Observer, clock: Clock) -> None:
         self._endpoint = endpoint
         self._observe = observe
         self._clock = clock

@@ -21,6 +21,7 @@ from typing import Any, cast
 from unicodedata import category, normalize
 
 from ...json_values import json_text, read_json
+from .prompts import Ids
 from .replies import REPLACEMENT
 
 _DRAWN = secrets.token_hex(12)
@@ -190,9 +191,7 @@ def joined(text: str, separator: str) -> tuple[str, list[bool]]:
     return text.replace(SENTINEL, separator), inserted
 
 
-def without_inserted(
-    ids: Sequence[int], separator: int, inserted: Sequence[bool]
-) -> tuple[int, ...] | None:
+def without_inserted(ids: Sequence[int], separator: int, inserted: Sequence[bool]) -> Ids | None:
     """
     Return *ids* without the *inserted* separators of `joined`.
 

@@ -15,12 +15,11 @@ from typing import TypeAlias
 from ...chain import Chain, Step, Stop, Token
 from ...events import Called
 from ...interfaces import REQUEST, Until
+from .request_meter import CallObserver
 from .step_builder import StepBounds, StepBuilder, grown
 from .token_stream import TokenStream
 
-OpenRequest: TypeAlias = Callable[
-    [Callable[[Called], None]], AbstractAsyncContextManager[TokenStream]
-]
+OpenRequest: TypeAlias = Callable[[CallObserver], AbstractAsyncContextManager[TokenStream]]
 """Sends a request, of which the given function observes the end."""
 
 
@@ -38,7 +37,7 @@ class StickyStream:
     """
 
     def __init__(
-        self, open_request: OpenRequest, observe: Callable[[Called], None], bounds: StepBounds
+        self, open_request: OpenRequest, observe: CallObserver, bounds: StepBounds
     ) -> None:
         self._open_request = open_request
         self._observe = observe

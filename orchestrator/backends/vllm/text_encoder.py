@@ -9,19 +9,19 @@ from functools import partial
 from typing import Generic, TypeVar
 from unicodedata import normalize
 
+from ...endpoints.chat_template import Fields
 from ...errors import MissingCapability
 from .bodies import (
     DETOKENIZE,
     TOKENIZE,
     Body,
-    Fields,
     Variables,
     detokenize_body,
     tokenize_body,
     tokenize_messages_body,
 )
 from .client import Connection
-from .prompts import EncodedPrompt
+from .prompts import EncodedPrompt, Ids
 from .replies import detokenized, tokenized, tokenized_prompt
 from .special_tokens import (
     SENTINEL,
@@ -83,7 +83,7 @@ class TextEncoder:
         self._pieces: dict[int, str] = {}  # spellings by token id
         self._hidden: dict[str, int] = {}  # special tokens that the tokenizer finds in no text
 
-    async def between(self, *texts: str) -> tuple[int, ...]:
+    async def between(self, *texts: str) -> Ids:
         """
         Encode *texts* as one. The even places are ours, the odd ones are of users and models.
 
@@ -170,7 +170,7 @@ class TextEncoder:
             if await self._encode(mark) != (number,):
                 self._hidden[mark] = number
 
-    async def _encode(self, text: str) -> tuple[int, ...]:
+    async def _encode(self, text: str) -> Ids:
         if not self._hidden:
             return await self._tokenize_text(text)
         ids: list[int] = []
@@ -181,13 +181,13 @@ class TextEncoder:
                 ids += await self._tokenize_text(part)
         return tuple(ids)
 
-    async def _tokenize_text(self, text: str) -> tuple[int, ...]:
+    async def _tokenize_text(self, text: str) -> Ids:
         if not text:
             return ()
         ids, _ = await self.tokenize(tokenize_body(self.model, text))
         return tuple(ids)
 
-    async def _joint(self, texts: Sequence[str]) -> tuple[int, ...]:
+    async def _joint(self, texts: Sequence[str]) -> Ids:
         """
         Encode *texts* of `between` as one.
 
@@ -201,7 +201,7 @@ class TextEncoder:
             ids += await encode(text)
         return tuple(ids)
 
-    async def _encode_between(self, texts: tuple[str, ...]) -> tuple[int, ...]:
+    async def _encode_between(self, texts: tuple[str, ...]) -> Ids:
         own = await self._mark_ids(
             [number for text in texts[::2] for number in await self.literally(text)]
         )
@@ -221,7 +221,7 @@ class TextEncoder:
             return ids
         raise self._forged(marks)
 
-    async def _joined(self, text: str, marks: Collection[str]) -> tuple[int, ...]:
+    async def _joined(self, text: str, marks: Collection[str]) -> Ids:
         """
         Encode the parts of *text* between the sentinels, each by itself.
 

@@ -12,8 +12,9 @@ from hashlib import blake2b
 from itertools import groupby, takewhile
 from typing import Self, TypeAlias
 
-from ...chain import THINK_END, Chain, Message, Step, Token, Tokens, Tool
-from ...endpoints.chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
+from ...chain import THINK_END, Chain, Message, Step, Token, Tokens
+from ...endpoints.chat_template import CONVERSATIONS, PLAIN_QUESTION, Fields, Template, cut
+from ...endpoints.interfaces import Messages, Tools
 from ...endpoints.settings import GREEDY, Endpoint
 from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, MissingCapability
 from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
@@ -25,7 +26,7 @@ from .bodies import (
 )
 from .client import Connection
 from .http_errors import reading
-from .prompts import EncodedPrompt
+from .prompts import EncodedPrompt, Ids
 from .replies import spell
 from .step_builder import text_of
 from .text_encoder import MAX_CACHED_TEXTS, AsyncCache, TextEncoder
@@ -42,7 +43,7 @@ LAST_TOKENS = 96
 FIRST_TOKENS = 16
 """A model that thinks opens its block within these tokens."""
 
-Conversation: TypeAlias = tuple[tuple[Message, ...], tuple[Tool, ...], bool]
+Conversation: TypeAlias = tuple[Messages, Tools, bool]
 """What a chain begins with: messages, tools, and whether the model may think."""
 
 VOCABULARY_PROBE = (
@@ -138,7 +139,7 @@ class ModelTokenizer(TextEncoder):
         """Return whether *text*, the last rendered conversation, has the ids of the rendering."""
         return list(await self._encode(text)) == self.rendered_last
 
-    async def _shown(self, messages: Messages, *, generate: bool) -> list[int]:
+    async def _shown(self, messages: Fields, *, generate: bool) -> list[int]:
         """
         Render one of `CONVERSATIONS`, or the last one in its place.
 
@@ -166,7 +167,7 @@ class ModelTokenizer(TextEncoder):
         body = tokenize_messages_body(self.model, messages, template=self._settings.template)
         return await self.tokenize(body) != (self.rendered_last, self.room)
 
-    async def encode(self, text: str, *, closing: str = "") -> tuple[int, ...]:
+    async def encode(self, text: str, *, closing: str = "") -> Ids:
         """
         Encode *text* of a chain.
 
@@ -177,7 +178,7 @@ class ModelTokenizer(TextEncoder):
             return await self.between("", text.removesuffix(THINK_END), closing)
         return await self.between("", text)
 
-    async def question(self, question: str, opening: str) -> tuple[int, ...]:
+    async def question(self, question: str, opening: str) -> Ids:
         """
         Encode what follows the steps in a judge's prompt: *question*, and *opening*, with which the
         answer begins. The module `chat_template` has the layout.
@@ -186,7 +187,7 @@ class ModelTokenizer(TextEncoder):
         return await self.between(self.template.turn, question, answer + opening)
 
     async def prefix(
-        self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), *, thinks: bool = True
+        self, messages: Messages, tools: Tools = (), *, thinks: bool = True
     ) -> EncodedPrompt:
         """
         Encode what stands before the first step: *messages*, with the *tools* that the template
@@ -211,7 +212,7 @@ class ModelTokenizer(TextEncoder):
             self._same.pop(next(iter(self._same)))
         return self._same[objects][1]
 
-    async def opens(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+    async def opens(self, messages: Messages, tools: Tools = ()) -> bool:
         """Return whether the model thinks in a block before it answers this conversation."""
         return (await self._begun((messages, tools, True))).opened
 
@@ -262,7 +263,7 @@ class ModelTokenizer(TextEncoder):
         handover = "" if calls else closes.handover
         return [*ids, *await self.literally(handover)] if handover else ids
 
-    async def empty_block(self) -> tuple[int, ...]:
+    async def empty_block(self) -> Ids:
         """Encode an empty thinking block, after which a parser of answers expects no thinking."""
         markers = self.template.markers
         return await self.literally(f"{markers.opening}\n\n{markers.closing}\n\n")
@@ -367,9 +368,7 @@ class ModelTokenizer(TextEncoder):
         ids = shown.plus(await self.literally(added))
         return BegunPrompt(ids, self.template.opens(begun))
 
-    async def _conversation(
-        self, messages: tuple[Message, ...], tools: tuple[Tool, ...]
-    ) -> EncodedPrompt:
+    async def _conversation(self, messages: Messages, tools: Tools) -> EncodedPrompt:
         """
         Encode *messages* and *tools* as the template shows them.
 
@@ -388,9 +387,7 @@ class ModelTokenizer(TextEncoder):
         self._system_first = True
         return shown
 
-    async def _as_shown(
-        self, messages: tuple[Message, ...], tools: tuple[Tool, ...]
-    ) -> EncodedPrompt:
+    async def _as_shown(self, messages: Messages, tools: Tools) -> EncodedPrompt:
         return await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
@@ -463,7 +460,7 @@ class _Encoded:
         return type(self)(chain, prompt, counts, sizes)
 
 
-def with_leading_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def with_leading_system(messages: Messages) -> Messages:
     """Return *messages* with all system messages as one, at the beginning."""
     system = [message.content for message in messages if message.role == "system"]
     if not system:
