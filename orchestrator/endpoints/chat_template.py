@@ -381,19 +381,18 @@ def _with_open_block(
     )
 
 
-def _after(text: str, sentinel: str) -> str:
-    _, found, rest = text.rpartition(sentinel)
+def _around(text: str, sentinel: str) -> tuple[str, str]:
+    before, found, after = text.rpartition(sentinel)
     if not found:
         raise MissingCapability(
             f"the chat template leaves out a turn: {sentinel!r} is not in {text!r}"
         )
-    return rest
+    return before, after
+
+
+def _after(text: str, sentinel: str) -> str:
+    return _around(text, sentinel)[1]
 
 
 def _between(text: str, left: str, right: str) -> str:
-    before, found, _ = text.rpartition(right)
-    if not found:
-        raise MissingCapability(
-            f"the chat template leaves out a turn: {right!r} is not in {text!r}"
-        )
-    return _after(before, left)
+    return _after(_around(text, right)[0], left)

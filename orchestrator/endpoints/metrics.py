@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -156,11 +157,11 @@ def read_start(metrics: bytes) -> bytes:
     return found[1] if found else b""
 
 
-def _sums(metrics: bytes) -> dict[str, int]:
-    sums: dict[str, int] = {}
+def _sums(metrics: bytes) -> Mapping[str, int]:
+    sums = Counter[str]()
     for name, value in _LINE.findall(metrics):
         with suppress(ValueError, OverflowError):  # NaN, inf
-            sums[name.decode()] = sums.get(name.decode(), 0) + max(0, int(float(value)))
+            sums[name.decode()] += max(0, int(float(value)))
     return sums
 
 

@@ -121,7 +121,7 @@ def _about_server(report: EndpointReport) -> Findings:
 def _before(version: tuple[int, int], can: Capabilities) -> bool:
     """Whether the server reports an older vLLM than *version*."""
     found = re.match(r"v?(\d+)\.(\d+)", can.version or "")
-    return found is not None and (int(found[1]), int(found[2])) < version
+    return found is not None and tuple(map(int, found.groups())) < version
 
 
 def _about_unknowns(report: EndpointReport, can: Capabilities) -> Findings:

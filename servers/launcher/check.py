@@ -45,9 +45,9 @@ class Machine:
     card: float | None = None
     """The memory of the smallest GPU in use, in GiB; None if the driver does not tell."""
     taken: Mapping[Address, str] = field(default_factory=dict[Address, str])
-    """Why an address cannot be bound. "": it can."""
+    """For each address that cannot be bound, the reason."""
     weights: Mapping[Drafter, int] = field(default_factory=dict[Drafter, int])
-    """The bytes of each model, by name and revision. 0: the model is not on this machine."""
+    """The bytes of each model that is on this machine, by name and revision."""
 
 
 def inspect_machine(pair: Pair) -> Machine:
@@ -67,8 +67,8 @@ def inspect_machine(pair: Pair) -> Machine:
         vllm=importlib.util.find_spec("vllm") is not None,
         cards=len(names) if is_known else None,
         card=min(sizes or memory.values(), default=None),
-        taken={address: why_taken(*address) for address in addresses},
-        weights={model: _weight_bytes(*model) for model in models},
+        taken={address: reason for address in addresses if (reason := why_taken(*address))},
+        weights={model: size for model in models if (size := _weight_bytes(*model))},
     )
 
 

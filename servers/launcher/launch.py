@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -73,12 +73,11 @@ class ServerCommand:
 
     def command(self, port: int) -> tuple[str, ...]:
         """Return the command line that serves the model at *port*."""
-        words = [*self.program]
-        if self.program[-1] != "serve":
-            words.append("--model")
-        words += [str(self.model), "--served-model-name", self.served_name]
-        words += ["--host", self.host, "--port", str(port)]
-        return (*words, *self.args)
+        program = self.program
+        if program[-1] != "serve":
+            program += ("--model",)
+        names = (str(self.model), "--served-model-name", self.served_name)
+        return (*program, *names, "--host", self.host, "--port", str(port), *self.args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,15 +307,12 @@ class _ServerProcess:
 
     def _report(self, failure: str) -> str:
         """Describe the *failure*, with the lines of the log that state why."""
-        lines = failure_lines(self._log_end())
+        log = ""
+        with suppress(OSError):  # The log may have been deleted.
+            log = self._log.read_text(encoding="utf-8", errors="replace")
+        lines = failure_lines(log[-LOG_CHARACTERS:])
         first = f"the {self.server.name} server {failure}{':' if lines else ', silently'}"
         return "\n    ".join([first, *lines]) + f"\n  its log: {self._log}"
-
-    def _log_end(self) -> str:
-        try:
-            return self._log.read_text(encoding="utf-8", errors="replace")[-LOG_CHARACTERS:]
-        except OSError:  # The log may have been deleted; the report of the failure matters more.
-            return ""
 
 
 async def _answers(http: aiohttp.ClientSession, root: str, served_name: str) -> bool:

@@ -55,8 +55,8 @@ def command_lines(pair: Pair) -> str:
     for path, endpoint in pair.connected.items():
         lines.append(f"# {path} runs at {', '.join(endpoint.urls)}")
         urls[path] = ",".join(endpoint.urls)
-    lines.extend(shell_lines(waves(pair, visible_cards(os.environ)), urls))
-    return "\n".join(lines)
+    commands = shell_lines(waves(pair, visible_cards(os.environ)), urls)
+    return "\n".join([*lines, *commands])
 
 
 def shell_lines(

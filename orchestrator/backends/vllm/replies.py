@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from itertools import islice
 from math import exp, isnan
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import orjson
@@ -223,7 +225,7 @@ def _tokens(
 
 def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> int:
     """Return the token's rank among the *known* most probable ones; 0 if it is none of them."""
-    if value is None or not top or not known:
+    if value is None or not top:
         return 0
     above = sum(other > value for other in top.values())
     return above + 1 if above < known else 0
@@ -231,9 +233,7 @@ def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> i
 
 def _top(top: Mapping[str, float] | None, known: int) -> tuple[Token, ...]:
     """Sort the *known* most probable tokens; vLLM adds the written token if it is none of them."""
-    if not top or not known:
-        return ()
-    best = sorted(top.items(), key=lambda item: item[1], reverse=True)[:known]
+    best = nlargest(known, (top or {}).items(), key=itemgetter(1))
     return tuple([Token(text, finite(value), rank) for rank, (text, value) in enumerate(best, 1)])
 
 

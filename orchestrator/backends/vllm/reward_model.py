@@ -17,7 +17,7 @@ logits, whatever activation the server has for the model's head, and this module
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import exp
+from math import tanh
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -72,7 +72,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         ids = list(await self._problems(chain.messages))
         delimiter = (await self._encoder.literally(self.settings.delimiter))[-1:]
         for text in paragraphs(chain):
-            ids += [*await self._encoder.between("", text, ""), *delimiter]
+            ids += (*await self._encoder.between("", text), *delimiter)
         return pooling_body(self.name, ids, logits=logits)
 
     async def _problem(self, messages: Messages) -> Ids:
@@ -92,8 +92,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         plain = await self._encoder.literally(PLAIN_TEXT)
         body = tokenize_body(self.name, PLAIN_TEXT, special_tokens=True)
         around, _ = await self._encoder.tokenize(body)
-        places = range(len(around))
-        start = next((at for at in places if tuple(around[at : at + len(plain)]) == plain), 0)
+        start = around.index(plain[0]) if plain[0] in around else 0
         return (*around[:start], *ids, *around[start + len(plain) :])
 
     async def _learn(self) -> None:
@@ -192,11 +191,12 @@ def reward(values: Sequence[float], *, logits: bool) -> float:
     """Map the reward model's one or two *values* to 0 to 1."""
     if not logits:
         return values[-1]
-    return sigmoid(values[-1] - values[0]) if len(values) == 2 else sigmoid(values[0])
+    logit = values[-1]
+    if len(values) == 2:
+        logit -= values[0]
+    return sigmoid(logit)
 
 
 def sigmoid(logit: float) -> float:
     """Return the probability of *logit*, without an overflow at either side."""
-    if logit >= 0:
-        return 1 / (1 + exp(-logit))
-    return exp(logit) / (1 + exp(logit))
+    return (1 + tanh(logit / 2)) / 2
