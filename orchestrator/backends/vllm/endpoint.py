@@ -43,7 +43,8 @@ from ...errors import (
 )
 from ...events import Observer
 from . import bodies, tool_protocol
-from .bodies import HEALTH, METRICS
+from .bodies import HEALTH, METRICS, Body
+from .http_errors import Call, Reply
 from .model import VllmModel
 from .probe import probe
 from .server import VllmServer
@@ -228,22 +229,25 @@ class VllmEndpoint(VllmServer):
         *state* describes. A *finished* answer ends with them.
         """
         ids = await self._token_ids(tokens)
-        block = await self.encoder.empty_block()
         call = self.connection.call("parse")
-        request = self._parsed_request(toolset)
-        body = tool_protocol.tokens_body(request, block, ids, state, finished=finished)
-        reply = await self.connection.post(call, DERENDER, body)
-        return tool_protocol.parsed_tokens(call, reply)
+        fields = tool_protocol.tokens_fields(ids, state, finished=finished)
+        return tool_protocol.parsed_tokens(call, await self._parse(call, toolset, fields))
 
     async def _parse_whole(self, toolset: Toolset, ids: Sequence[int]) -> ParsedAnswer:
         call = self.connection.call("parse")
-        request = self._parsed_request(toolset)
-        body = tool_protocol.answer_body(request, await self.encoder.empty_block(), ids)
-        reply = await self.connection.post(call, DERENDER, body)
+        reply = await self._parse(call, toolset, tool_protocol.answer_fields(ids))
         return tool_protocol.parsed_answer(call, reply, parallel=toolset.parallel)
 
-    def _parsed_request(self, toolset: Toolset) -> bodies.Body:
-        return tool_protocol.parsed_request(self.name, toolset, self.settings.template)
+    async def _parse(self, call: Call, toolset: Toolset, fields: Body) -> Reply:
+        """Send the *fields* about an answer with *toolset* to the server's parser."""
+        block = await self.encoder.empty_block()
+        request = tool_protocol.parsed_request(self.name, toolset, self.settings.template)
+        body = fields | {
+            "model": self.name,
+            "chat_request": request,
+            "prompt_token_ids": block,
+        }
+        return await self.connection.post(call, DERENDER, body)
 
     async def _token_ids(self, tokens: Sequence[Token]) -> list[int]:
         """Return the ids of *tokens*, and encode the text of those without one."""

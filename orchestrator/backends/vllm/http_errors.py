@@ -298,9 +298,11 @@ def no_room(count: int, room: int) -> str:
 
     Clients look for its words.
     """
-    cure = "shorten it, or serve the model with a longer --max-model-len"
-    longest = f"this model's maximum context length is {room} tokens"
-    return f"the prompt is too long: {count} tokens leave no room to think; {longest}; {cure}"
+    return (
+        f"the prompt is too long: {count} tokens leave no room to think; this model's maximum"
+        f" context length is {room} tokens; shorten it, or serve the model with a longer"
+        " --max-model-len"
+    )
 
 
 def as_object(value: object) -> Mapping[str, Any]:

@@ -114,39 +114,26 @@ def no_parser(call: Call, exc: EndpointRejected) -> MissingCapability | None:
     return None
 
 
-def answer_body(request: Body, prompt: Sequence[int], ids: Sequence[int]) -> Body:
-    """Ask for the content and the calls of the complete answer *ids* after *prompt*."""
-    return _parser_body(request, prompt) | {
-        "generate_response": _written(ids, "stop"),
-    }
+def answer_fields(ids: Sequence[int]) -> Body:
+    """Ask `DERENDER` for the content and the calls of the complete answer *ids*."""
+    return {"generate_response": _written(ids, "stop")}
 
 
-def tokens_body(
-    request: Body,
-    prompt: Sequence[int],
-    ids: Sequence[int],
-    state: ParserState,
-    *,
-    finished: bool,
-) -> Body:
+def tokens_fields(ids: Sequence[int], state: ParserState, *, finished: bool) -> Body:
     """
-    Ask for what *ids*, the next ones of an answer after *prompt*, add to its content and its calls.
+    Ask `DERENDER` for what *ids*, the next ones of an answer, add to its content and its calls.
 
     A *finished* answer ends with these ids.
     """
-    return _parser_body(request, prompt) | {
+    return {
         "stream": True,
         "generate_chunk": _written(ids, "stop" if finished else None),
         "stream_state": state or None,
     }
 
 
-def _parser_body(request: Body, prompt: Sequence[int]) -> Body:
-    return {"model": request["model"], "chat_request": request, "prompt_token_ids": list(prompt)}
-
-
 def _written(ids: Sequence[int], finish_reason: str | None) -> Body:
-    choice = {"index": 0, "token_ids": list(ids), "finish_reason": finish_reason}
+    choice = {"index": 0, "token_ids": ids, "finish_reason": finish_reason}
     return {"request_id": "answer", "choices": [choice]}
 
 
