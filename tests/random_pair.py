@@ -30,7 +30,7 @@ from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.endpoints import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.events import Answered, Committed, Event, Started
 from stepspec.servers.launcher import Served, ServerCommand
-from stepspec.servers.launcher.commands import ZEROS, arguments
+from stepspec.servers.launcher.commands import ZEROED_MEMORY, arguments
 
 from .random_models import HALF, make_model
 from .vocabulary_packages import CACHE, tokenizer_file
@@ -129,7 +129,7 @@ def _server(name: str, model: Path, extra: Mapping[str, Any]) -> ServerCommand:
         if name != "critic" or key not in LANGUAGE_MODEL_FLAGS
     }
     flags |= {"max-model-len": CONTEXT, "max-num-seqs": 32, **extra}
-    env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **(ZEROS if name == "large" else {})}
+    env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **(ZEROED_MEMORY if name == "large" else {})}
     return ServerCommand(name, model, f"random-{name}", tuple(arguments(flags)), env)
 
 

@@ -28,7 +28,7 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import Served, ServerCommand, TokenSpeculation, launch
-from stepspec.servers.launcher.commands import ZEROS, arguments
+from stepspec.servers.launcher.commands import ZEROED_MEMORY, arguments
 from stepspec.servers.launcher.up import show_progress
 
 MODELS = Path(__file__).parent / "models"
@@ -272,7 +272,7 @@ def _server(
         if os.environ.get("PYTHONPATH"):
             env["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
     if role in SCORERS:
-        env.update(ZEROS)
+        env.update(ZEROED_MEMORY)
     return ServerCommand(
         name=role,
         model=model,

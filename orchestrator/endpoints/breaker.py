@@ -25,7 +25,7 @@ PROBE_SECONDS = 5.0
 """For a probe of an idle server."""
 FIRST_PAUSE = 1.0
 """Seconds from the first failed probe to the next. Each further pause is twice as long."""
-UNUSABLE = frozenset({401, 403, 404, 405})
+UNUSABLE_STATUSES = frozenset({401, 403, 404, 405})
 """HTTP statuses of a rejection that every request to the server would get."""
 PROBE = Chain.of("1 + 1")
 """The conversation about which a probe has one token written."""

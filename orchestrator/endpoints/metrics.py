@@ -173,9 +173,9 @@ def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
 
 # The prefix cache
 
-UNIT = 16
+MATCH_UNIT_TOKENS = 16
 """Tokens. It divides the blocks of hybrids: multiples of 16 on GPUs and of 128 on CPUs."""
-FINE = 128
+FINE_BLOCK_TOKENS = 128
 """Tokens. No block of a model without recurrent layers is larger."""
 MATCH_UNIT = "prefix_match_unit"
 
@@ -210,7 +210,7 @@ class CacheConfig:
     @property
     def finest(self) -> int:
         """The match unit to start this server with, in tokens: a divisor of the block."""
-        return gcd(self.block or UNIT, 2 * UNIT)
+        return gcd(self.block or MATCH_UNIT_TOKENS, 2 * MATCH_UNIT_TOKENS)
 
 
 def read_cache_config(metrics: bytes) -> CacheConfig | None:

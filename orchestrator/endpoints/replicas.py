@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
-from .breaker import UNUSABLE, Health, Replica
+from .breaker import UNUSABLE_STATUSES, Health, Replica
 from .capabilities import Capabilities
 from .chat_template import Template
 from .interfaces import (
@@ -157,15 +157,13 @@ class Placement:
                 raise rejection or exc from None
             try:
                 return await self._call_on(replica, verb, first=not failed)
-            except EndpointRejected as exc:
-                if exc.status not in UNUSABLE:
-                    raise
-                rejection = exc
-                failure: EndpointError = exc
             except EndpointError as exc:
-                failure = exc
-            failed[replica.url] += 1
-            replica.breaker.fail(failure)
+                if isinstance(exc, EndpointRejected):
+                    rejection = exc
+                    if exc.status not in UNUSABLE_STATUSES:
+                        raise
+                failed[replica.url] += 1
+                replica.breaker.fail(exc)
 
     async def _call_on(
         self, replica: Replica, verb: Callable[[Server], Awaitable[T]], *, first: bool
@@ -174,7 +172,7 @@ class Placement:
         try:
             return await verb(replica.server)
         except EndpointRejected as exc:
-            if first and exc.status not in UNUSABLE:
+            if first and exc.status not in UNUSABLE_STATUSES:
                 await replica.server.check_unchanged()
             raise
 
@@ -229,7 +227,7 @@ class ReplicatedModel(SingleModel):
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
         return await self._placement.call(
-            lambda end: self._model(end).branch(chain, begun, stop=stop, limit=limit)
+            lambda endpoint: self._model(endpoint).branch(chain, begun, stop=stop, limit=limit)
         )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
@@ -241,7 +239,7 @@ class ReplicatedModel(SingleModel):
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
         return await self._placement.call(
-            lambda end: self._model(end).ask(chain, question, choices, opening=opening)
+            lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
         )
 
 
@@ -422,5 +420,6 @@ class ReplicatedEndpoint:
         clock = or_now(clock)
         placement = Placement(self.health, observe, self.patience)
         return ReplicatedModel(
-            placement, lambda end: end.model(sampling, observe=observe, clock=clock, format=format)
+            placement,
+            lambda endpoint: endpoint.model(sampling, observe=observe, clock=clock, format=format),
         )

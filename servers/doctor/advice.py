@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
+from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.chat_template import disagreement
-from stepspec.orchestrator.endpoints.metrics import FINE, MATCH_UNIT, UNIT
+from stepspec.orchestrator.endpoints.metrics import FINE_BLOCK_TOKENS, MATCH_UNIT, MATCH_UNIT_TOKENS
 from stepspec.orchestrator.events import Fallback
 
 from .report import (
@@ -268,14 +268,14 @@ def _about_cache(report: EndpointReport, can: Capabilities) -> Findings:
 def _is_coarse(can: Capabilities) -> bool:
     cache = can.cache
     if cache is None or cache.block is None:
-        return can.tried > LONG
-    return (cache.unit or cache.block) > FINE
+        return can.tried > LONG_PROMPT_TOKENS
+    return (cache.unit or cache.block) > FINE_BLOCK_TOKENS
 
 
 def _cache_cure(can: Capabilities) -> str:
     """Name the flags that let a hybrid's prefixes end anywhere, if the server lists them."""
     cache = can.cache
-    unit = UNIT
+    unit = MATCH_UNIT_TOKENS
     if cache is not None and cache.known:
         unit = cache.finest
         if MATCH_UNIT not in cache.known:
@@ -313,7 +313,7 @@ def _about_judge(large: EndpointReport) -> Findings:
         first_token = large.pace.first if large.pace else None
         message = (
             "suffix scoring is off: to score a step it reads the whole chain again,"
-            f" {milliseconds(large.scoring)} after {LONG} tokens (a first token takes"
+            f" {milliseconds(large.scoring)} after {LONG_PROMPT_TOKENS} tokens (a first token takes"
             f" {milliseconds(first_token)})"
         )
         yield _costs("suffix_scoring", message, SUFFIX_CURE)

@@ -13,7 +13,7 @@ from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, VllmEndpoin
 from stepspec.orchestrator.backends.vllm.probe import RETRIES
 from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
-from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
+from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.settings import Address
 from stepspec.orchestrator.errors import EndpointError, EndpointUnreachable, StepspecError
 from stepspec.orchestrator.events import Called, Event
@@ -246,7 +246,7 @@ async def _verdicts(endpoint: VllmEndpoint, can: Capabilities) -> Reading:
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
     block = can.cache.block if can.cache else None
-    text = _new_step() + await _long_text(endpoint, max(LONG, (block or 0) * 3 // 2))
+    text = _new_step() + await _long_text(endpoint, max(LONG_PROMPT_TOKENS, (block or 0) * 3 // 2))
     chain = PROBLEM.extend(replace(STEP, text=text))
     for _ in range(TIMED_VERDICTS):
         chain = chain.extend(STEP)
@@ -277,7 +277,7 @@ async def _scoring(endpoint: VllmEndpoint) -> float:
     """Score a new step after a cached chain; return the seconds."""
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
-    chain = PROBLEM.extend(replace(STEP, text=await _long_text(endpoint, LONG)))
+    chain = PROBLEM.extend(replace(STEP, text=await _long_text(endpoint, LONG_PROMPT_TOKENS)))
     await model.score(chain, STEP.text)
     events.clear()
     await model.score(chain, _new_step())

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
+from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.chat_template import Source
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 
@@ -162,7 +162,7 @@ class EndpointReport:
     can: Capabilities | None = None
     """Its capabilities."""
     scoring: float | None = None
-    """Seconds to score a step after `LONG` cached tokens."""
+    """Seconds to score a step after `LONG_PROMPT_TOKENS` cached tokens."""
     acceptance: Acceptance | None = None
     """Counters of its own speculative decoding since its start; None without it."""
     thinks_by: Source = "unknown"
@@ -270,7 +270,7 @@ ROWS = (
     "a verdict reads",
     "a verdict takes",
     "suffix scoring",
-    f"scoring a step after {LONG} tokens",
+    f"scoring a step after {LONG_PROMPT_TOKENS} tokens",
 )
 """The names of the rows of a pair's table."""
 
@@ -322,7 +322,7 @@ def _critic_table(critic: CriticReport) -> Table:
     table = _columns("critic")
     if critic.url:
         table.add_row("server", critic.url)
-    table.add_row("model", UNUSABLE if critic.problem else critic.model or _mark(None))
+    table.add_row("model", UNUSABLE_MARK if critic.problem else critic.model or _mark(None))
     table.add_row("rates a right one", _rating(critic.right))
     table.add_row("rates a wrong one", _rating(critic.wrong))
     return table
@@ -336,7 +336,7 @@ def _cells(report: EndpointReport) -> list[RenderableType]:
     can = report.can
     unknown = _mark(None)
     if can is None:
-        return [report.url, UNUSABLE, *[unknown] * (len(ROWS) - 2)]
+        return [report.url, UNUSABLE_MARK, *[unknown] * (len(ROWS) - 2)]
     pace = report.pace
     reading = report.reading
     return [
@@ -358,7 +358,7 @@ def _cells(report: EndpointReport) -> list[RenderableType]:
     ]
 
 
-UNUSABLE = Text("cannot be used", COLOURS["cannot work"])
+UNUSABLE_MARK = Text("cannot be used", COLOURS["cannot work"])
 SUFFIX_SCORING_MARKS: Mapping[bool | None, Text] = {
     True: Text("on", COLOURS["works"]),
     False: Text("refused", COLOURS["cannot work"]),

@@ -24,10 +24,11 @@ from .process import reserve_port
 
 GIB = 2**30
 MIB_IN_GIB = 1024
-ROUNDING = 1e-9
+MAX_ROUNDING = 1e-9
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 NVIDIA_SMI_SECONDS = 20.0
-SHRINKING_FLAGS = {"quantization", "cpu-offload-gb"}  # A card then holds less than the files.
+SHRINKING_FLAGS = {"quantization", "cpu-offload-gb"}
+"""With one of these flags, a card holds less than the files of the weights."""
 
 
 Address: TypeAlias = tuple[str, int]
@@ -167,7 +168,7 @@ def _card_errors(pair: Pair, card: int, machine: Machine) -> Iterator[str]:
             f"{', '.join(users)}: there is no GPU {card}: {machine.cards} may be used"
             f" (nvidia-smi, {VISIBLE}), which gpus number from 0"
         )
-    if sum(server.memory for server in users.values()) > 1 + ROUNDING:
+    if sum(server.memory for server in users.values()) > 1 + MAX_ROUNDING:
         shares = [f"{path}.memory {server.memory:g}" for path, server in users.items()]
         yield (
             f"GPU {card}: the shares of its memory exceed 1 ({' + '.join(shares)} > 1): lower one,"

@@ -28,10 +28,10 @@ SHARED_SETTINGS = {"template", "thinks", "suffix_scoring"}
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 """Settings of an `Endpoint` that are not printed, or printed as its URL."""
 
-IGNORED: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
+IGNORED_FLAGS: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 """Flags without effect since a version of vLLM. A later version will refuse them."""
 
-ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
+ZEROED_MEMORY: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 """
 Fills new memory with zeros.
 
@@ -126,7 +126,7 @@ def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
         "speculative-config": speculation or False,
     }
     flags.update(server.flags)
-    for name, since in IGNORED.items():
+    for name, since in IGNORED_FLAGS.items():
         if vllm_version() >= since:
             flags.pop(name, None)
     return arguments(flags)
@@ -146,7 +146,7 @@ def _environment(server: StartedServer, visible: Visible) -> Mapping[str, str]:
     if server.gpus:
         names = [str(card) if visible is None else visible[card] for card in server.gpus]
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(names)}
-    return ZEROS if server.suffix_scoring else {}
+    return ZEROED_MEMORY if server.suffix_scoring else {}
 
 
 def visible_cards(environment: Mapping[str, str]) -> Visible:

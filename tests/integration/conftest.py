@@ -17,7 +17,7 @@ from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.servers.launcher import Served, ServerCommand, launch
-from stepspec.servers.launcher.commands import ZEROS
+from stepspec.servers.launcher.commands import ZEROED_MEMORY
 
 from ..conftest import DEATHS, shared_folder
 from .vllm_forks import forking
@@ -51,7 +51,7 @@ def forked(request: pytest.FixtureRequest) -> Generator[tuple[str, ...]]:
         yield other_python, "-m", "vllm.entrypoints.openai.api_server"
         return
     with forking(
-        shared_folder(request.config), {**ENVIRONMENT, **ZEROS, "VLLM_PLUGINS": ""}
+        shared_folder(request.config), {**ENVIRONMENT, **ZEROED_MEMORY, "VLLM_PLUGINS": ""}
     ) as program:
         yield program
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
 from stepspec.servers.launcher import ServerCommand
-from stepspec.servers.launcher.commands import ZEROS, arguments
+from stepspec.servers.launcher.commands import ZEROED_MEMORY, arguments
 
 CONTEXT = 4096  # tokens
 SHAPE: Mapping[str, Any] = {
@@ -86,5 +86,5 @@ def hybrid_server(model: Path, name: str, flags: Mapping[str, Any] | None = None
         model=model,
         served_name=f"testbed-{name}",
         args=tuple(arguments({**settings, **(flags or {})})),
-        env={**ENVIRONMENT, **ZEROS},
+        env={**ENVIRONMENT, **ZEROED_MEMORY},
     )

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from ...concurrency import background
-from ...endpoints.breaker import UNUSABLE
+from ...endpoints.breaker import UNUSABLE_STATUSES
 from ...endpoints.request_context import CACHE, CARRIED, RUN, priority
 from ...endpoints.settings import Address
 from ...errors import (
@@ -58,7 +58,7 @@ from .prompts import write_body
 from .proxies import proxy_of
 from .replies import model_names, with_last_rows
 from .slots import Slots
-from .sse import BROKEN, Events
+from .sse import CONNECTION_ERRORS, Events
 
 KEEP_ALIVE_SECONDS = 4.0
 """For which an idle connection stays open. vLLM closes its own after 5, maybe during a request."""
@@ -229,7 +229,7 @@ class Connection:
             response = await self._send(call, path, body)
             try:
                 return await response.read()
-            except BROKEN as exc:
+            except CONNECTION_ERRORS as exc:
                 broke = "the connection broke before the end of the answer: did the server die?"
                 raise call.error(EndpointUnavailable, broke) from exc
             finally:
@@ -288,7 +288,7 @@ class Connection:
             log.debug("%s %s: %d", method, url, response.status)
             if response.status >= 400:
                 raise await _refusal(call, response, path)
-        except BROKEN as exc:
+        except CONNECTION_ERRORS as exc:
             raise connection_error(call, exc, self.endpoint.deadlines.connect, self.proxy) from exc
         return response
 
@@ -398,7 +398,7 @@ async def _refusal(call: Call, response: aiohttp.ClientResponse, path: str) -> E
     if isinstance(error, EndpointUnavailable):
         now = http_date(response.headers.get("date")) or time.time()
         error.retry_after = retry_after(response.headers.get("retry-after"), now)
-    elif response.history and response.status in UNUSABLE:
+    elif response.history and response.status in UNUSABLE_STATUSES:
         return refused_elsewhere(error, str(response.url).removesuffix(path))
     return error
 

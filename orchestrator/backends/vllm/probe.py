@@ -9,7 +9,7 @@ from random import choices
 from typing import Any, TypeVar
 
 from ...concurrency import at_once
-from ...endpoints.capabilities import LONG, Capabilities
+from ...endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from ...endpoints.metrics import CacheConfig, read_cache_config
 from ...endpoints.settings import GREEDY
 from ...errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
@@ -132,7 +132,7 @@ class _Probe:
             return None
         try:
             rows: Any = written["choices"][0]["logprobs"]["top_logprobs"]
-            rivals = [sum(value > replies.FLOOR for value in row.values()) for row in rows]
+            rivals = [sum(value > replies.MIN_LOGPROB for value in row.values()) for row in rows]
         except (LookupError, TypeError, AttributeError):
             return None
         return min(rivals, default=RIVALS) >= RIVALS and all(answers)
@@ -159,7 +159,12 @@ class _Probe:
             longer = ()
         elif cache and cache.block is not None:
             longer = (2 * cache.block,)
-        return sorted({min(max(length, LONG), self._room) for length in (LONG, *longer)})
+        return sorted(
+            {
+                min(max(length, LONG_PROMPT_TOKENS), self._room)
+                for length in (LONG_PROMPT_TOKENS, *longer)
+            }
+        )
 
     async def _repeated(self, prompt: Sequence[int]) -> tuple[bool | None, bool | None]:
         """

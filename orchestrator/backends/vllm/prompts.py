@@ -21,7 +21,7 @@ Ids: TypeAlias = tuple[int, ...]
 
 MAX_PARTS = 64
 """Parts of a prompt. More are joined."""
-PLACE = f"stepspec-prompt-{secrets.token_hex(12)}"
+PROMPT_PLACEHOLDER = f"stepspec-prompt-{secrets.token_hex(12)}"
 """A text that no body can hold, as each process draws its own."""
 
 
@@ -100,7 +100,7 @@ def write_body(body: Mapping[str, Any]) -> bytes:
     written = write_json({name: _placed(body[name], prompts) for name in body}, "refuse")
     if not prompts:
         return written
-    pieces = written.split(b'"%b"' % PLACE.encode())
+    pieces = written.split(b'"%b"' % PROMPT_PLACEHOLDER.encode())
     parts = [pieces[0]]
     for prompt, after in zip(prompts, pieces[1:], strict=True):
         parts += [b"[", *prompt.parts, b"]", after]
@@ -108,10 +108,10 @@ def write_body(body: Mapping[str, Any]) -> bytes:
 
 
 def _placed(value: object, prompts: list[EncodedPrompt]) -> object:
-    """Return *value* with `PLACE` for each prompt, and append the prompt to *prompts*."""
+    """Return *value* with a placeholder for each prompt. Append the prompts to *prompts*."""
     if isinstance(value, EncodedPrompt):
         prompts.append(value)
-        return PLACE
+        return PROMPT_PLACEHOLDER
     if isinstance(value, list):
         members = cast("list[object]", value)
         if members and isinstance(members[0], EncodedPrompt):

@@ -39,7 +39,7 @@ STOPS_BY_FINISH_REASON: Mapping[str, Stop] = {"length": "length", "repetition": 
 MAX_COUNTED_TOKENS = 2**40
 """Tokens of one request. Sums of larger numbers would not fit into JSON."""
 
-FLOOR = -9999.0
+MIN_LOGPROB = -9999.0
 """Nats that vLLM sends for minus infinity, which JSON has no number for."""
 
 REPLACEMENT = "\ufffd"
@@ -239,15 +239,15 @@ def _top(top: Mapping[str, float] | None, known: int) -> tuple[Token, ...]:
 
 def finite(logprob: float | None) -> float:
     """
-    Return *logprob*, at least `FLOOR`, because JSON has no infinity. Raise `ValueError` for NaN.
+    Return *logprob*, at least `MIN_LOGPROB`, because JSON has no infinity.
 
-    None stands for a token that vLLM lost.
+    None stands for a token that vLLM lost. Raise `ValueError` for NaN.
     """
     if logprob is None:
-        return FLOOR
+        return MIN_LOGPROB
     if isnan(logprob):
         raise ValueError(logprob)
-    return max(logprob, FLOOR)
+    return max(logprob, MIN_LOGPROB)
 
 
 def spell(

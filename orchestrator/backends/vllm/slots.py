@@ -24,7 +24,8 @@ from ...endpoints.settings import Address
 from ...errors import LocalShortage
 from ...interfaces import holding
 
-LEAST_CONCURRENCY = 64  # requests at a time, where the settings name no number
+MIN_CONCURRENCY = 64
+"""Requests at a time, where the settings name no number."""
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Slots:
     def __init__(self, endpoint: Address) -> None:
         self._endpoint = endpoint
         self._starts = _throttle(endpoint.requests_per_second)
-        self._free = asyncio.Semaphore(endpoint.max_concurrency or LEAST_CONCURRENCY)
+        self._free = asyncio.Semaphore(endpoint.max_concurrency or MIN_CONCURRENCY)
         self.waiting = 0
 
     @asynccontextmanager

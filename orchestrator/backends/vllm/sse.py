@@ -22,7 +22,7 @@ from ...endpoints.settings import Deadlines
 from ...errors import EndpointError, EndpointUnavailable, MalformedReply
 from .http_errors import Call, no_stream
 
-BROKEN = (aiohttp.ClientError, OSError)
+CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
 """The exceptions of a connection that breaks."""
 
 CLOSING_SECONDS = 1.0
@@ -194,7 +194,7 @@ class Events:
         """
         if self._timer:
             self._timer.cancel()
-        with suppress(*BROKEN, TimeoutError):
+        with suppress(*CONNECTION_ERRORS, TimeoutError):
             async with asyncio.timeout(CLOSING_SECONDS):
                 await self._finish()
 
@@ -214,7 +214,7 @@ class Events:
         """Read what has arrived. Raise an `EndpointError` if the stream ends or breaks."""
         try:
             piece = await anext(self._pieces)
-        except (StopAsyncIteration, *BROKEN) as exc:
+        except (StopAsyncIteration, *CONNECTION_ERRORS) as exc:
             if self._reader.end().strip() == DONE:
                 self._done = True
                 return
