@@ -58,6 +58,11 @@ def _names_server(parts: SplitResult) -> bool:
     return bool(name) and not re.search(rb"\s", name)
 
 
+def key_variable(table: str) -> str:
+    """Return the variable of the environment that sets the ``api_key`` in *table*."""
+    return f"STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
+
+
 def none_if_empty(key: object) -> object:
     """
     Return *key* without white space around it: the file of a secret may end with a line break.

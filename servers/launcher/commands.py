@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -59,15 +60,13 @@ def waves(pair: Pair, visible: Visible = None) -> tuple[tuple[ServerCommand, ...
     measures how much of a card its own model takes, and no other process may allocate memory there
     meanwhile.
     """
-    found: list[list[ServerCommand]] = []
+    found = defaultdict[int, list[ServerCommand]](list)
     next_wave: dict[int, int] = {}
     for server, settings in zip(servers(pair, visible), pair.started.values(), strict=True):
         wave = max((next_wave.get(card, 0) for card in settings.gpus), default=0)
-        if wave == len(found):
-            found.append([])
         found[wave].append(server)
         next_wave.update(dict.fromkeys(settings.gpus, wave + 1))
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, found.values()))
 
 
 def shell_line(server: ServerCommand) -> str:

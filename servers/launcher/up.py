@@ -27,7 +27,7 @@ from rich.console import Console
 from stepspec.orchestrator.backends.vllm.client import Connection
 from stepspec.orchestrator.backends.vllm.endpoint import warm_up
 from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints.settings import Endpoint
+from stepspec.orchestrator.endpoints.settings import Endpoint, key_variable
 from stepspec.orchestrator.errors import EndpointError
 
 from .check import check_pair, inspect_machine, why_taken
@@ -135,8 +135,7 @@ def _notes(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
         yield "These are settings of a solver: write them to a file, and name it with --config."
         for path, endpoint in pair.connected.items():
             if endpoint.api_key:
-                variable = f"STEPSPEC_{path.upper().replace('.', '__')}__API_KEY"
-                yield f"The key of {path} is not among them: set {variable}."
+                yield f"The key of {path} is not among them: set {key_variable(path)}."
     if pair.started:
         yield "Ctrl-C stops them."
 

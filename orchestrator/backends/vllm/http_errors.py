@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import orjson
 
 from ...chain import Party
+from ...endpoints.settings import key_variable
 from ...errors import (
     ContextTooLong,
     EndpointError,
@@ -145,8 +146,7 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
 
 def _refused_key(call: Call, status: int, message: str) -> str:
     table = call.settings_table
-    variable = f"STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
-    setting = f"api_key in [{table}], or {variable}"
+    setting = f"api_key in [{table}], or {key_variable(table)}"
     if call.keyed:
         return f"the key was refused (HTTP {status}: {message}); set the right {setting}"
     return f"a key is needed, and none is set (HTTP {status}: {message}); set it as {setting}"

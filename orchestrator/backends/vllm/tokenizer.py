@@ -274,7 +274,7 @@ class ModelTokenizer(TextEncoder):
 
         Text without ids of this vocabulary is encoded.
         """
-        if step.vocabulary != self.vocabulary or not step.tokens:
+        if not self._has_ids(step):
             return await self.spelt(step.text)
         tokens: list[Token] = []
         for token in step.tokens:
@@ -289,8 +289,12 @@ class ModelTokenizer(TextEncoder):
             tokens += spelt
         return tuple(tokens)
 
+    def _has_ids(self, step: Step) -> bool:
+        """Return whether *step* has tokens of this vocabulary."""
+        return bool(step.tokens) and step.vocabulary == self.vocabulary
+
     async def _step(self, step: Step, *, closing: str = "") -> Sequence[int]:
-        if step.vocabulary != self.vocabulary or not step.tokens:
+        if not self._has_ids(step):
             return await self.encode(step.text, closing=closing)
         tokens = self._without_turns(step)
         if -1 in tokens.ids:
@@ -348,14 +352,14 @@ class ModelTokenizer(TextEncoder):
         """
         Return the token id of each of *choices*. Raise `ConfigurationError` if one takes several.
         """
-        encoded = {choice: await self.literally(choice) for choice in choices}
-        wrong = [choice for choice, ids in encoded.items() if len(ids) != 1]
-        if wrong or not encoded:
+        numbers = {choice: await self.one_token(choice) for choice in choices}
+        wrong = [choice for choice, number in numbers.items() if number < 0]
+        if wrong or not numbers:
             names = ", ".join(map(repr, wrong)) or "there are none"
             raise ConfigurationError(
                 f"choices have to be single tokens of the {self._call.role} model: {names}"
             )
-        return {choice: ids[0] for choice, ids in encoded.items()}
+        return numbers
 
     async def _prefix(self, conversation: Conversation) -> BegunPrompt:
         messages, tools, thinks = conversation
@@ -463,10 +467,8 @@ class _Encoded:
 def with_leading_system(messages: Messages) -> Messages:
     """Return *messages* with all system messages as one, at the beginning."""
     system = [message.content for message in messages if message.role == "system"]
-    if not system:
-        return messages
-    others = [message for message in messages if message.role != "system"]
-    return (Message("system", "\n".join(system)), *others)
+    others = tuple([message for message in messages if message.role != "system"])
+    return (Message("system", "\n".join(system)), *others) if system else others
 
 
 class ChainIds:
