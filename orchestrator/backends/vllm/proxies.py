@@ -15,7 +15,7 @@ from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-ENTRIES = re.compile(r"[,\s]+")
+ENTRY = re.compile(r"[^,\s]+")
 DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 
 
@@ -28,7 +28,7 @@ def proxy_of(url: str) -> str | None:
     server = parts.netloc.lower()
     if not parts.port:
         server += f":{DEFAULT_PORTS[parts.scheme]}"
-    entries = ENTRIES.split(proxies.get("no", "").lower())
+    entries = ENTRY.findall(proxies.get("no", "").lower())
     if not proxy or any(_names(entry, host, server) for entry in entries) or proxy_bypass(server):
         return None
     return proxy
