@@ -74,14 +74,20 @@ def version(body: bytes) -> str | None:
     return None if found is None else str(found)
 
 
-def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
+def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[int], int]:
     """
     Return the token ids in a reply of ``/tokenize``, and the model's context length in tokens.
 
+    *fitting*: raise `ContextTooLong`, before the ids are read, if they do not fit into the context.
     Raise `MalformedReply` for anything else than such a reply.
     """
     with reading(call, "token ids", reply):
-        return _ids(reply["tokens"]), int(reply["max_model_len"])
+        count = len(reply["tokens"])
+        room = int(reply["max_model_len"])
+        if not fitting or count <= room:
+            return _ids(reply["tokens"]), room
+    del reply  # The error holds this frame, and a million ids take 40 MB.
+    raise call.error(ContextTooLong, no_room(count, room))
 
 
 def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
@@ -97,10 +103,10 @@ def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
     is_json = bool(ids and end) and not ids.translate(None, ID_SIGNS)
     if is_json:
         body = head + key + end + tail
-    others, room = tokenized(call, checked(call, parse_object(call, body)))
-    prompt = EncodedPrompt.of(others)
-    if is_json:
-        prompt = EncodedPrompt(ids.count(b",") + 1, (ids,))
+    others, room = tokenized(call, checked(call, parse_object(call, body)), fitting=True)
+    if not is_json:
+        return EncodedPrompt.of(others)
+    prompt = EncodedPrompt(ids.count(b",") + 1, (ids,))
     if prompt.count > room:
         raise call.error(ContextTooLong, no_room(prompt.count, room))
     return prompt
