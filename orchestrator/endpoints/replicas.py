@@ -92,23 +92,23 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
             raise health.none_left()
         if is_over:
             is_last = True
-            await _probe_all(left)
+            for replica in left:
+                replica.breaker.wanted.set()
+            await _change(left, None, asyncio.ALL_COMPLETED)
+        elif probed:
+            await _change(probed, None, asyncio.FIRST_COMPLETED)
         else:
-            await _one_changes(probed or left, None if probed else until - loop.time())
+            await _change(left, until - loop.time(), asyncio.FIRST_COMPLETED)
 
 
-async def _one_changes(replicas: Sequence[Replica], seconds: float | None) -> None:
-    """Wait until the circuit of one of *replicas* changes, at most *seconds*. None: for ever."""
+async def _change(replicas: Sequence[Replica], seconds: float | None, return_when: str) -> None:
+    """
+    Wait until the circuits of *replicas* change, at most *seconds*. None: for ever.
+
+    *return_when* is that of `asyncio.wait`.
+    """
     async with background(*(replica.breaker.changed.wait() for replica in replicas)) as tasks:
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _probe_all(replicas: Sequence[Replica]) -> None:
-    """Have *replicas* probed now, and wait until the circuits of all of them have changed."""
-    async with background(*(replica.breaker.changed.wait() for replica in replicas)) as tasks:
-        for replica in replicas:
-            replica.breaker.wanted.set()
-        await asyncio.wait(tasks)
+        await asyncio.wait(tasks, timeout=seconds, return_when=return_when)
 
 
 def _preferred(candidates: Sequence[Replica]) -> Replica:
@@ -127,7 +127,7 @@ class Placement:
     A call waits for *patience* seconds for a server while none works.
     """
 
-    def __init__(self, health: Health, observe: Observer, patience: float = 0.0) -> None:
+    def __init__(self, health: Health, observe: Observer, patience: float) -> None:
         self._health = health
         self._observe = observe
         self._patience = patience

@@ -359,16 +359,20 @@ class ConnectedEndpoint(Generic[A]):
     async def __aexit__(self, *error: object) -> None:
         await self.connection.close()
 
-    async def _after_reopening(self, look: Callable[[], Awaitable[object]]) -> None:
+    async def refresh(self) -> None:
         """
-        Take a *look* at the server if a connection was opened after a silence since the last one.
+        Look at the server again if a connection was opened after a silence since the last look.
 
         A restart of the server closes all connections, and takes longer than `SILENCE_SECONDS`.
         """
         reopened = self.connection.reopened
         if reopened > self._looked:
-            await look()
+            await self._look()
             self._looked = reopened
+
+    async def _look(self) -> None:
+        """Find out what has changed at the server."""
+        raise NotImplementedError
 
     async def _learn(self) -> None:
         """Find out what is needed of the model besides its name."""

@@ -147,7 +147,7 @@ class VllmEndpoint(VllmServer):
 
     async def count(self, messages: Messages, tools: Tools = ()) -> int:
         """Count the tokens that a chain about *messages* begins with."""
-        await self._after_reopening(self._look)
+        await self.refresh()
         return len(await self.encoder.prefix(messages, tools))
 
     async def check_health(self) -> None:
@@ -189,7 +189,7 @@ class VllmEndpoint(VllmServer):
         Runs begin with this question. A server that was started again has closed every connection.
         After a new one was opened, perhaps by a check of health, the server is looked at again.
         """
-        await self._after_reopening(self._look)
+        await self.refresh()
         return await self.encoder.opens(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:

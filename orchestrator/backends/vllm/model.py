@@ -42,7 +42,7 @@ class VllmModel(SingleModel):
         sampling: Sampling,
         observe: Observer,
         clock: Clock,
-        format: Format | None = None,
+        format: Format | None,
     ) -> None:
         self._endpoint = endpoint
         self._sampling = sampling

@@ -101,11 +101,8 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         self._spelling = await self._spelt()
         await self._learn_logits()
 
-    async def refresh(self) -> None:
+    async def _look(self) -> None:
         """Learn the server anew if it was started again with another model under the same name."""
-        await self._after_reopening(self._learn_if_changed)
-
-    async def _learn_if_changed(self) -> None:
         if await self._spelt() != self._spelling:
             await self._learn()
 
