@@ -11,7 +11,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
 from hashlib import blake2b
 from typing import Any, Self, TypeVar, Unpack
 
@@ -204,7 +203,8 @@ class ReplicatedModel(SingleModel):
 
     def __init__(self, placement: Placement, make: Callable[[Server], Model]) -> None:
         self._placement = placement
-        self._model = cache(make)
+        self._make = make
+        self._models: dict[str, Model] = {}
 
     @property
     def role(self) -> Role:
@@ -241,6 +241,12 @@ class ReplicatedModel(SingleModel):
         return await self._placement.call(
             lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
         )
+
+    def _model(self, endpoint: Server) -> Model:
+        url = endpoint.settings.url
+        if url not in self._models:
+            self._models[url] = self._make(endpoint)
+        return self._models[url]
 
 
 class ReplicatedEndpoint:

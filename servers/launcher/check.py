@@ -58,7 +58,7 @@ def inspect_machine(pair: Pair) -> Machine:
     models = {(server.model, server.revision) for server in servers}.union(drafters)
     addresses = {(server.host, server.port) for server in servers}
     used = {card for server in servers for card in server.gpus}
-    memory = _query_driver() if used else {}
+    memory = _query_driver() if used else dict[str, float]()
     visible = visible_cards(os.environ)
     names = tuple(memory) if visible is None else visible
     # CUDA_VISIBLE_DEVICES may also name cards by UUID, whose sizes stay unknown.

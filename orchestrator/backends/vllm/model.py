@@ -46,7 +46,7 @@ class VllmModel(SingleModel):
     ) -> None:
         self._endpoint = endpoint
         self._sampling = sampling
-        self._format = format
+        self._format: Format | None = format
         self._observe = observe
         self._clock = clock
         self._chain_ids = ChainIds(lambda: endpoint.encoder)
