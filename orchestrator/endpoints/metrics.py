@@ -11,8 +11,9 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import gcd
+from operator import add, sub
 
 from ..concurrency import background
 
@@ -117,14 +118,10 @@ class Acceptance:
         return 1 + self.accepted / self.drafts if self.drafts else None
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(
-            drafts=self.drafts + other.drafts,
-            drafted=self.drafted + other.drafted,
-            accepted=self.accepted + other.accepted,
-        )
+        return Acceptance(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, old: Acceptance) -> Acceptance:
-        return self + Acceptance(-old.drafts, -old.drafted, -old.accepted)
+        return Acceptance(*map(sub, astuple(self), astuple(old)))
 
     def __str__(self) -> str:
         if self.rate is None:

@@ -71,7 +71,7 @@ MIN_DIGITS_PROBABILITY = 0.5
 def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> Diagnosis:
     """Make the diagnosis from the reports of both endpoints and of the *others*, their replicas."""
     same_vocabulary = None
-    if small.vocabulary is not None and large.vocabulary is not None:
+    if small.vocabulary and large.vocabulary:
         same_vocabulary = small.vocabulary == large.vocabulary
     findings = [*_about("small", _about_server(small)), *_about("large", _about_server(large))]
     if not small.problem and not large.problem:

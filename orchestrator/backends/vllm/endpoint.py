@@ -82,7 +82,6 @@ class VllmEndpoint(VllmServer):
     def __init__(self, settings: Endpoint, table: str = "") -> None:
         super().__init__(settings, table)
         self._process: Process | None = None  # None: not connected yet
-        self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
 
     async def _learn(self) -> None:
         self.encoder = ModelTokenizer(self.connection, self.name, self.settings)
@@ -207,7 +206,7 @@ class VllmEndpoint(VllmServer):
         A parser that takes the beginning of the answer for thinking is shown an empty thinking
         block before the answer. Other parsers are not: they would take that block for content.
         """
-        ids = await self._token_ids(tokens)
+        ids = await self.encoder.token_ids(tokens)
         if not ids:
             return ParsedAnswer("", ())
         parsed = await self._parse_whole(toolset, ids)
@@ -228,7 +227,7 @@ class VllmEndpoint(VllmServer):
         Let the server's parser read the next *tokens* of an answer with *toolset*, after what
         *state* describes. A *finished* answer ends with them.
         """
-        ids = await self._token_ids(tokens)
+        ids = await self.encoder.token_ids(tokens)
         call = self.connection.call("parse")
         fields = tool_protocol.tokens_fields(ids, state, finished=finished)
         return tool_protocol.parsed_tokens(call, await self._parse(call, toolset, fields))
@@ -248,13 +247,6 @@ class VllmEndpoint(VllmServer):
             "prompt_token_ids": block,
         }
         return await self.connection.post(call, DERENDER, body)
-
-    async def _token_ids(self, tokens: Sequence[Token]) -> list[int]:
-        """Return the ids of *tokens*, and encode the text of those without one."""
-        ids: list[int] = []
-        for token in tokens:
-            ids += [token.id] if token.id >= 0 else await self.encoder.encode(token.text)
-        return ids
 
     async def _tool_format(self, toolset: Toolset) -> Format | None:
         call = self.connection.call("learn the form of tool calls")

@@ -7,7 +7,6 @@ from codecs import BOM_UTF8
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC
 from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Any, TypeAlias, TypeVar, cast
@@ -106,11 +105,9 @@ def retry_after(header: str | None, now: float) -> float:
 
 def http_date(header: str | None) -> float | None:
     """Return the date in *header*, in seconds since 1970. None: there is none."""
-    try:
-        date = parsedate_to_datetime(header or "")
-    except (TypeError, ValueError):
-        return None
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    with suppress(TypeError, ValueError):
+        return parsedate_to_datetime(header or "").timestamp()
+    return None
 
 
 def http_error(call: Call, status: int, body: bytes, path: str = "") -> EndpointError:

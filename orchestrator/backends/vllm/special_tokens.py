@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, cast
 from unicodedata import category, normalize
 
@@ -74,15 +73,8 @@ def divided(text: str, marks: Iterable[str]) -> str:
     """
     Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
     """
-    spelt = [mark for mark in marks if mark in text]
-    if not spelt:
-        return text
-    cuts: set[int] = set()
-    for mark in spelt:
-        found = re.finditer(f"(?={re.escape(mark)})", text)
-        cuts.update(match.start() + 1 for match in found)
-    places = [0, *sorted(cuts), len(text)]
-    return SENTINEL.join(text[start:end] for start, end in pairwise(places))
+    spelt = "|".join([re.escape(mark) for mark in marks if mark in text])
+    return re.sub(f"(?={spelt})(.)", rf"\g<1>{SENTINEL}", text, flags=re.DOTALL) if spelt else text
 
 
 def divided_within(text: str, marks: Collection[str]) -> str:
@@ -183,12 +175,8 @@ def joined(text: str, separator: str) -> tuple[str, list[bool]]:
 
     The list says for each *separator* in the new text whether it replaces a sentinel.
     """
-    inserted: list[bool] = []
-    for part in text.split(SENTINEL):
-        inserted += [False] * part.count(separator)
-        inserted.append(True)
-    inserted.pop()
-    return text.replace(SENTINEL, separator), inserted
+    found = re.findall(f"{SENTINEL}|{re.escape(separator)}", text)
+    return text.replace(SENTINEL, separator), [mark == SENTINEL for mark in found]
 
 
 def without_inserted(ids: Sequence[int], separator: int, inserted: Sequence[bool]) -> Ids | None:

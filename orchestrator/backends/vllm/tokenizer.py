@@ -298,7 +298,7 @@ class ModelTokenizer(TextEncoder):
             return await self.encode(step.text, closing=closing)
         tokens = self._without_turns(step)
         if -1 in tokens.ids:
-            return await self._mixed(tokens, closing=closing)
+            return await self.token_ids(tokens, closing=closing)
         return tokens.ids
 
     def _without_turns(self, step: Step) -> Tokens:
@@ -319,7 +319,7 @@ class ModelTokenizer(TextEncoder):
             checked.append(token)
         return Tokens.of(checked)
 
-    async def _mixed(self, tokens: Sequence[Token], *, closing: str) -> list[int]:
+    async def token_ids(self, tokens: Sequence[Token], *, closing: str = "") -> list[int]:
         """
         Return the ids of *tokens*, and encode the text of those without an id.
 

@@ -49,13 +49,12 @@ def message_fields(message: Message) -> Body:
             }
             for call in message.calls
         ]
-    if message.call_id:
-        fields["tool_call_id"] = message.call_id
-    if message.name:
-        fields["name"] = message.name
-    if message.reasoning:
-        fields["reasoning"] = message.reasoning
-    return fields
+    others = {
+        "tool_call_id": message.call_id,
+        "name": message.name,
+        "reasoning": message.reasoning,
+    }
+    return fields | {name: value for name, value in others.items() if value}
 
 
 def tool_fields(tool: Tool) -> Body:
