@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from calendar import timegm
 from codecs import BOM_UTF8
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -106,7 +107,8 @@ def retry_after(header: str | None, now: float) -> float:
 def http_date(header: str | None) -> float | None:
     """Return the date in *header*, in seconds since 1970. None: there is none."""
     with suppress(TypeError, ValueError):
-        return parsedate_to_datetime(header or "").timestamp()
+        # A date without a time zone is UTC.
+        return float(timegm(parsedate_to_datetime(header or "").utctimetuple()))
     return None
 
 
