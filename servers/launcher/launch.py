@@ -95,6 +95,17 @@ class Served:
     log: Path
     """The file with the output of the group."""
 
+    def running(self, suffix_scoring: bool, speculation: str) -> RunningServer:
+        """Describe the server for other programs."""
+        return RunningServer(
+            base_url=self.base_url,
+            model=self.served_name,
+            suffix_scoring=suffix_scoring,
+            speculation=speculation,
+            pid=self.pid,
+            log=str(self.log),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:

@@ -168,14 +168,7 @@ async def running(
             )
             for path, served in (await stack.enter_async_context(launching)).items():
                 server = pair.started[path]
-                found[path] = RunningServer(
-                    base_url=served.base_url,
-                    model=served.served_name,
-                    suffix_scoring=server.suffix_scoring,
-                    speculation=server.speculation.method,
-                    pid=served.pid,
-                    log=str(served.log),
-                )
+                found[path] = served.running(server.suffix_scoring, server.speculation.method)
         yield {path: found[path] for path in pair.models}
 
 

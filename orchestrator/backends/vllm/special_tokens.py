@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 from unicodedata import category, normalize
 
@@ -35,7 +36,7 @@ LEFT_EDGE = f"stepspec-left-{_DRAWN}"
 RIGHT_EDGE = f"stepspec-right-{_DRAWN}"
 """Stands before a mark that ends a text: see `divided_within`."""
 
-MARK_SIGNS = "<>[]|\u25c1\u25b7\uff5c"
+MARK_SIGN = re.compile("[]<>[|\u25c1\u25b7\uff5c]")
 """Special tokens have one of these; the last three are Kimi's triangles and DeepSeek's wide bar."""
 
 PROTOCOL_FIELDS = frozenset({"role", "type"})
@@ -48,10 +49,7 @@ def may_spell(text: str) -> bool:
 
     Some tokenizers normalise a text before they look for special tokens.
     """
-    if any(sign in text for sign in MARK_SIGNS):
-        return True
-    normal = text if text.isascii() else normalize("NFKC", text)
-    return any(sign in normal for sign in MARK_SIGNS)
+    return any(map(MARK_SIGN.search, (text, normalize("NFKC", text))))
 
 
 def is_mark(piece: str) -> bool:
@@ -161,12 +159,10 @@ def _plain(key: str, value: object) -> object:
 
     The server does the same before it renders a call.
     """
-    if key != "arguments" or not isinstance(value, str):
-        return value
-    try:
-        return json_text(read_json(value))
-    except ValueError:
-        return value
+    if key == "arguments" and isinstance(value, str):
+        with suppress(ValueError):
+            return json_text(read_json(value))
+    return value
 
 
 def joined(text: str, separator: str) -> tuple[str, list[bool]]:
