@@ -79,6 +79,9 @@ class VllmEndpoint(VllmServer):
     `MissingCapability` if its chat template cannot be learnt.
     """
 
+    known = True
+    usable = True
+
     def __init__(self, settings: Endpoint, table: str = "") -> None:
         super().__init__(settings, table)
         self._process: Process | None = None  # None: not connected yet
@@ -119,14 +122,6 @@ class VllmEndpoint(VllmServer):
     def vocabulary(self) -> str:
         """Equal for models that share their token ids."""
         return self.encoder.vocabulary
-
-    @property
-    def known(self) -> bool:
-        return True
-
-    @property
-    def usable(self) -> bool:
-        return True
 
     @property
     def waiting(self) -> int:

@@ -71,7 +71,7 @@ def divided(text: str, marks: Iterable[str]) -> str:
     """
     Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
     """
-    spelt = "|".join([re.escape(mark) for mark in marks if mark in text])
+    spelt = _any_of(mark for mark in marks if mark in text)
     return re.sub(f"(?={spelt})(.)", rf"\g<1>{SENTINEL}", text, flags=re.DOTALL) if spelt else text
 
 
@@ -83,12 +83,10 @@ def divided_within(text: str, marks: Collection[str]) -> str:
     `RIGHT_EDGE` mark such a place, to be found in the rendered text.
     """
     inner = text.strip()
-    first = max((mark for mark in marks if inner.startswith(mark)), key=len, default="")
-    left = inner.removeprefix(first)
-    last = max((mark for mark in marks if left.endswith(mark)), key=len, default="")
-    if not first and not last:
-        return divided(text, marks)
-    rest = divided(left.removesuffix(last), marks)
+    spelt = _any_of(marks)
+    found = re.fullmatch(f"({spelt}|)(.*?)({spelt}|)", inner, re.DOTALL)
+    first, middle, last = found.groups() if found else ("", inner, "")
+    rest = divided(middle, marks)
     edges = {first, last} - {""}
     if divided(first, edges) + rest + divided(last, edges) != divided(inner, marks):
         return divided(text, marks)  # marks overlap
@@ -97,13 +95,18 @@ def divided_within(text: str, marks: Collection[str]) -> str:
     return text.replace(inner, f"{opening}{rest}{closing}", 1)
 
 
+def _any_of(marks: Iterable[str]) -> str:
+    """Return the regular expression of any of *marks*, the longest first."""
+    return "|".join(map(re.escape, sorted(marks, key=len, reverse=True)))
+
+
 def without_edges(text: str, marks: Collection[str], *, divide: bool) -> str:
     """
     Leave the edges of `divided_within` out of *text*.
 
     *divide* divides the marks at the edges. Otherwise these marks are left out, too.
     """
-    spelt = "|".join(map(re.escape, sorted(marks, key=len, reverse=True)))
+    spelt = _any_of(marks)
 
     def replaced(found: re.Match[str]) -> str:
         mark = found[1] or found[2]
