@@ -1,4 +1,4 @@
-"""The parser of answers that call tools: the one of the server that wrote them."""
+"""The parser of answers that call tools. The server that wrote an answer parses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..events import Calling
 from .interfaces import ModelEndpoint, ParsedTokens, ParserState
 
 _CALL_SIGNS = re.compile("[^\\w\\s.,;:!?'\"()*/+=-]")
-"""Signs that may begin a call, such as brackets: all but those of plain text."""
+"""Signs that may begin a call, such as brackets. Plain text has none of them."""
 
 MAX_PIECES = 1024
 """

@@ -1,6 +1,6 @@
 """
-The health of a model's servers: each is behind a circuit `Breaker`, and `Health` probes those that
-failed.
+The health of a model's servers. Each server is behind a circuit `Breaker`. `Health` probes the
+servers that failed.
 
 See docs/decisions/0028 for what a failure is, and who waits for a probe.
 """
@@ -51,7 +51,7 @@ class Breaker:
         self.changed = asyncio.Event()
         """Set with the next change, and then replaced."""
         self.wanted = asyncio.Event()
-        """Set by those who cannot wait for the end of a pause."""
+        """Set by a call that cannot wait for the end of a pause."""
         self._longest = longest
         self._closed_at = 0.0
 
@@ -305,7 +305,7 @@ class Health:
 
 
 async def _within(wait: Awaitable[object], seconds: float) -> None:
-    """Await *wait* for at most so many *seconds*."""
+    """Await *wait* for *seconds* at most."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await wait

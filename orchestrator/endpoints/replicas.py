@@ -111,7 +111,7 @@ async def _change(replicas: Sequence[Replica], seconds: float | None, return_whe
 
 
 def _preferred(candidates: Sequence[Replica]) -> Replica:
-    """Return the replica that the session prefers, or the one with the fewest runs."""
+    """Return the replica that the session prefers. Without a session: with the fewest runs."""
     session = SESSION.get()
     if not session:
         return min(candidates, key=lambda replica: len(replica.runs))
@@ -345,8 +345,7 @@ class ReplicatedEndpoint:
         Call *verb* on one server, or on the next if it raises `EndpointUnavailable` or
         `MalformedReply`.
 
-        The failures are those of the server, which is then probed. The call counts as a run of its
-        server meanwhile.
+        A server that fails is probed. The call counts as a run of its server meanwhile.
         """
         placement = Placement(self.health, lambda event: None, self.patience)
         try:

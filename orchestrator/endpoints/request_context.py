@@ -78,7 +78,7 @@ PRIORITY_SECONDS = 2**32
 """
 Seconds between two priorities of runs.
 
-No run is that much older than another: all runs of one priority go before those of the next.
+No run is that much older than another. All runs of one priority go before the runs of the next.
 """
 
 

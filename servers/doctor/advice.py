@@ -32,8 +32,10 @@ from .report import (
 
 Findings: TypeAlias = Iterator[Finding]
 
-MIN_CONTEXT = 256  # tokens: a short problem, a judge's question and one step
-CHAIN_CONTEXT = 2048  # tokens that a chain of thought takes at least
+MIN_CONTEXT_TOKENS = 256
+"""For a short problem, a judge's question and one step."""
+CHAIN_CONTEXT_TOKENS = 2048
+"""For a chain of thought, at least."""
 
 UNKNOWN: Mapping[str, tuple[str, str]] = {
     "version": (
@@ -58,7 +60,8 @@ Other capabilities are unknown if their request failed.
 AGAIN = "look into the server's log, and run `stepspec doctor` again"
 AGAIN_IDLE = "run `stepspec doctor` again when the servers are idle"
 SMALLER_MODEL = "serve a smaller model for small"
-VERSION_WITHOUT_CACHE_MODE = (0, 33)  # The first vLLM that ignores --mamba-cache-mode.
+VERSION_WITHOUT_CACHE_MODE = (0, 33)
+"""The first version of vLLM that ignores ``--mamba-cache-mode``."""
 SUFFIX_CURE = (
     "start vLLM with --enable-scale-out --enable-prompt-tokens-details and set suffix_scoring ="
     " true"
@@ -139,10 +142,10 @@ def _about_context(report: EndpointReport) -> Findings:
     """Report a context that is too short, and a chat template whose text is not exact."""
     context = report.context
     cure = "start vLLM with a larger --max-model-len"
-    if context is not None and context < MIN_CONTEXT:
+    if context is not None and context < MIN_CONTEXT_TOKENS:
         message = f"its context of {context} tokens has no room for a step and its verdict"
         yield _cannot_work("context", message, cure)
-    elif context is not None and context < CHAIN_CONTEXT:
+    elif context is not None and context < CHAIN_CONTEXT_TOKENS:
         yield _costs("context", f"chains of thought end after {context} tokens", cure)
     if report.faithful is False:
         message = (

@@ -34,9 +34,12 @@ STEP = Step("2 + 2 is 4.\n\n", "small")
 WRONG_STEP = Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small")
 DIGITS = "0123456789"
 MAX_REQUEST_SECONDS = 120.0
-WRITTEN_TOKENS = 32  # of a write that is timed
-TIMED_WRITES = 3  # The first may be slower than the others.
-TIMED_VERDICTS = 3  # after a growing chain; each further verdict costs as much as the last one
+WRITTEN_TOKENS = 32
+"""Of a write that is timed."""
+TIMED_WRITES = 3
+"""The first may be slower than the others."""
+TIMED_VERDICTS = 3
+"""On a growing chain. Each further verdict costs as much as the last one."""
 
 
 async def examine(
@@ -75,7 +78,7 @@ async def diagnose(
 
 
 def _usable_first(reports: Sequence[EndpointReport], role: Role) -> list[EndpointReport]:
-    """Return the reports of one *role*, with those of usable servers first."""
+    """Return the reports of one *role*. The reports of usable servers come first."""
     own = [report for report in reports if report.role == role]
     return sorted(own, key=lambda report: report.problem != "")
 
@@ -267,7 +270,7 @@ def _new_step() -> str:
 
 
 async def _long_text(endpoint: VllmEndpoint, tokens: int) -> str:
-    """Return steps of about so many *tokens*, or of half the context if that is shorter."""
+    """Return steps of about *tokens* tokens, but of no more than half the context."""
     step_tokens = len(await endpoint.encoder.encode(STEP.text))
     steps = min(tokens, endpoint.room // 2) // step_tokens
     return STEP.text * max(1, steps)

@@ -141,8 +141,10 @@ class Progress:
     """Whether it can be used."""
 
 
-POLL_SECONDS = 0.2  # between two requests to a server that is starting
-LOG_CHARACTERS = 65536  # of the end of a failed server's log, searched for the reason
+POLL_SECONDS = 0.2
+"""Between two requests to a server that is starting."""
+LOG_CHARACTERS = 65536
+"""At the end of a failed server's log. The reason is looked for there."""
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 Prepare: TypeAlias = Callable[[Served], Coroutine[Any, Any, None]]
 

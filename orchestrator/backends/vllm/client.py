@@ -3,10 +3,9 @@ The HTTP client of one endpoint: `Connection` sends requests and retries them.
 
 `ConnectedEndpoint` is what the endpoints of language models and of reward models share.
 
-`priority` orders the requests that wait at a server: vLLM with ``--scheduling-policy priority``
-takes the lowest number first, and of equal numbers the earliest request; with any other policy it
-ignores the number. Requests that a chain waits for go before those it may never need. Bodies and
-replies are in `bodies` and `replies`.
+`priority` orders the requests that wait at a server. vLLM with ``--scheduling-policy priority``
+takes the lowest number first, and of equal numbers the earliest request. With any other policy vLLM
+ignores the number. Requests that a chain waits for go before requests that it may never need.
 """
 
 from __future__ import annotations
@@ -453,9 +452,9 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
 
 def _pause(failure: EndpointUnavailable | LocalShortage, failures: int) -> float:
     """
-    Return the seconds before the next try, after so many *failures*.
+    Return the seconds before the next try of a request that has failed *failures* times.
 
-    They are random. If the server asked for a pause, they are as many as it asked for at least.
+    The pause is random. It is never shorter than the pause that the server asked for.
     """
     longest = FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, MAX_DOUBLINGS)
     pause = random.uniform(0, min(longest, MAX_PAUSE_SECONDS))

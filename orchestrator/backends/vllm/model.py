@@ -112,7 +112,7 @@ class VllmModel(SingleModel):
         return StickyStream(open_request, self._observe, bounds)
 
     async def _close_sticky(self, stack: AsyncExitStack) -> None:
-        """Close the last stream that was opened on *stack*; those before it are closed."""
+        """Close the last stream that was opened on *stack*. Earlier streams are closed already."""
         await self._sticky.pop(stack).close()
 
     async def branch(
@@ -354,7 +354,7 @@ class VllmModel(SingleModel):
         """
         Send *body* with *prompts*, for each of which the server writes one token.
 
-        The first prompt is the longest. *retries* and *rows* are those of `Connection.post`.
+        The first prompt is the longest. `Connection.post` explains *retries* and *rows*.
         """
         self._room(verb, prompts[0])
         with self._meter(verb, sum(map(len, prompts))) as meter:

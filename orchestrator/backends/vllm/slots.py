@@ -44,7 +44,7 @@ WAIT_LIMIT: ContextVar[WaitLimit | None] = ContextVar("WAIT_LIMIT", default=None
 
 def waiting_at_most(seconds: float, waited: float) -> AbstractContextManager[None]:
     """
-    Let requests of the block wait for slots for at most so many *seconds*.
+    Let each request of the block wait for a slot for *seconds* at most.
 
     Of the first wait, *waited* seconds are over: they are the wait for the service.
     """

@@ -131,7 +131,7 @@ def texts_of(fields: object) -> str:
 
 def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = ()) -> Any:
     """
-    Divide *marks* in all text of *fields*, those of messages and tools.
+    Divide *marks* in all text of *fields*, the fields of messages and tools.
 
     The *kept* ones stay whole in the assistant's content, where templates look for them: they
     leave out the thinking of earlier turns.

@@ -1,6 +1,6 @@
 """
-Server-sent events: `EventReader` finds them in the bytes of a stream, `Events` waits for those of
-one open response.
+Server-sent events. `EventReader` finds events in the bytes of a stream. `Events` waits for the
+events of one open response.
 
 The lines follow the WHATWG's rules: LF, CRLF or CR ends a line, a blank line ends an event, a colon
 begins a comment, one space after the colon belongs to no value, and a byte order mark may begin the

@@ -55,7 +55,7 @@ class StepBounds:
     ends: StepEnds
     """The delimiters."""
     limit: int
-    """The most tokens, those of an opening included. Only a closing mark may exceed it."""
+    """The most tokens, with the opening. Only a closing mark may exceed this number."""
     top: int = 0
     """How many of the likeliest tokens each token keeps of its position."""
     closing: Closing = OUTSIDE

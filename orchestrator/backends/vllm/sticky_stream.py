@@ -136,7 +136,7 @@ class StickyStream:
             self._reader.cancel()
 
     def _step_is_queued(self, limit: int) -> bool:
-        """Return whether the queue holds an end, or *limit* tokens and those of a mark."""
+        """Return whether the queue holds an end, or *limit* tokens and the tokens of a mark."""
         return self._next is None or len(self._queue) >= limit + self._bounds.closing.room
 
     def _look_ahead(self, token: Token) -> None:

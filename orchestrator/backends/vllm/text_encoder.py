@@ -239,7 +239,7 @@ class TextEncoder:
         return tuple([number for part in parts for number in await self.literally(part)])
 
     async def _mark_ids(self, ids: Collection[int]) -> list[int]:
-        """List those of *ids* that have the shape of special tokens."""
+        """Return the tokens of *ids* that have the shape of special tokens."""
         pieces = await self.pieces({*ids})
         marks = {number for number, piece in pieces.items() if is_mark(piece)}
         return [number for number in ids if number in marks]
@@ -275,5 +275,5 @@ class TextEncoder:
 
 
 def _with_others(texts: Sequence[str], change: Callable[[str], str]) -> tuple[str, ...]:
-    """Return *texts* of `TextEncoder.between` with *change* made to those of users and models."""
+    """Make *change* to the texts of users and models among the *texts* of `between`."""
     return tuple([change(text) if place % 2 else text for place, text in enumerate(texts)])

@@ -321,7 +321,7 @@ class ModelTokenizer(TextEncoder):
 
     async def token_ids(self, tokens: Sequence[Token], *, closing: str = "") -> list[int]:
         """
-        Return the ids of *tokens*, and encode the text of those without an id.
+        Return the ids of *tokens*. The text of a token without an id is encoded.
 
         Tokens without text before them are the first bytes of that text. *closing* is that of
         `encode`.

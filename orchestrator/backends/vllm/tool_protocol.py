@@ -4,7 +4,7 @@ Tools in vLLM's HTTP protocol. Pure: no I/O.
 The parser of calls is the server's own, which its flag ``--tool-call-parser`` names. The flag
 ``--enable-scale-out`` opens the routes to the parser. `RENDER` says in which form an answer has to
 be written for a choice of tools. `DERENDER` turns the token ids of an answer into its content and
-its calls: those of a complete answer at once, or the new ones of an answer that is being written.
+its calls. The ids are a complete answer, or the next tokens of an answer that is being written.
 The server keeps no state between two requests: each request has the `ParserState` of the one
 before.
 """
