@@ -60,7 +60,7 @@ class Breaker:
         """Why the server failed last. "": it never did."""
         if self.error is None:
             return ""
-        return getattr(self.error, "cause", "") or str(self.error) or "failed"
+        return getattr(self.error, "cause", str(self.error)) or "failed"
 
     def fail(self, exc: StepspecError) -> None:
         """Note that a call failed. The server is probed, unless its probes fail already."""
