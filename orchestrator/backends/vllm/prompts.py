@@ -7,7 +7,6 @@ anew, or to copy it several times, takes longer than the rest of a request.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -21,8 +20,6 @@ Ids: TypeAlias = tuple[int, ...]
 
 MAX_PARTS = 64
 """Parts of a prompt. More are joined."""
-PROMPT_PLACEHOLDER = f"stepspec-prompt-{secrets.token_hex(12)}"
-"""A text that no body can hold, as each process draws its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +93,16 @@ def write_body(body: Mapping[str, Any]) -> bytes:
 
     Raise `TypeError` for what is no JSON, and for a half of a surrogate pair.
     """
-    prompts: list[EncodedPrompt] = []
-    written = write_json({name: _placed(body[name], prompts) for name in body}, "refuse")
-    if not prompts:
-        return written
-    pieces = written.split(b'"%b"' % PROMPT_PLACEHOLDER.encode())
-    parts = [pieces[0]]
-    for prompt, after in zip(prompts, pieces[1:], strict=True):
-        parts += [b"[", *prompt.parts, b"]", after]
-    return b"".join(parts)
+    return write_json({name: _written(value) for name, value in body.items()}, "refuse")
 
 
-def _placed(value: object, prompts: list[EncodedPrompt]) -> object:
-    """Return *value* with a placeholder for each prompt. Append the prompts to *prompts*."""
+def _written(value: object) -> object:
+    """Return *value*, with the JSON of a prompt, or of each prompt in a list, in its place."""
     if isinstance(value, EncodedPrompt):
-        prompts.append(value)
-        return PROMPT_PLACEHOLDER
+        return orjson.Fragment(b"[%b]" % b"".join(value.parts))
     if isinstance(value, list):
         members = cast("list[object]", value)
         if members and isinstance(members[0], EncodedPrompt):
-            return [_placed(member, prompts) for member in members]
+            return [_written(member) for member in members]
         return members
     return value
