@@ -15,7 +15,7 @@ from ...endpoints.settings import GREEDY
 from ...errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
 from . import bodies, replies
 from .bodies import COMPLETIONS, GENERATE, METRICS, VERSION, Body
-from .http_errors import Reply, as_object
+from .http_errors import Reply
 from .tokenizer import VOCABULARY_PROBE, ModelTokenizer
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ class _Probe:
         if reply is None:
             return None, None
         after = await self._hits()
-        reported = bool(as_object(reply.get("usage")).get("prompt_tokens_details"))
+        reported = bool(replies.prompt_details(reply))
         if before is None or after is None:
             return (False if reported else None), reported
         hit = after > before

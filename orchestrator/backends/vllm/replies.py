@@ -323,8 +323,13 @@ def usage(reply: Reply) -> Usage:
     """Return the usage in *reply*."""
     counts = as_object(reply.get("usage"))
     prompt = _count(counts.get("prompt_tokens"))
-    cached = _count(as_object(counts.get("prompt_tokens_details")).get("cached_tokens"))
+    cached = _count(prompt_details(reply).get("cached_tokens"))
     return Usage(prompt, min(cached, prompt), _count(counts.get("completion_tokens")))
+
+
+def prompt_details(reply: Reply) -> Reply:
+    """Return what the usage in *reply* says of the prompt's tokens. {}: nothing."""
+    return as_object(as_object(reply.get("usage")).get("prompt_tokens_details"))
 
 
 def _count(value: object) -> int:
@@ -386,9 +391,7 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     vLLM's V1 runner fills such rows with uninitialised memory, so that a reply without the number
     of cached tokens is not trusted. The V2 runner leaves them out: rows are counted from the end.
     """
-    cached = as_object(as_object(reply.get("usage")).get("prompt_tokens_details")).get(
-        "cached_tokens"
-    )
+    cached = prompt_details(reply).get("cached_tokens")
     found = reply.get("prompt_logprobs")
     if not isinstance(cached, int) or cached >= start or not isinstance(found, list):
         return None
