@@ -156,13 +156,15 @@ class Placement:
                 raise rejection or exc from None
             try:
                 return await self._call_on(replica, verb, first=not failed)
+            except EndpointRejected as exc:
+                if exc.status not in UNUSABLE_STATUSES:
+                    raise
+                rejection = exc
+                failure: EndpointError = exc
             except EndpointError as exc:
-                if isinstance(exc, EndpointRejected):
-                    rejection = exc
-                    if exc.status not in UNUSABLE_STATUSES:
-                        raise
-                failed[replica.url] += 1
-                replica.breaker.fail(exc)
+                failure = exc
+            failed[replica.url] += 1
+            replica.breaker.fail(failure)
 
     async def _call_on(
         self, replica: Replica, verb: Callable[[Server], Awaitable[T]], *, first: bool
