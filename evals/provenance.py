@@ -146,6 +146,6 @@ async def _server(settings: Endpoint) -> dict[str, Any]:
 async def _fetch(connection: Connection, path: str) -> bytes:
     try:
         async with asyncio.timeout(SECONDS):
-            return await connection.get(connection.call("describe"), path, retries=0)
+            return await connection.fetch(connection.call("describe"), path, retries=0)
     except (EndpointError, TimeoutError):
         return b""

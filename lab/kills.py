@@ -34,7 +34,7 @@ from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.solution import Solution
-from stepspec.servers.launcher import Served, Server, launch
+from stepspec.servers.launcher import Served, ServerCommand, launch
 
 from .faults import free_ports
 from .tables import Sheet, exit_with
@@ -54,7 +54,7 @@ PATIENCE = 180.0  # seconds for a killed server to be used again
 class Immortal:
     """A server that is started again at its port whenever it ends."""
 
-    server: Server
+    server: ServerCommand
     """The server."""
     folder: Path
     """The folder of its logs."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self, Unpack
 
-from .backends.vllm.step_builder import StepBounds, StepBuilder, grown, step_ends
 from .budget import Budgeted
 from .chain import Chain, Message, Role, Step, Stop, Token, Tool, Toolset, beginning
 from .concurrency import all_entered
@@ -47,6 +46,7 @@ from .events import (
 from .interfaces import DEFAULT_LIMIT, Model, Policy, Until, WriteOptions, unkept
 from .lookahead import LookaheadControl
 from .reason import Loop
+from .step_builder import StepBounds, StepBuilder, grown, step_ends
 
 
 class NestedEndpoint:

@@ -18,7 +18,12 @@ from zlib import crc32
 import pytest
 
 from lab.virtual_clock import run as run
-from stepspec.orchestrator.backends.vllm.step_builder import (
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
+from stepspec.orchestrator.endpoints.interfaces import SingleModel
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Answered, Called, Committed, Event, Fate, Started, Verb
+from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
+from stepspec.orchestrator.step_builder import (
     OUTSIDE,
     Closing,
     StepBounds,
@@ -26,11 +31,6 @@ from stepspec.orchestrator.backends.vllm.step_builder import (
     grow,
     step_ends,
 )
-from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
-from stepspec.orchestrator.endpoints.interfaces import SingleModel
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import Answered, Called, Committed, Event, Fate, Started, Verb
-from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
 
 P = ParamSpec("P")
 T = TypeVar("T")

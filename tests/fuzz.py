@@ -72,13 +72,13 @@ def steps() -> Target:
     A step has the text of its tokens, and ends at the same place however its text is divided into
     tokens.
     """
-    from stepspec.orchestrator.backends.vllm.step_builder import (
+    from stepspec.orchestrator.chain import THINK_END, Chain, Token
+    from stepspec.orchestrator.step_builder import (
         OUTSIDE,
         Closing,
         StepBounds,
         StepBuilder,
     )
-    from stepspec.orchestrator.chain import THINK_END, Chain, Token
     from stepspec.orchestrator.step_ends import StepEnds
 
     kinds = [StepEnds.of("\n\n"), StepEnds.of(["\n\n", "Wait"]), StepEnds.of(["Step", "; "])]

@@ -29,8 +29,8 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.endpoints import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.events import Answered, Committed, Event, Started
-from stepspec.servers.launcher import Served, Server
-from stepspec.servers.launcher.commands import ZEROS, arguments
+from stepspec.servers.launcher import Served, ServerCommand
+from stepspec.servers.launcher.commands import ZEROED_MEMORY, arguments
 
 from .random_models import HALF, make_model
 from .vocabulary_packages import CACHE, tokenizer_file
@@ -99,7 +99,7 @@ class Side:
         )
 
 
-def servers(folder: Path, cache: Path = CACHE) -> tuple[Server, ...]:
+def servers(folder: Path, cache: Path = CACHE) -> tuple[ServerCommand, ...]:
     """
     Write the models to *folder* and describe their servers: "large", "small" and "critic".
 
@@ -122,15 +122,15 @@ def servers(folder: Path, cache: Path = CACHE) -> tuple[Server, ...]:
     return tuple(_server(name, path, flags.get(name, {})) for name, path in paths.items())
 
 
-def _server(name: str, model: Path, extra: Mapping[str, Any]) -> Server:
+def _server(name: str, model: Path, extra: Mapping[str, Any]) -> ServerCommand:
     flags = {
         key: value
         for key, value in FLAGS.items()
         if name != "critic" or key not in LANGUAGE_MODEL_FLAGS
     }
     flags |= {"max-model-len": CONTEXT, "max-num-seqs": 32, **extra}
-    env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **(ZEROS if name == "large" else {})}
-    return Server(name, model, f"random-{name}", tuple(arguments(flags)), env)
+    env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **(ZEROED_MEMORY if name == "large" else {})}
+    return ServerCommand(name, model, f"random-{name}", tuple(arguments(flags)), env)
 
 
 @asynccontextmanager

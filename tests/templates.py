@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from stepspec.orchestrator.endpoints.chat_template import (
     CONVERSATIONS,
+    Fields,
     Marks,
-    Messages,
     Template,
     cut,
 )
 
 
-def learn(render: Callable[[Messages, bool], str], marks: Marks | None = None) -> Template:
+def learn(render: Callable[[Fields, bool], str], marks: Marks | None = None) -> Template:
     """
     Learn a chat template as `cut` does.
 

@@ -14,7 +14,7 @@ from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher.check import GIB, Machine, check_pair, inspect_machine
 from stepspec.servers.launcher.commands import servers, solver_settings
-from stepspec.servers.launcher.launch import RunningServer, Server
+from stepspec.servers.launcher.launch import RunningServer, ServerCommand
 from stepspec.servers.launcher.pair import load
 
 from .fakes import ScriptedModel, counting
@@ -47,7 +47,7 @@ each_recipe = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 each_of_the_hub = pytest.mark.parametrize("path", HUB, ids=lambda path: path.stem)
 
 
-def flag(server: Server, name: str) -> str:
+def flag(server: ServerCommand, name: str) -> str:
     return server.args[server.args.index(f"--{name}") + 1]
 
 

@@ -27,8 +27,8 @@ from stepspec.orchestrator.backends.vllm.endpoint import warm_up
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.servers.launcher import Served, Server, TokenSpeculation, launch
-from stepspec.servers.launcher.commands import ZEROS, arguments
+from stepspec.servers.launcher import Served, ServerCommand, TokenSpeculation, launch
+from stepspec.servers.launcher.commands import ZEROED_MEMORY, arguments
 from stepspec.servers.launcher.up import show_progress
 
 MODELS = Path(__file__).parent / "models"
@@ -229,7 +229,7 @@ def miniature_servers(
     world: World = SHORT,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     drafter: Path | None = None,
-) -> tuple[Server, ...]:
+) -> tuple[ServerCommand, ...]:
     """
     Describe the servers of *roles*, which are names of the world's models.
 
@@ -242,7 +242,7 @@ def miniature_servers(
         for role, kind in speculation.items()
     }
     counts = Counter[str]()
-    servers: list[Server] = []
+    servers: list[ServerCommand] = []
     for role in roles:
         server = _server(profile, role, world.model(role), world.flags, drafting.get(role))
         counts[role] += 1
@@ -258,7 +258,7 @@ def _server(
     model: Path,
     own: Mapping[str, Any],
     speculation: Mapping[str, Any] | None,
-) -> Server:
+) -> ServerCommand:
     pace = read_pace(profile, role)
     flags: dict[str, Any] = {**FLAGS, **own, "enable-scale-out": role in SCORERS}
     if speculation:
@@ -272,8 +272,8 @@ def _server(
         if os.environ.get("PYTHONPATH"):
             env["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
     if role in SCORERS:
-        env.update(ZEROS)
-    return Server(
+        env.update(ZEROED_MEMORY)
+    return ServerCommand(
         name=role,
         model=model,
         served_name=f"{SERVED}{model.name}",

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from stepspec.cli.program import script
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.servers.launcher import Server, launch
+from stepspec.servers.launcher import ServerCommand, launch
 from stepspec.servers.launcher.up import show_progress
 
 from .figures import tables
@@ -56,14 +56,14 @@ async def served(small: Path, large: Path, logs: Path) -> AsyncGenerator[dict[st
     """Serve both models, each on one core if this machine has no GPU; yield their URLs by role."""
     cores = {"small": "0", "large": str((os.cpu_count() or 2) - 1)}
 
-    def server(role: str, model: Path) -> Server:
+    def server(role: str, model: Path) -> ServerCommand:
         env = {
             "VLLM_CPU_OMP_THREADS_BIND": cores[role],
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "MALLOC_PERTURB_": "255",
             "HF_HUB_OFFLINE": "1",
         }
-        return Server(role, model, role, tuple(FLAGS.split()), env)
+        return ServerCommand(role, model, role, tuple(FLAGS.split()), env)
 
     with show_progress(stderr) as on_progress:
         async with launch(

@@ -1,6 +1,6 @@
 """
-The health of a model's servers: each is behind a circuit `Breaker`, and `Health` probes those that
-failed.
+The health of a model's servers. Each server is behind a circuit `Breaker`. `Health` probes the
+servers that failed.
 
 See docs/decisions/0028 for what a failure is, and who waits for a probe.
 """
@@ -25,7 +25,7 @@ PROBE_SECONDS = 5.0
 """For a probe of an idle server."""
 FIRST_PAUSE = 1.0
 """Seconds from the first failed probe to the next. Each further pause is twice as long."""
-UNUSABLE = frozenset({401, 403, 404, 405})
+UNUSABLE_STATUSES = frozenset({401, 403, 404, 405})
 """HTTP statuses of a rejection that every request to the server would get."""
 PROBE = Chain.of("1 + 1")
 """The conversation about which a probe has one token written."""
@@ -51,7 +51,7 @@ class Breaker:
         self.changed = asyncio.Event()
         """Set with the next change, and then replaced."""
         self.wanted = asyncio.Event()
-        """Set by those who cannot wait for the end of a pause."""
+        """Set by a call that cannot wait for the end of a pause."""
         self._longest = longest
         self._closed_at = 0.0
 
@@ -60,8 +60,7 @@ class Breaker:
         """Why the server failed last. "": it never did."""
         if self.error is None:
             return ""
-        cause = self.error.cause if isinstance(self.error, EndpointError) else str(self.error)
-        return cause or "failed"
+        return getattr(self.error, "cause", str(self.error)) or "failed"
 
     def fail(self, exc: StepspecError) -> None:
         """Note that a call failed. The server is probed, unless its probes fail already."""
@@ -158,17 +157,14 @@ class Health:
             if waiting:
                 await asyncio.wait(waiting, timeout=PROBE_SECONDS)
         for replica, task in zip(self.replicas, connecting, strict=True):
-            if task.cancelled():
-                late = f"no connection {PROBE_SECONDS:g} s after another server"
-                failure: BaseException | None = EndpointUnavailable(late, url=replica.url)
-            else:
-                failure = task.exception()
-            if failure is None:
+            try:
+                task.result()
                 replica.breaker.close()
-            elif isinstance(failure, EndpointUnavailable):
-                replica.breaker.open(failure)
-            else:
-                raise failure
+            except EndpointUnavailable as exc:
+                replica.breaker.open(exc)
+            except asyncio.CancelledError:
+                late = f"no connection {PROBE_SECONDS:g} s after another server"
+                replica.breaker.open(EndpointUnavailable(late, url=replica.url))
 
     async def stop(self) -> None:
         await self._probing.aclose()
@@ -186,14 +182,20 @@ class Health:
     @property
     def up(self) -> list[Server]:
         """The endpoints of the servers whose circuits are closed."""
-        closed = [replica for replica in self.replicas if replica.breaker.state == "closed"]
-        return [replica.endpoint for replica in closed if replica.endpoint is not None]
+        return [
+            replica.endpoint
+            for replica in self.replicas
+            if replica.endpoint is not None and replica.breaker.state == "closed"
+        ]
 
     @property
     def down(self) -> Mapping[str, str]:
         """The URL and the cause of every server that failed and has passed no probe since."""
-        failing = [replica for replica in self.replicas if replica.breaker.state != "closed"]
-        return {replica.url: replica.breaker.cause for replica in failing}
+        return {
+            replica.url: replica.breaker.cause
+            for replica in self.replicas
+            if replica.breaker.state != "closed"
+        }
 
     def report(self, url: str, exc: StepspecError) -> None:
         """Have the server at *url* probed, at which a request of others failed."""
@@ -203,9 +205,9 @@ class Health:
 
     def none_left(self) -> EndpointUnavailable:
         """Make the error for a call when no server works."""
-        breakers = [replica.breaker for replica in self.replicas]
-        first = breakers[0].error
-        if len(breakers) == 1 and isinstance(first, EndpointError):
+        failures = [replica.breaker.error for replica in self.replicas]
+        first = failures[0]
+        if len(failures) == 1 and isinstance(first, EndpointError):
             kind = type(first) if isinstance(first, EndpointUnavailable) else EndpointUnavailable
             error = kind(first.cause, role=first.role, url=first.url, verb=first.verb)
         else:
@@ -213,7 +215,7 @@ class Health:
             causes = "; ".join(f"{replica.url}: {replica.breaker.cause}" for replica in failed)
             urls = ", ".join(replica.url for replica in self.replicas)
             error = EndpointUnavailable(f"no replica is left: {causes}", role=self.role, url=urls)
-        error.retry_after = min(getattr(breaker.error, "retry_after", 0.0) for breaker in breakers)
+        error.retry_after = min(getattr(failure, "retry_after", 0.0) for failure in failures)
         return error
 
     async def _connect(self, replica: Replica) -> None:
@@ -240,9 +242,8 @@ class Health:
                 breaker.open(exc)
                 log.log(level, "%s; it is probed again in %g s", exc, breaker.pause)
             else:
-                cause = breaker.cause
                 works = "the %s model at %s works again; before: %s"
-                log.warning(works, self.role, replica.url, cause)
+                log.warning(works, self.role, replica.url, breaker.cause)
                 breaker.close()
 
     async def _probe(self, replica: Replica) -> None:
@@ -280,11 +281,12 @@ class Health:
             late = f"no answer to a probe within {PROBE_SECONDS:g} s"
             raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
         deadlines = replica.settings.deadlines
+        seconds = 0.0
         if queue and queue.waiting:
-            return max(PROBE_SECONDS, deadlines.first)
-        if queue and queue.running:
-            return max(PROBE_SECONDS, deadlines.between)
-        return PROBE_SECONDS
+            seconds = deadlines.first
+        elif queue and queue.running:
+            seconds = deadlines.between
+        return max(PROBE_SECONDS, seconds)
 
     def _check(self, replica: Replica, fresh: Server) -> None:
         """
@@ -293,18 +295,17 @@ class Health:
         It must serve what the other servers do that are up, and the model that was served here
         before.
         """
-        others = [other for other in self.replicas if other is not replica]
-        up = [other.endpoint for other in others if other.breaker.state == "closed"]
-        candidates = (*up, replica.endpoint, *(other.endpoint for other in others))
-        known = next(filter(None, candidates), None)
-        wrong = _difference(fresh, known, whole=any(up)) if known else ""
-        wrong = wrong or self.refuses(fresh)
+        up = [server for server in self.up if server is not replica.endpoint]
+        known = next(filter(None, (*up, replica.endpoint, *self.entered)), None)
+        wrong = self.refuses(fresh)
+        if known is not None:
+            wrong = _difference(fresh, known, whole=bool(up)) or wrong
         if wrong:
             raise EndpointRejected(wrong, role=self.role, url=replica.url, verb="connect")
 
 
 async def _within(wait: Awaitable[object], seconds: float) -> None:
-    """Await *wait* for at most so many *seconds*."""
+    """Await *wait* for *seconds* at most."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await wait

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .metrics import CacheConfig
 
-LONG = 400
+LONG_PROMPT_TOKENS = 400
 """Tokens. No block of a model that is no hybrid is longer: on CPUs it has at most 128."""
 
 
@@ -39,7 +39,7 @@ class Capabilities:
     """
     cache: CacheConfig | None = None
     """The prefix cache as the server describes it."""
-    tried: int = LONG
+    tried: int = LONG_PROMPT_TOKENS
     """Tokens of the longest repeated prompt, which was read from the cache if any was."""
     shared_batch: bool | None = None
     """

@@ -62,7 +62,8 @@ from ..markers import (
     pairs_in,
 )
 
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Fields: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages or tools in the form of a chat completion's request."""
 Marks: TypeAlias = tuple[str, ...]
 """The texts that open and close the thinking block and, if there are more, the reply."""
 Source: TypeAlias = Literal["template", "effect", "setting", "unknown"]
@@ -82,7 +83,7 @@ _WRAPPED = (
     {"role": "assistant", "content": f"{_WRAP}\n{_REPLY}\n{closing_of(_WRAP)}"},
 )
 
-CONVERSATIONS: Sequence[tuple[Messages, bool]] = (
+CONVERSATIONS: Sequence[tuple[Fields, bool]] = (
     (_FIRST_TURN, True),
     (_REPLIED, False),
     (_REASONED, False),
@@ -93,7 +94,7 @@ CONVERSATIONS: Sequence[tuple[Messages, bool]] = (
 The conversations rendered to learn a template: messages, and whether a generation prompt is added.
 """
 
-PLAIN_QUESTION: Messages = ({"role": "user", "content": "What is 17 + 25?"},)
+PLAIN_QUESTION: Fields = ({"role": "user", "content": "What is 17 + 25?"},)
 """The question for a model whose template shows no thinking block."""
 
 
@@ -380,19 +381,18 @@ def _with_open_block(
     )
 
 
-def _after(text: str, sentinel: str) -> str:
-    _, found, rest = text.rpartition(sentinel)
+def _around(text: str, sentinel: str) -> tuple[str, str]:
+    before, found, after = text.rpartition(sentinel)
     if not found:
         raise MissingCapability(
             f"the chat template leaves out a turn: {sentinel!r} is not in {text!r}"
         )
-    return rest
+    return before, after
+
+
+def _after(text: str, sentinel: str) -> str:
+    return _around(text, sentinel)[1]
 
 
 def _between(text: str, left: str, right: str) -> str:
-    before, found, _ = text.rpartition(right)
-    if not found:
-        raise MissingCapability(
-            f"the chat template leaves out a turn: {right!r} is not in {text!r}"
-        )
-    return _after(before, left)
+    return _after(_around(text, right)[0], left)

@@ -16,6 +16,11 @@ from .chat_template import Template
 from .metrics import Acceptance, QueueGauges
 from .settings import GREEDY, Endpoint, Sampling
 
+Messages: TypeAlias = tuple[Message, ...]
+Tools: TypeAlias = tuple[Tool, ...]
+Clock: TypeAlias = Callable[[], float]
+"""Returns the seconds since a run began."""
+
 
 class RunModel(Model, Protocol):
     """The model of one run, which `ModelEndpoint.model` makes."""
@@ -78,9 +83,9 @@ class ModelEndpoint(Protocol):
     @property
     def room(self) -> int: ...
 
-    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int: ...
+    async def count(self, messages: Messages, tools: Tools = ()) -> int: ...
 
-    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool: ...
+    async def thinks(self, messages: Messages, tools: Tools = ()) -> bool: ...
 
     async def queue(self) -> QueueGauges | None: ...
 
@@ -101,7 +106,7 @@ class ModelEndpoint(Protocol):
         sampling: Sampling = GREEDY,
         *,
         observe: Observer = lambda event: None,
-        clock: Callable[[], float] | None = None,
+        clock: Clock | None = None,
         format: Format | None = None,
     ) -> RunModel: ...
 
@@ -224,7 +229,7 @@ class ParsedAnswer:
         return ParsedAnswer(streamed.content, tuple(calls))
 
 
-def or_now(clock: Callable[[], float] | None) -> Callable[[], float]:
+def or_now(clock: Clock | None) -> Clock:
     """Return *clock*; if it is None, a clock that counts the seconds from now."""
     began = time.perf_counter()
     return clock or (lambda: time.perf_counter() - began)

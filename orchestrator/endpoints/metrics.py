@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import gcd
+from operator import add, sub
 
 from ..concurrency import background
 
@@ -116,14 +118,10 @@ class Acceptance:
         return 1 + self.accepted / self.drafts if self.drafts else None
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(
-            drafts=self.drafts + other.drafts,
-            drafted=self.drafted + other.drafted,
-            accepted=self.accepted + other.accepted,
-        )
+        return Acceptance(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, old: Acceptance) -> Acceptance:
-        return self + Acceptance(-old.drafts, -old.drafted, -old.accepted)
+        return Acceptance(*map(sub, astuple(self), astuple(old)))
 
     def __str__(self) -> str:
         if self.rate is None:
@@ -156,11 +154,11 @@ def read_start(metrics: bytes) -> bytes:
     return found[1] if found else b""
 
 
-def _sums(metrics: bytes) -> dict[str, int]:
-    sums: dict[str, int] = {}
+def _sums(metrics: bytes) -> Mapping[str, int]:
+    sums = Counter[str]()
     for name, value in _LINE.findall(metrics):
         with suppress(ValueError, OverflowError):  # NaN, inf
-            sums[name.decode()] = sums.get(name.decode(), 0) + max(0, int(float(value)))
+            sums[name.decode()] += max(0, int(float(value)))
     return sums
 
 
@@ -172,9 +170,9 @@ def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
 
 # The prefix cache
 
-UNIT = 16
+MATCH_UNIT_TOKENS = 16
 """Tokens. It divides the blocks of hybrids: multiples of 16 on GPUs and of 128 on CPUs."""
-FINE = 128
+FINE_BLOCK_TOKENS = 128
 """Tokens. No block of a model without recurrent layers is larger."""
 MATCH_UNIT = "prefix_match_unit"
 
@@ -209,7 +207,7 @@ class CacheConfig:
     @property
     def finest(self) -> int:
         """The match unit to start this server with, in tokens: a divisor of the block."""
-        return gcd(self.block or UNIT, 2 * UNIT)
+        return gcd(self.block or MATCH_UNIT_TOKENS, 2 * MATCH_UNIT_TOKENS)
 
 
 def read_cache_config(metrics: bytes) -> CacheConfig | None:

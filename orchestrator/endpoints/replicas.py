@@ -14,7 +14,7 @@ from dataclasses import fields
 from hashlib import blake2b
 from typing import Any, Self, TypeVar, Unpack
 
-from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
+from ..chain import Chain, Role, Step, Token, Toolset
 from ..concurrency import background
 from ..errors import (
     EndpointError,
@@ -25,10 +25,21 @@ from ..errors import (
 )
 from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
-from .breaker import UNUSABLE, Health, Replica
+from .breaker import UNUSABLE_STATUSES, Health, Replica
 from .capabilities import Capabilities
 from .chat_template import Template
-from .interfaces import Format, ParsedAnswer, ParsedTokens, ParserState, Server, SingleModel, or_now
+from .interfaces import (
+    Clock,
+    Format,
+    Messages,
+    ParsedAnswer,
+    ParsedTokens,
+    ParserState,
+    Server,
+    SingleModel,
+    Tools,
+    or_now,
+)
 from .metrics import Acceptance, QueueGauges, total
 from .request_context import SESSION
 from .settings import GREEDY, Endpoint, Sampling
@@ -71,41 +82,41 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
     while True:
         left = [replica for replica in health.replicas if failed.get(replica.url, 0) < tries]
         closed = [replica for replica in left if replica.breaker.state == "closed"]
+        unfailed = [replica for replica in closed if replica.url not in failed]
         if closed:
-            return _preferred(
-                [replica for replica in closed if replica.url not in failed] or closed
-            )
+            return _preferred(unfailed or closed)
         probed = [replica for replica in left if replica.breaker.state == "half-open"]
         is_over = not probed and loop.time() >= until
         if not left or (is_over and is_last) or health.stopped:
             raise health.none_left()
         if is_over:
             is_last = True
-            await _probe_all(left)
+            for replica in left:
+                replica.breaker.wanted.set()
+            await _change(left, None, asyncio.ALL_COMPLETED)
+        elif probed:
+            await _change(probed, None, asyncio.FIRST_COMPLETED)
         else:
-            await _one_changes(probed or left, None if probed else until - loop.time())
+            await _change(left, until - loop.time(), asyncio.FIRST_COMPLETED)
 
 
-async def _one_changes(replicas: Sequence[Replica], seconds: float | None) -> None:
-    """Wait until the circuit of one of *replicas* changes, at most *seconds*. None: for ever."""
+async def _change(replicas: Sequence[Replica], seconds: float | None, return_when: str) -> None:
+    """
+    Wait until the circuits of *replicas* change, at most *seconds*. None: for ever.
+
+    *return_when* is that of `asyncio.wait`.
+    """
     async with background(*(replica.breaker.changed.wait() for replica in replicas)) as tasks:
-        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _probe_all(replicas: Sequence[Replica]) -> None:
-    """Have *replicas* probed now, and wait until the circuits of all of them have changed."""
-    async with background(*(replica.breaker.changed.wait() for replica in replicas)) as tasks:
-        for replica in replicas:
-            replica.breaker.wanted.set()
-        await asyncio.wait(tasks)
+        await asyncio.wait(tasks, timeout=seconds, return_when=return_when)
 
 
 def _preferred(candidates: Sequence[Replica]) -> Replica:
-    """Return the replica that the session prefers, or the one with the fewest runs."""
-    if session := SESSION.get():
-        first, *_ = in_order((replica.url for replica in candidates), session)
-        return next(replica for replica in candidates if replica.url == first)
-    return min(candidates, key=lambda replica: len(replica.runs))
+    """Return the replica that the session prefers. Without a session: with the fewest runs."""
+    session = SESSION.get()
+    if not session:
+        return min(candidates, key=lambda replica: len(replica.runs))
+    by_url = {replica.url: replica for replica in candidates}
+    return by_url[in_order(by_url, session)[0]]
 
 
 class Placement:
@@ -115,7 +126,7 @@ class Placement:
     A call waits for *patience* seconds for a server while none works.
     """
 
-    def __init__(self, health: Health, observe: Observer, patience: float = 0.0) -> None:
+    def __init__(self, health: Health, observe: Observer, patience: float) -> None:
         self._health = health
         self._observe = observe
         self._patience = patience
@@ -146,7 +157,7 @@ class Placement:
             try:
                 return await self._call_on(replica, verb, first=not failed)
             except EndpointRejected as exc:
-                if exc.status not in UNUSABLE:
+                if exc.status not in UNUSABLE_STATUSES:
                     raise
                 rejection = exc
                 failure: EndpointError = exc
@@ -162,7 +173,7 @@ class Placement:
         try:
             return await verb(replica.server)
         except EndpointRejected as exc:
-            if first and exc.status not in UNUSABLE:
+            if first and exc.status not in UNUSABLE_STATUSES:
                 await replica.server.check_unchanged()
             raise
 
@@ -218,7 +229,7 @@ class ReplicatedModel(SingleModel):
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
         return await self._placement.call(
-            lambda end: self._model(end).branch(chain, begun, stop=stop, limit=limit)
+            lambda endpoint: self._model(endpoint).branch(chain, begun, stop=stop, limit=limit)
         )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
@@ -230,7 +241,7 @@ class ReplicatedModel(SingleModel):
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
         return await self._placement.call(
-            lambda end: self._model(end).ask(chain, question, choices, opening=opening)
+            lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
         )
 
     def _model(self, endpoint: Server) -> Model:
@@ -336,8 +347,7 @@ class ReplicatedEndpoint:
         Call *verb* on one server, or on the next if it raises `EndpointUnavailable` or
         `MalformedReply`.
 
-        The failures are those of the server, which is then probed. The call counts as a run of its
-        server meanwhile.
+        A server that fails is probed. The call counts as a run of its server meanwhile.
         """
         placement = Placement(self.health, lambda event: None, self.patience)
         try:
@@ -352,10 +362,10 @@ class ReplicatedEndpoint:
         """
         self.health.report(url, exc)
 
-    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
+    async def count(self, messages: Messages, tools: Tools = ()) -> int:
         return await self.call(lambda endpoint: endpoint.count(messages, tools))
 
-    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+    async def thinks(self, messages: Messages, tools: Tools = ()) -> bool:
         return await self.call(lambda endpoint: endpoint.thinks(messages, tools))
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
@@ -391,19 +401,18 @@ class ReplicatedEndpoint:
         Those that cannot be reached now are left out; raise `EndpointUnreachable` if none can.
         """
         asked = [endpoint.capabilities() for endpoint in self.health.entered]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        every = [each for each in found if isinstance(each, Capabilities)]
-        for failure in found:
-            if isinstance(failure, BaseException) and not (
-                every and isinstance(failure, EndpointUnreachable)
-            ):
-                raise failure
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [answer for answer in answers if isinstance(answer, Capabilities)]
+        for answer in answers:
+            is_gone = bool(found) and isinstance(answer, EndpointUnreachable)
+            if isinstance(answer, BaseException) and not is_gone:
+                raise answer
         shared: dict[str, Any] = {}
-        for name in [capability.name for capability in fields(Capabilities)]:
-            values = {getattr(capabilities, name) for capabilities in every}
-            shared[name] = False if False in values else None
+        for field in fields(Capabilities):
+            values = {getattr(capabilities, field.name) for capabilities in found}
+            shared[field.name] = False if False in values else None
             if len(values) == 1:
-                shared[name] = values.pop()
+                shared[field.name] = values.pop()
         return Capabilities(**shared)
 
     def model(
@@ -411,12 +420,13 @@ class ReplicatedEndpoint:
         sampling: Sampling = GREEDY,
         *,
         observe: Observer = lambda event: None,
-        clock: Callable[[], float] | None = None,
+        clock: Clock | None = None,
         format: Format | None = None,
     ) -> ReplicatedModel:
         """Make the model of one run, as `ModelEndpoint.model` does."""
         clock = or_now(clock)
         placement = Placement(self.health, observe, self.patience)
         return ReplicatedModel(
-            placement, lambda end: end.model(sampling, observe=observe, clock=clock, format=format)
+            placement,
+            lambda endpoint: endpoint.model(sampling, observe=observe, clock=clock, format=format),
         )

@@ -70,14 +70,15 @@ RUN: ContextVar[int] = ContextVar("RUN", default=0)
 
 def run_place(run_priority: int = 0) -> int:
     """Return the place of a run that begins now, in seconds that are the same in all programs."""
-    return run_priority * SPAN + _OFFSET.seconds() + int(asyncio.get_running_loop().time())
+    began = int(asyncio.get_running_loop().time())
+    return run_priority * PRIORITY_SECONDS + _OFFSET.seconds() + began
 
 
-SPAN = 2**32
+PRIORITY_SECONDS = 2**32
 """
 Seconds between two priorities of runs.
 
-No run is that much older than another: all runs of one priority go before those of the next.
+No run is that much older than another. All runs of one priority go before the runs of the next.
 """
 
 

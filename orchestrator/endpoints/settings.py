@@ -41,12 +41,8 @@ def base_url(url: str) -> str:
         raise ValueError(
             "no name and no password may stand in a URL, which messages show: set api_key"
         )
-    if (
-        parts.scheme not in ("http", "https")
-        or parts.query
-        or parts.fragment
-        or not _names_server(parts)
-    ):
+    is_http = parts.scheme in ("http", "https")
+    if not is_http or parts.query or parts.fragment or not _names_server(parts):
         raise ValueError(f"{url!r} is not the URL of a server; write it like {_meant(url)}")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
@@ -56,11 +52,15 @@ def _names_server(parts: SplitResult) -> bool:
     try:
         name = (parts.hostname or "").encode("idna")
         _ = parts.port
-    except (
-        ValueError
-    ):  # a part between two dots is empty or longer than 63 characters; no port has such a number
+    except ValueError:
+        # A part between two dots is empty or longer than 63 characters. No port has such a number.
         return False
     return bool(name) and not re.search(rb"\s", name)
+
+
+def key_variable(table: str) -> str:
+    """Return the variable of the environment that sets the ``api_key`` in *table*."""
+    return f"STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
 
 
 def none_if_empty(key: object) -> object:
@@ -165,9 +165,9 @@ class Endpoint(Address, frozen=True):
     @model_validator(mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or "," not in str(cast("dict[str, Any]", value).get("url")):
-            return cast("Any", value)
         fields = cast("dict[str, Any]", value)
+        if not isinstance(value, dict) or "," not in str(fields.get("url")):
+            return fields
         first, *others = str(fields["url"]).split(",")
         return {**fields, "url": first, "replicas": (*others, *fields.get("replicas", ()))}
 
@@ -188,7 +188,8 @@ class Endpoint(Address, frozen=True):
 
     def turned(self, places: int) -> Endpoint:
         """Return the servers rotated by *places*: several processes begin with different ones."""
-        first, *others = (self.urls * 2)[places % len(self.urls) :][: len(self.urls)]
+        start = places % len(self.urls)
+        first, *others = self.urls[start:] + self.urls[:start]
         return self.model_copy(update={"url": first, "replicas": tuple(others)})
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
-from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
+from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.chat_template import disagreement
-from stepspec.orchestrator.endpoints.metrics import FINE, MATCH_UNIT, UNIT
+from stepspec.orchestrator.endpoints.metrics import FINE_BLOCK_TOKENS, MATCH_UNIT, MATCH_UNIT_TOKENS
 from stepspec.orchestrator.events import Fallback
 
 from .report import (
@@ -29,8 +30,12 @@ from .report import (
     tokens_read,
 )
 
-MIN_CONTEXT = 256  # tokens: a short problem, a judge's question and one step
-CHAIN_CONTEXT = 2048  # tokens that a chain of thought takes at least
+Findings: TypeAlias = Iterator[Finding]
+
+MIN_CONTEXT_TOKENS = 256
+"""For a short problem, a judge's question and one step."""
+CHAIN_CONTEXT_TOKENS = 2048
+"""For a chain of thought, at least."""
 
 UNKNOWN: Mapping[str, tuple[str, str]] = {
     "version": (
@@ -55,7 +60,8 @@ Other capabilities are unknown if their request failed.
 AGAIN = "look into the server's log, and run `stepspec doctor` again"
 AGAIN_IDLE = "run `stepspec doctor` again when the servers are idle"
 SMALLER_MODEL = "serve a smaller model for small"
-VERSION_WITHOUT_CACHE_MODE = (0, 33)  # The first vLLM that ignores --mamba-cache-mode.
+VERSION_WITHOUT_CACHE_MODE = (0, 33)
+"""The first version of vLLM that ignores ``--mamba-cache-mode``."""
 SUFFIX_CURE = (
     "start vLLM with --enable-scale-out --enable-prompt-tokens-details and set suffix_scoring ="
     " true"
@@ -68,23 +74,20 @@ MIN_DIGITS_PROBABILITY = 0.5
 def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> Diagnosis:
     """Make the diagnosis from the reports of both endpoints and of the *others*, their replicas."""
     same_vocabulary = None
-    if small.vocabulary is not None and large.vocabulary is not None:
+    if small.vocabulary and large.vocabulary:
         same_vocabulary = small.vocabulary == large.vocabulary
-    findings = [_about("small", finding) for finding in _about_server(small)]
-    findings += [_about("large", finding) for finding in _about_server(large)]
+    findings = [*_about("small", _about_server(small)), *_about("large", _about_server(large))]
     if not small.problem and not large.problem:
-        findings += _about_judge(large)
-        pair_findings = _about_pair(small, large, same_vocabulary)
-        findings += [_about("pair", finding) for finding in pair_findings]
+        findings += _about("large", _about_judge(large))
+        findings += _about("pair", _about_pair(small, large, same_vocabulary))
     for other in others:
         first = small if other.role == "small" else large
-        subject = f"{other.role} at {other.url}"
-        findings += [_about(subject, finding) for finding in _about_replica(other, first)]
+        findings += _about(f"{other.role} at {other.url}", _about_replica(other, first))
     return Diagnosis(small, large, same_vocabulary, tuple(findings), others)
 
 
-def _about(subject: str, finding: Finding) -> Finding:
-    return replace(finding, subject=subject)
+def _about(subject: str, findings: Iterable[Finding]) -> list[Finding]:
+    return [replace(finding, subject=subject) for finding in findings]
 
 
 def _costs(check: str, message: str, cure: str = "") -> Finding:
@@ -100,7 +103,7 @@ def _unknown(check: str, message: str, cure: str) -> Finding:
     return Finding(check, "", "unknown", message, cure)
 
 
-def _about_server(report: EndpointReport) -> Iterator[Finding]:
+def _about_server(report: EndpointReport) -> Findings:
     can = report.can
     if report.problem or can is None:
         yield _cannot_work("connection", report.problem)
@@ -121,10 +124,10 @@ def _about_server(report: EndpointReport) -> Iterator[Finding]:
 def _before(version: tuple[int, int], can: Capabilities) -> bool:
     """Whether the server reports an older vLLM than *version*."""
     found = re.match(r"v?(\d+)\.(\d+)", can.version or "")
-    return found is not None and (int(found[1]), int(found[2])) < version
+    return found is not None and tuple(map(int, found.groups())) < version
 
 
-def _about_unknowns(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
+def _about_unknowns(report: EndpointReport, can: Capabilities) -> Findings:
     for name in ("version", "speculation", *LACKS):
         if getattr(can, name) is None:
             words = name.replace("_", " ")
@@ -135,14 +138,14 @@ def _about_unknowns(report: EndpointReport, can: Capabilities) -> Iterator[Findi
         yield _unknown("verdicts", f"the time of a verdict could not be measured ({cause})", AGAIN)
 
 
-def _about_context(report: EndpointReport) -> Iterator[Finding]:
+def _about_context(report: EndpointReport) -> Findings:
     """Report a context that is too short, and a chat template whose text is not exact."""
     context = report.context
     cure = "start vLLM with a larger --max-model-len"
-    if context is not None and context < MIN_CONTEXT:
+    if context is not None and context < MIN_CONTEXT_TOKENS:
         message = f"its context of {context} tokens has no room for a step and its verdict"
         yield _cannot_work("context", message, cure)
-    elif context is not None and context < CHAIN_CONTEXT:
+    elif context is not None and context < CHAIN_CONTEXT_TOKENS:
         yield _costs("context", f"chains of thought end after {context} tokens", cure)
     if report.faithful is False:
         message = (
@@ -151,7 +154,7 @@ def _about_context(report: EndpointReport) -> Iterator[Finding]:
         yield _costs("faithful", message, "start vLLM with another --chat-template")
 
 
-def _about_failures(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
+def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
     """Report a model that cannot write, judge or score. Few policies let the small one judge."""
     failures = report.failures
     if "writing" in failures:
@@ -176,7 +179,7 @@ def _about_failures(report: EndpointReport, can: Capabilities) -> Iterator[Findi
         yield _costs("scoring", message, "choose a policy that scores nothing")
 
 
-def _about_counts(can: Capabilities) -> Iterator[Finding]:
+def _about_counts(can: Capabilities) -> Findings:
     """Report numbers that are wrong only in a batch with other requests, or with some flags."""
     if can.shared_batch is False:
         message = (
@@ -196,7 +199,7 @@ def _about_counts(can: Capabilities) -> Iterator[Finding]:
         yield _costs("cached_counts", message, "update vLLM")
 
 
-def _about_thinking(report: EndpointReport) -> Iterator[Finding]:
+def _about_thinking(report: EndpointReport) -> Findings:
     """Report how the model thinks, unless its chat template shows a thinking block."""
     role = report.role
     block = report.block
@@ -232,7 +235,7 @@ def _about_thinking(report: EndpointReport) -> Iterator[Finding]:
     yield Finding("thinking", "", outcome, message, cure)
 
 
-def _about_cache(report: EndpointReport, can: Capabilities) -> Iterator[Finding]:
+def _about_cache(report: EndpointReport, can: Capabilities) -> Findings:
     """Report a prefix cache that is on, but of little use to a growing chain."""
     cache = can.cache
     if can.prefix_cache is False and cache is not None and cache.enabled:
@@ -268,14 +271,14 @@ def _about_cache(report: EndpointReport, can: Capabilities) -> Iterator[Finding]
 def _is_coarse(can: Capabilities) -> bool:
     cache = can.cache
     if cache is None or cache.block is None:
-        return can.tried > LONG
-    return (cache.unit or cache.block) > FINE
+        return can.tried > LONG_PROMPT_TOKENS
+    return (cache.unit or cache.block) > FINE_BLOCK_TOKENS
 
 
 def _cache_cure(can: Capabilities) -> str:
     """Name the flags that let a hybrid's prefixes end anywhere, if the server lists them."""
     cache = can.cache
-    unit = UNIT
+    unit = MATCH_UNIT_TOKENS
     if cache is not None and cache.known:
         unit = cache.finest
         if MATCH_UNIT not in cache.known:
@@ -287,7 +290,7 @@ def _cache_cure(can: Capabilities) -> str:
     return f"start vLLM with {mode}--prefix-match-unit {unit}"
 
 
-def _about_replica(other: EndpointReport, first: EndpointReport) -> Iterator[Finding]:
+def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
     """
     Report what differs between a replica and the *first* one.
 
@@ -305,7 +308,7 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> Iterator[Fin
                 yield finding
 
 
-def _about_judge(large: EndpointReport) -> Iterator[Finding]:
+def _about_judge(large: EndpointReport) -> Findings:
     """Report a large model that scores slowly, or does not understand a judge's question."""
     can = large.can
     scores_all = can is not None and can.prompt_logprobs and can.suffix_scoring is None
@@ -313,22 +316,22 @@ def _about_judge(large: EndpointReport) -> Iterator[Finding]:
         first_token = large.pace.first if large.pace else None
         message = (
             "suffix scoring is off: to score a step it reads the whole chain again,"
-            f" {milliseconds(large.scoring)} after {LONG} tokens (a first token takes"
+            f" {milliseconds(large.scoring)} after {LONG_PROMPT_TOKENS} tokens (a first token takes"
             f" {milliseconds(first_token)})"
         )
-        yield Finding("suffix_scoring", "large", "costs", message, SUFFIX_CURE)
+        yield _costs("suffix_scoring", message, SUFFIX_CURE)
     if large.digits is not None and large.digits < MIN_DIGITS_PROBABILITY:
         message = (
             f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not"
             " understand"
         )
         cure = "choose another large model, or a policy without grades"
-        yield Finding("judging", "large", "costs", message, cure)
+        yield _costs("judging", message, cure)
 
 
 def _about_pair(
     small: EndpointReport, large: EndpointReport, same_vocabulary: bool | None
-) -> Iterator[Finding]:
+) -> Findings:
     why = disagreement(bool(small.thinks), bool(large.thinks))
     if why:
         cause, _, cure = why.partition(". ")
@@ -357,7 +360,7 @@ def _about_pair(
         yield from _about_speed(small.pace, large.pace)
 
 
-def _about_speed(small: WritePace, large: WritePace) -> Iterator[Finding]:
+def _about_speed(small: WritePace, large: WritePace) -> Findings:
     """Report a small model that is not much faster, if the noise of the timings allows to tell."""
     noise = max(small.noise, large.noise)
     ratio = small.between / large.between if large.between else math.nan
@@ -387,19 +390,17 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
     """
     right = report.right
     wrong = report.wrong
-    finding = None
+    findings: list[Finding] = []
     if report.problem:
-        finding = _about_failed_critic(report.problem, fallback)
+        findings = [_about_failed_critic(report.problem, fallback)]
     elif right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
         message = f"its ratings are not numbers from 0 to 1 but {right} and {wrong}"
         cure = "serve a reward model with one or two labels, with vLLM's --runner pooling"
-        finding = _cannot_work("rating", message, cure)
-        right = None
-        wrong = None
+        findings = [_cannot_work("rating", message, cure)]
+        report = replace(report, right=None, wrong=None)
     elif right <= wrong:
-        finding = _about_ratings(right, wrong, is_verifier=fallback is not None)
-    findings = [_about("critic", finding)] if finding else []
-    return replace(report, right=right, wrong=wrong, findings=tuple(findings))
+        findings = [_about_ratings(right, wrong, is_verifier=fallback is not None)]
+    return replace(report, findings=tuple(_about("critic", findings)))
 
 
 def _about_failed_critic(problem: str, fallback: Fallback | None) -> Finding:

@@ -9,16 +9,17 @@ from random import randrange
 from statistics import median
 from typing import TypeVar
 
-from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, VllmEndpoint
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, VllmEndpoint, VllmModel
 from stepspec.orchestrator.backends.vllm.probe import RETRIES
 from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
-from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
+from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.settings import Address
 from stepspec.orchestrator.errors import EndpointError, EndpointUnreachable, StepspecError
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier
 from stepspec.orchestrator.verifiers.verifier import AnyVerifier
+from stepspec.prompts import load
 
 from .advice import conclude, conclude_critic
 from .report import CriticReport, Diagnosis, EndpointReport, Reading, Report, WritePace
@@ -26,42 +27,34 @@ from .report import CriticReport, Diagnosis, EndpointReport, Reading, Report, Wr
 T = TypeVar("T")
 A = TypeVar("A", bound=Address)
 
-QUESTION = "Grade the last step from 0, wrong, to 9, right. Reply with one digit."
-OPENING = "The grade is "
+GRADE = load("specreason.grade")
+"""The question of a judge that is asked for a grade, and the beginning of the reply."""
 PROBLEM = Chain.of("What is 2 + 2?")
 STEP = Step("2 + 2 is 4.\n\n", "small")
 WRONG_STEP = Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small")
 DIGITS = "0123456789"
 MAX_REQUEST_SECONDS = 120.0
-WRITTEN_TOKENS = 32  # of a write that is timed
-TIMED_WRITES = 3  # The first may be slower than the others.
-TIMED_VERDICTS = 3  # after a growing chain; each further verdict costs as much as the last one
+WRITTEN_TOKENS = 32
+"""Of a write that is timed."""
+TIMED_WRITES = 3
+"""The first may be slower than the others."""
+TIMED_VERDICTS = 3
+"""On a growing chain. Each further verdict costs as much as the last one."""
 
 
 async def examine(
     pairs: Mapping[str, tuple[Endpoint, Endpoint]],
     critic: CriticEndpoint | AnyVerifier | None = None,
-    *,
-    question: str = QUESTION,
-    opening: str = OPENING,
 ) -> Report:
     """Examine *pairs* of a small and a large endpoint one after the other, and the *critic*."""
-    diagnoses = [
-        await diagnose(small, large, question=question, opening=opening, name=name)
-        for name, (small, large) in pairs.items()
-    ]
+    diagnoses = [await diagnose(small, large, name=name) for name, (small, large) in pairs.items()]
     if critic is None:
         return Report.of(diagnoses)
     return Report.of(diagnoses, await diagnose_critic(critic))
 
 
 async def diagnose(
-    small: Endpoint,
-    large: Endpoint,
-    *,
-    question: str = QUESTION,
-    opening: str = OPENING,
-    name: str = "small with large",
+    small: Endpoint, large: Endpoint, *, name: str = "small with large"
 ) -> Diagnosis:
     """
     Examine all servers of both endpoints. A server that cannot be used is reported, not raised.
@@ -74,9 +67,7 @@ async def diagnose(
     servers = [*small.each, *large.each]
     turn = asyncio.Lock()
     untimed = asyncio.Barrier(len(servers))
-    examinations = [
-        _Examination(_hasty(server), tables[server.role], question, opening) for server in servers
-    ]
+    examinations = [_Examination(_hasty(server), tables[server.role]) for server in servers]
     reports = await asyncio.gather(
         *(examination.report(turn, untimed) for examination in examinations)
     )
@@ -87,7 +78,7 @@ async def diagnose(
 
 
 def _usable_first(reports: Sequence[EndpointReport], role: Role) -> list[EndpointReport]:
-    """Return the reports of one *role*, with those of usable servers first."""
+    """Return the reports of one *role*. The reports of usable servers come first."""
     own = [report for report in reports if report.role == role]
     return sorted(own, key=lambda report: report.problem != "")
 
@@ -109,8 +100,7 @@ async def _rate_by_model(settings: CriticEndpoint) -> CriticReport:
         async with RewardModelEndpoint(_hasty(settings)) as endpoint:
             report = replace(report, model=endpoint.name)
             critic = endpoint.critic()
-            right = await critic.rate(PROBLEM.extend(STEP))
-            wrong = await critic.rate(PROBLEM.extend(WRONG_STEP))
+            right, wrong = [await critic.rate(PROBLEM.extend(step)) for step in (STEP, WRONG_STEP)]
     except StepspecError as exc:
         return replace(report, problem=_cause(exc))
     return replace(report, right=right.score, wrong=wrong.score)
@@ -146,11 +136,9 @@ def _cause(exc: StepspecError) -> str:
 class _Examination:
     """The examination of one server: first its capabilities, then, in its turn, its times."""
 
-    def __init__(self, settings: Endpoint, table: str, question: str, opening: str) -> None:
+    def __init__(self, settings: Endpoint, table: str) -> None:
         self._settings = settings
         self._table = table
-        self._question = question
-        self._opening = opening
         self._failures: dict[str, str] = {}
 
     async def report(self, turn: asyncio.Lock, untimed: asyncio.Barrier) -> EndpointReport:
@@ -183,10 +171,7 @@ class _Examination:
 
     async def _tried(self, endpoint: VllmEndpoint) -> EndpointReport:
         can = await endpoint.capabilities()
-        asking = endpoint.model().ask(
-            PROBLEM.extend(STEP), self._question, DIGITS, opening=self._opening
-        )
-        grades = await self._attempt("judging", asking)
+        grades = await self._attempt("judging", _grade(endpoint.model(), PROBLEM.extend(STEP)))
         return EndpointReport(
             role=self._settings.role,
             url=self._settings.url,
@@ -210,8 +195,7 @@ class _Examination:
         if can.prompt_logprobs and can.suffix_scoring is not False:
             scoring = await self._attempt("scoring", _scoring(endpoint))
         if report.digits:
-            verdicts = _verdicts(endpoint, can, self._question, self._opening)
-            reading = await self._attempt("verdicts", verdicts)
+            reading = await self._attempt("verdicts", _verdicts(endpoint, can))
         return replace(
             report,
             pace=pace,
@@ -252,9 +236,11 @@ def _calls(events: Iterable[Event]) -> list[Called]:
     return [event for event in events if isinstance(event, Called)]
 
 
-async def _verdicts(
-    endpoint: VllmEndpoint, can: Capabilities, question: str, opening: str
-) -> Reading:
+async def _grade(model: VllmModel, chain: Chain) -> Mapping[str, float]:
+    return await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
+
+
+async def _verdicts(endpoint: VllmEndpoint, can: Capabilities) -> Reading:
     """
     Measure verdicts on a chain that grows step by step.
 
@@ -262,14 +248,12 @@ async def _verdicts(
     """
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
-    block = 0
-    if can.cache and can.cache.block:
-        block = can.cache.block
-    text = _new_step() + await _long_text(endpoint, max(LONG, block * 3 // 2))
+    block = can.cache.block if can.cache else None
+    text = _new_step() + await _long_text(endpoint, max(LONG_PROMPT_TOKENS, (block or 0) * 3 // 2))
     chain = PROBLEM.extend(replace(STEP, text=text))
     for _ in range(TIMED_VERDICTS):
         chain = chain.extend(STEP)
-        await model.ask(chain, question, DIGITS, opening=opening)
+        await _grade(model, chain)
     calls = [call for call in _calls(events) if call.fate == "done"]
     last = calls[-1]
     return Reading(
@@ -286,7 +270,7 @@ def _new_step() -> str:
 
 
 async def _long_text(endpoint: VllmEndpoint, tokens: int) -> str:
-    """Return steps of about so many *tokens*, or of half the context if that is shorter."""
+    """Return steps of about *tokens* tokens, but of no more than half the context."""
     step_tokens = len(await endpoint.encoder.encode(STEP.text))
     steps = min(tokens, endpoint.room // 2) // step_tokens
     return STEP.text * max(1, steps)
@@ -296,7 +280,7 @@ async def _scoring(endpoint: VllmEndpoint) -> float:
     """Score a new step after a cached chain; return the seconds."""
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
-    chain = PROBLEM.extend(replace(STEP, text=await _long_text(endpoint, LONG)))
+    chain = PROBLEM.extend(replace(STEP, text=await _long_text(endpoint, LONG_PROMPT_TOKENS)))
     await model.score(chain, STEP.text)
     events.clear()
     await model.score(chain, _new_step())

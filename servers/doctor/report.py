@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.capabilities import LONG, Capabilities
+from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.chat_template import Source
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 
@@ -100,10 +100,7 @@ class Finding:
     """What to do; "" if there is nothing to do, or the message says it."""
 
     def __str__(self) -> str:
-        line = f"{self.subject}: {self.message}"
-        if self.cure:
-            return f"{line}: {self.cure}"
-        return line
+        return ": ".join(filter(None, (self.subject, self.message, self.cure)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +162,7 @@ class EndpointReport:
     can: Capabilities | None = None
     """Its capabilities."""
     scoring: float | None = None
-    """Seconds to score a step after `LONG` cached tokens."""
+    """Seconds to score a step after `LONG_PROMPT_TOKENS` cached tokens."""
     acceptance: Acceptance | None = None
     """Counters of its own speculative decoding since its start; None without it."""
     thinks_by: Source = "unknown"
@@ -244,15 +241,13 @@ class Report:
 def _summary(counts: Counter[FindingOutcome]) -> str:
     phrases: list[str] = []
     for outcome, (one, several) in PHRASES.items():
-        if counts[outcome] == 1:
-            phrases.append(f"1 {one}")
-        elif counts[outcome]:
-            phrases.append(f"{counts[outcome]} {several}")
-    if counts["cannot work"]:
-        return f"It cannot work like this: {', '.join(phrases)}."
-    if phrases:
-        return f"It works: {', '.join(phrases)}."
-    return "It works. Nothing is missing."
+        count = counts[outcome]
+        if count:
+            phrases.append(f"{count} {one if count == 1 else several}")
+    if not phrases:
+        return "It works. Nothing is missing."
+    works = "cannot work like this" if counts["cannot work"] else "works"
+    return f"It {works}: {', '.join(phrases)}."
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -275,7 +270,7 @@ ROWS = (
     "a verdict reads",
     "a verdict takes",
     "suffix scoring",
-    f"scoring a step after {LONG} tokens",
+    f"scoring a step after {LONG_PROMPT_TOKENS} tokens",
 )
 """The names of the rows of a pair's table."""
 
@@ -325,29 +320,23 @@ def _columns(*names: str) -> Table:
 
 def _critic_table(critic: CriticReport) -> Table:
     table = _columns("critic")
-    model = critic.model or _mark(None)
-    if critic.problem:
-        model = Text("cannot be used", COLOURS["cannot work"])
     if critic.url:
         table.add_row("server", critic.url)
-    table.add_row("model", model)
+    table.add_row("model", UNUSABLE_MARK if critic.problem else critic.model or _mark(None))
     table.add_row("rates a right one", _rating(critic.right))
     table.add_row("rates a wrong one", _rating(critic.wrong))
     return table
 
 
 def _rating(rating: float | None) -> str | Text:
-    if rating is None:
-        return _mark(None)
-    return f"{rating:.2f}"
+    return _mark(None) if rating is None else f"{rating:.2f}"
 
 
 def _cells(report: EndpointReport) -> list[RenderableType]:
     can = report.can
     unknown = _mark(None)
     if can is None:
-        unusable = Text("cannot be used", COLOURS["cannot work"])
-        return [report.url, unusable, *[unknown] * (len(ROWS) - 2)]
+        return [report.url, UNUSABLE_MARK, *[unknown] * (len(ROWS) - 2)]
     pace = report.pace
     reading = report.reading
     return [
@@ -369,6 +358,7 @@ def _cells(report: EndpointReport) -> list[RenderableType]:
     ]
 
 
+UNUSABLE_MARK = Text("cannot be used", COLOURS["cannot work"])
 SUFFIX_SCORING_MARKS: Mapping[bool | None, Text] = {
     True: Text("on", COLOURS["works"]),
     False: Text("refused", COLOURS["cannot work"]),

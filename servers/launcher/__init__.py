@@ -1,6 +1,6 @@
 """Start vLLM servers as children of this program, and never leave one behind."""
 
-from .launch import Progress, Served, Server, launch
+from .launch import Progress, Served, ServerCommand, launch
 from .pair import TokenSpeculation
 
-__all__ = ["Progress", "Served", "Server", "TokenSpeculation", "launch"]
+__all__ = ["Progress", "Served", "ServerCommand", "TokenSpeculation", "launch"]

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from stepspec.orchestrator.errors import VLLM_FOR_CPUS, ConfigurationError, install_command
 
@@ -23,10 +24,15 @@ from .process import reserve_port
 
 GIB = 2**30
 MIB_IN_GIB = 1024
-ROUNDING = 1e-9
+MAX_ROUNDING = 1e-9
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 NVIDIA_SMI_SECONDS = 20.0
-SHRINKING_FLAGS = {"quantization", "cpu-offload-gb"}  # A card then holds less than the files.
+SHRINKING_FLAGS = {"quantization", "cpu-offload-gb"}
+"""With one of these flags, a card holds less than the files of the weights."""
+
+
+Address: TypeAlias = tuple[str, int]
+"""A host and a port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,7 @@ class Machine:
     """The number of GPUs that may be used; None if the driver does not tell."""
     card: float | None = None
     """The memory of the smallest GPU in use, in GiB; None if the driver does not tell."""
-    taken: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    taken: Mapping[Address, str] = field(default_factory=dict[Address, str])
     """For each address that cannot be bound, the reason."""
     weights: Mapping[Drafter, int] = field(default_factory=dict[Drafter, int])
     """The bytes of each model that is on this machine, by name and revision."""
@@ -52,26 +58,23 @@ def inspect_machine(pair: Pair) -> Machine:
     models = {(server.model, server.revision) for server in servers}.union(drafters)
     addresses = {(server.host, server.port) for server in servers}
     used = {card for server in servers for card in server.gpus}
-    memory = _query_driver() if used else []
+    memory = _query_driver() if used else dict[str, float]()
     visible = visible_cards(os.environ)
-    names = list(visible if visible is not None else map(str, range(len(memory))))
+    names = tuple(memory) if visible is None else visible
     # CUDA_VISIBLE_DEVICES may also name cards by UUID, whose sizes stay unknown.
-    indices = [int(names[card]) for card in used if card < len(names) and names[card].isdigit()]
-    sizes = [memory[index] for index in indices if index < len(memory)]
+    sizes = [memory[name] for card, name in enumerate(names) if card in used and name in memory]
     is_known = visible is not None or memory
-    reasons = {address: why_taken(*address) for address in addresses}
-    weights = {model: _weight_bytes(*model) for model in models}
     return Machine(
         vllm=importlib.util.find_spec("vllm") is not None,
         cards=len(names) if is_known else None,
-        card=min(sizes or memory, default=None),
-        taken={address: reason for address, reason in reasons.items() if reason},
-        weights={model: size for model, size in weights.items() if size},
+        card=min(sizes or memory.values(), default=None),
+        taken={address: reason for address in addresses if (reason := why_taken(*address))},
+        weights={model: size for model in models if (size := _weight_bytes(*model))},
     )
 
 
 def why_taken(host: str, port: int) -> str:
-    """Return why the address cannot be bound; "" if it can."""
+    """Return why the address cannot be bound. "": it can."""
     try:
         reserve_port(host, port).close()
     except OSError as exc:
@@ -79,15 +82,16 @@ def why_taken(host: str, port: int) -> str:
     return ""
 
 
-def _query_driver() -> list[float]:
-    """Return the GiB of every card; [] if there is no driver, or the driver does not tell."""
+def _query_driver() -> Mapping[str, float]:
+    """Return the GiB of each card by its index. {}: no driver tells them."""
     try:
         listing = subprocess.run(
             NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True
         )
-        return [float(number) / MIB_IN_GIB for number in listing.stdout.split()]
+        sizes = [float(number) / MIB_IN_GIB for number in listing.stdout.split()]
     except (OSError, subprocess.SubprocessError, ValueError):
-        return []
+        return {}
+    return {str(index): size for index, size in enumerate(sizes)}
 
 
 def _weight_bytes(model: str, revision: str | None) -> int:
@@ -108,9 +112,7 @@ def model_folder(model: str, revision: str | None = None) -> Path | None:
     folder = Path(model)
     if not folder.is_absolute():
         folder = _hub_folder(model, revision or "main")
-    if (folder / "config.json").is_file():
-        return folder
-    return None
+    return folder if (folder / "config.json").is_file() else None
 
 
 def _hub_folder(model: str, revision: str) -> Path:
@@ -127,37 +129,36 @@ def _hub_folder(model: str, revision: str) -> Path:
 def check_pair(pair: Pair, machine: Machine) -> None:
     """Raise `ConfigurationError` with each reason why *pair* cannot run here, and its cure."""
     errors = [*_errors(pair, machine)]
-    if len(errors) == 1:
-        raise ConfigurationError(errors[0])
+    if len(errors) > 1:
+        errors = [f"\n- {error}" for error in errors]
     if errors:
-        raise ConfigurationError("".join(f"\n- {error}" for error in errors))
+        raise ConfigurationError("".join(errors))
 
 
 def _errors(pair: Pair, machine: Machine) -> Iterator[str]:
     if pair.started and not machine.vllm:
         yield f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}"
     ports: dict[int, str] = {}
+    cards: set[int] = set()
     for path, server in pair.started.items():
-        yield from _address_errors(path, server, machine)
-        first = ports.setdefault(server.port, path)
-        if server.port and first != path:
+        port = server.port
+        reason = machine.taken.get((server.host, port))
+        if reason:
             yield (
-                f"{first} and {path} have the same port {server.port}: set different ports, or"
-                " leave them out"
+                f"{path}: {server.host}:{port} is not available ({reason}): stop the program that"
+                " uses it, or set another port or host"
+            )
+        first = ports.setdefault(port, path)
+        if port and first != path:
+            yield (
+                f"{first} and {path} have the same port {port}: set different ports, or leave them"
+                " out"
             )
         yield from _model_errors(pair, path, server)
         yield from _memory_errors(pair, path, server, machine)
-    for card in sorted({card for server in pair.started.values() for card in server.gpus}):
+        cards.update(server.gpus)
+    for card in sorted(cards):
         yield from _card_errors(pair, card, machine)
-
-
-def _address_errors(path: str, server: StartedServer, machine: Machine) -> Iterator[str]:
-    reason = machine.taken.get((server.host, server.port))
-    if reason:
-        yield (
-            f"{path}: {server.host}:{server.port} is not available ({reason}): stop the program"
-            " that uses it, or set another port or host"
-        )
 
 
 def _card_errors(pair: Pair, card: int, machine: Machine) -> Iterator[str]:
@@ -167,7 +168,7 @@ def _card_errors(pair: Pair, card: int, machine: Machine) -> Iterator[str]:
             f"{', '.join(users)}: there is no GPU {card}: {machine.cards} may be used"
             f" (nvidia-smi, {VISIBLE}), which gpus number from 0"
         )
-    if sum(server.memory for server in users.values()) > 1 + ROUNDING:
+    if sum(server.memory for server in users.values()) > 1 + MAX_ROUNDING:
         shares = [f"{path}.memory {server.memory:g}" for path, server in users.items()]
         yield (
             f"GPU {card}: the shares of its memory exceed 1 ({' + '.join(shares)} > 1): lower one,"

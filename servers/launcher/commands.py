@@ -10,31 +10,32 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.toml import one_line
 
-from .launch import RunningServer, Server
+from .launch import RunningServer, ServerCommand
 from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedServer
 
 SMALL = "small"
 LARGE = "large"
-SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")
+SHARED_SETTINGS = {"template", "thinks", "suffix_scoring"}
 """Settings of both a `StartedServer` and an `Endpoint`."""
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 """Settings of an `Endpoint` that are not printed, or printed as its URL."""
 
-IGNORED: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
+IGNORED_FLAGS: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 """Flags without effect since a version of vLLM. A later version will refuse them."""
 
-ADDED: Mapping[str, tuple[int, ...]] = {"enable-scale-out": (0, 30)}
+ADDED_FLAGS: Mapping[str, tuple[int, ...]] = {"enable-scale-out": (0, 30)}
 """Flags that a version of vLLM has added. Without this one, earlier versions open the routes."""
 
-ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
+ZEROED_MEMORY: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 """
 Fills new memory with zeros.
 
@@ -43,16 +44,18 @@ JSON. Other memory may hold numbers such as NaN, which no client can parse.
 """
 
 
-def servers(pair: Pair, visible: Sequence[str] | None = None) -> tuple[Server, ...]:
+Visible: TypeAlias = Sequence[str] | None
+"""The names of the cards in CUDA_VISIBLE_DEVICES. None: all cards may be used."""
+
+
+def servers(pair: Pair, visible: Visible = None) -> tuple[ServerCommand, ...]:
     """
     Describe the servers to start, largest model first. Each has its path in *pair* as its name.
-
-    *visible* has the names of the cards in CUDA_VISIBLE_DEVICES; None if all cards may be used.
     """
-    return tuple(_server(pair, path, server, visible) for path, server in pair.started.items())
+    return tuple([_server(pair, path, server, visible) for path, server in pair.started.items()])
 
 
-def waves(pair: Pair, visible: Sequence[str] | None = None) -> tuple[tuple[Server, ...], ...]:
+def waves(pair: Pair, visible: Visible = None) -> tuple[tuple[ServerCommand, ...], ...]:
     """
     Return the servers in waves. The servers of one wave start at the same time.
 
@@ -60,18 +63,16 @@ def waves(pair: Pair, visible: Sequence[str] | None = None) -> tuple[tuple[Serve
     measures how much of a card its own model takes, and no other process may allocate memory there
     meanwhile.
     """
-    found: list[list[Server]] = []
+    found = defaultdict[int, list[ServerCommand]](list)
     next_wave: dict[int, int] = {}
     for server, settings in zip(servers(pair, visible), pair.started.values(), strict=True):
         wave = max((next_wave.get(card, 0) for card in settings.gpus), default=0)
-        if wave == len(found):
-            found.append([])
         found[wave].append(server)
         next_wave.update(dict.fromkeys(settings.gpus, wave + 1))
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, found.values()))
 
 
-def shell_line(server: Server) -> str:
+def shell_line(server: ServerCommand) -> str:
     """Return the command line for a shell, preceded by the environment variables that it needs."""
     environment = [f"{name}={shlex.quote(value)}" for name, value in server.env.items()]
     return " ".join([*environment, shlex.join(server.command(server.port))])
@@ -85,20 +86,19 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
     """
     words: list[str] = []
     for name, value in flags.items():
-        if value is False:
-            continue
-        words.append(f"--{name}")
+        if value is not False:
+            words.append(f"--{name}")
         if isinstance(value, list):
             words.extend(map(str, cast("list[object]", value)))
         elif isinstance(value, dict):
             words.append(json.dumps(value))
-        elif value is not True:
+        elif not isinstance(value, bool):
             words.append(str(value))
     return words
 
 
-def _server(pair: Pair, path: str, server: StartedServer, visible: Sequence[str] | None) -> Server:
-    return Server(
+def _server(pair: Pair, path: str, server: StartedServer, visible: Visible) -> ServerCommand:
+    return ServerCommand(
         name=path,
         model=server.model,
         served_name=server.served_name,
@@ -141,8 +141,8 @@ def known_flags(flags: Mapping[str, Any], version: tuple[int, ...]) -> dict[str,
     return {
         name: value
         for name, value in flags.items()
-        if (name not in IGNORED or version < IGNORED[name])
-        and (name not in ADDED or version >= ADDED[name])
+        if (name not in IGNORED_FLAGS or version < IGNORED_FLAGS[name])
+        and (name not in ADDED_FLAGS or version >= ADDED_FLAGS[name])
     }
 
 
@@ -155,21 +155,20 @@ def vllm_version() -> tuple[int, ...]:
     return ()
 
 
-def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mapping[str, str]:
+def _environment(server: StartedServer, visible: Visible) -> Mapping[str, str]:
     """Return the variables that restrict CUDA to the server's cards."""
     if server.gpus:
         names = [str(card) if visible is None else visible[card] for card in server.gpus]
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(names)}
-    return ZEROS if server.suffix_scoring else {}
+    return ZEROED_MEMORY if server.suffix_scoring else {}
 
 
-def visible_cards(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the names in CUDA_VISIBLE_DEVICES. None if it is not set: all cards may be used."""
+def visible_cards(environment: Mapping[str, str]) -> Visible:
+    """Return the names of the cards in the CUDA_VISIBLE_DEVICES of *environment*."""
     value = environment.get(VISIBLE)
     if value is None:
         return None
-    words = [word.strip() for word in value.split(",")]
-    return tuple(filter(None, words))
+    return tuple(value.replace(",", " ").split())
 
 
 def outline(roles: Roles, leaf: Callable[[str], Any], under: str = "") -> dict[str, Any]:
@@ -216,14 +215,11 @@ def _endpoint_settings(
 
     They are the URL alone if there is no other setting, and no key that the user has to set.
     """
-    if isinstance(model, StartedServer):
-        names = [name for name in SHARED_SETTINGS if name in model.model_fields_set]
-        others = {name: getattr(model, name) for name in names}
-        needs_key = False
-    else:
-        others = model.model_dump(mode="json", exclude_unset=True, exclude=OMITTED_SETTINGS)
-        needs_key = model.api_key is not None
-    if others or needs_key:
+    included = SHARED_SETTINGS if isinstance(model, StartedServer) else None
+    others = model.model_dump(
+        mode="json", include=included, exclude=OMITTED_SETTINGS, exclude_unset=True
+    )
+    if others or (isinstance(model, Endpoint) and model.api_key):
         return {"url": running.base_url, **others}
     return running.base_url
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -51,7 +51,7 @@ def vllm_program(executable: str = sys.executable) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerCommand:
     """One vLLM server to start."""
 
     name: str
@@ -73,12 +73,11 @@ class Server:
 
     def command(self, port: int) -> tuple[str, ...]:
         """Return the command line that serves the model at *port*."""
-        words = [*self.program]
-        if self.program[-1] != "serve":
-            words.append("--model")
-        words += [str(self.model), "--served-model-name", self.served_name]
-        words += ["--host", self.host, "--port", str(port)]
-        return (*words, *self.args)
+        program = self.program
+        if program[-1] != "serve":
+            program += ("--model",)
+        names = (str(self.model), "--served-model-name", self.served_name)
+        return (*program, *names, "--host", self.host, "--port", str(port), *self.args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +141,17 @@ class Progress:
     """Whether it can be used."""
 
 
-POLL_SECONDS = 0.2  # between two requests to a server that is starting
-LOG_CHARACTERS = 65536  # of the end of a failed server's log, searched for the reason
+POLL_SECONDS = 0.2
+"""Between two requests to a server that is starting."""
+LOG_CHARACTERS = 65536
+"""At the end of a failed server's log. The reason is looked for there."""
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 Prepare: TypeAlias = Callable[[Served], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
 async def launch(
-    servers: Sequence[Server],
+    servers: Sequence[ServerCommand],
     *,
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
@@ -188,7 +189,7 @@ async def launch(
                 yield {process.server.name: await process.served for process in processes}
 
 
-def _check(servers: Sequence[Server]) -> None:
+def _check(servers: Sequence[ServerCommand]) -> None:
     names = [server.name for server in servers]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
@@ -224,7 +225,7 @@ def _log_folder(log_dir: Path | None) -> Generator[Path]:
 class _ServerProcess:
     """Runs one of the servers that were launched together. ``served`` is set once it is ready."""
 
-    server: Server
+    server: ServerCommand
     """What to start."""
     log_folder: Path
     """The folder of its log."""
@@ -319,15 +320,12 @@ class _ServerProcess:
 
     def _report(self, failure: str) -> str:
         """Describe the *failure*, with the lines of the log that state why."""
-        lines = failure_lines(self._log_end())
+        log = ""
+        with suppress(OSError):  # The log may have been deleted.
+            log = self._log.read_text(encoding="utf-8", errors="replace")
+        lines = failure_lines(log[-LOG_CHARACTERS:])
         first = f"the {self.server.name} server {failure}{':' if lines else ', silently'}"
         return "\n    ".join([first, *lines]) + f"\n  its log: {self._log}"
-
-    def _log_end(self) -> str:
-        try:
-            return self._log.read_text(encoding="utf-8", errors="replace")[-LOG_CHARACTERS:]
-        except OSError:  # The log may have been deleted; the report of the failure matters more.
-            return ""
 
 
 async def _answers(http: aiohttp.ClientSession, root: str, served_name: str) -> bool:

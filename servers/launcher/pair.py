@@ -101,20 +101,18 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
         """
         if self.method == "none":
             return None
-        config: dict[str, Any] = {"method": self.method}
-        tokens = self.tokens or DEFAULT_TOKENS.get(self.method)
-        if tokens:
-            config["num_speculative_tokens"] = tokens
         model = self.model
         if self.method == "draft_model":
             model = model or drafter
-        if model:
-            config["model"] = model
-        if model and revision:
-            config["revision"] = revision
+        config: dict[str, Any] = {
+            "method": self.method,
+            "num_speculative_tokens": self.tokens or DEFAULT_TOKENS.get(self.method),
+            "model": model,
+            "revision": revision if model else None,
+        }
         if self.method == "ngram":
             config.update(NGRAM_LOOKUP)
-        return {**config, **self.more}
+        return {name: value for name, value in config.items() if value} | self.more
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -139,7 +137,7 @@ SETTING_OF: Mapping[str, str] = {
 }
 """For a flag of vLLM, the setting of a `StartedServer` that replaces it."""
 
-SECRETS = {
+SECRET_FLAGS = {
     "api-key": (
         "start that server yourself with the variable VLLM_API_KEY, and name its url and api_key"
         " here"
@@ -208,7 +206,7 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
         for flag, value in self.flags.items():
             _check_flag(flag, value)
         if "VLLM_API_KEY" in self.environment:
-            raise ValueError(f"environment: {SECRETS['api-key']}")
+            raise ValueError(f"environment: {SECRET_FLAGS['api-key']}")
         if VISIBLE in self.environment:
             raise ValueError(f"environment: {VISIBLE!r} has its own setting, gpus")
         return self
@@ -222,8 +220,10 @@ def _check_flag(flag: str, value: object) -> None:
         raise ValueError(f"flags: write {flag!r} as {spelled + dot + key!r}")
     if flag in SETTING_OF:
         raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
-    if flag in SECRETS and not isinstance(value, bool):
-        raise ValueError(f"flags: {flag!r} would be seen in the list of processes: {SECRETS[flag]}")
+    if flag in SECRET_FLAGS and not isinstance(value, bool):
+        raise ValueError(
+            f"flags: {flag!r} would be seen in the list of processes: {SECRET_FLAGS[flag]}"
+        )
 
 
 def _tag(value: object) -> str:

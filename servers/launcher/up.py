@@ -27,12 +27,12 @@ from rich.console import Console
 from stepspec.orchestrator.backends.vllm.client import Connection
 from stepspec.orchestrator.backends.vllm.endpoint import warm_up
 from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints.settings import Endpoint
+from stepspec.orchestrator.endpoints.settings import Endpoint, key_variable
 from stepspec.orchestrator.errors import EndpointError
 
 from .check import check_pair, inspect_machine, why_taken
 from .commands import as_toml, outline, shell_line, solver_settings, visible_cards, waves
-from .launch import Progress, RunningServer, Served, Server, launch
+from .launch import Progress, RunningServer, Served, ServerCommand, launch
 from .pair import Pair, load
 
 FIRST_PORT = 8001  # of the ports in printed commands
@@ -55,12 +55,12 @@ def command_lines(pair: Pair) -> str:
     for path, endpoint in pair.connected.items():
         lines.append(f"# {path} runs at {', '.join(endpoint.urls)}")
         urls[path] = ",".join(endpoint.urls)
-    lines.extend(shell_lines(waves(pair, visible_cards(os.environ)), urls))
-    return "\n".join(lines)
+    commands = shell_lines(waves(pair, visible_cards(os.environ)), urls)
+    return "\n".join([*lines, *commands])
 
 
 def shell_lines(
-    waves: Sequence[Sequence[Server]], running: Mapping[str, str] | None = None
+    waves: Sequence[Sequence[ServerCommand]], running: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """
     Yield the shell command of every server, with a comment between two *waves*.
@@ -84,7 +84,7 @@ def shell_lines(
         yield f'# then: stepspec solve "..." --small {urls["small"]} --large {urls["large"]}'
 
 
-def with_ports(servers: Iterable[Server]) -> Mapping[str, Server]:
+def with_ports(servers: Iterable[ServerCommand]) -> Mapping[str, ServerCommand]:
     """
     Return *servers* by name, each with a port that is free now.
 
@@ -135,8 +135,7 @@ def _notes(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
         yield "These are settings of a solver: write them to a file, and name it with --config."
         for path, endpoint in pair.connected.items():
             if endpoint.api_key:
-                variable = f"STEPSPEC_{path.upper().replace('.', '__')}__API_KEY"
-                yield f"The key of {path} is not among them: set {variable}."
+                yield f"The key of {path} is not among them: set {key_variable(path)}."
     if pair.started:
         yield "Ctrl-C stops them."
 

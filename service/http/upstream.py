@@ -29,7 +29,7 @@ from stepspec.orchestrator.backends.vllm.sse import DONE, EventReader, EventTooL
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import ModelEndpoint, ReplicatedEndpoint
-from stepspec.orchestrator.endpoints.breaker import UNUSABLE
+from stepspec.orchestrator.endpoints.breaker import UNUSABLE_STATUSES
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.request_context import SESSION, run_place
 from stepspec.orchestrator.endpoints.settings import Deadlines
@@ -412,7 +412,7 @@ class Forwarding:
             headers = reply.response.headers
             now = http_date(headers.get("Date")) or time.time()
             error.retry_after = retry_after(headers.get("Retry-After"), now)
-        if status >= 500 or status in UNUSABLE or isinstance(error, ContextTooLong):
+        if status >= 500 or status in UNUSABLE_STATUSES or isinstance(error, ContextTooLong):
             self._failed_status = status
             raise error
         await self._pass_on(reply, body)

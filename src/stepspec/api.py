@@ -15,7 +15,7 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.auto import Auto
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
-from stepspec.orchestrator.backends.vllm.slots import LEAST_CONCURRENCY
+from stepspec.orchestrator.backends.vllm.slots import MIN_CONCURRENCY
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
@@ -196,7 +196,7 @@ class Solver:
         if endpoint is None:
             raise configuration.without_models(self.settings)
         runs = self.settings.service.max_running
-        return with_concurrency(endpoint, max(LEAST_CONCURRENCY, REQUESTS_PER_RUN * runs))
+        return with_concurrency(endpoint, max(MIN_CONCURRENCY, REQUESTS_PER_RUN * runs))
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:

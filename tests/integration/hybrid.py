@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
-from stepspec.servers.launcher import Server
-from stepspec.servers.launcher.commands import ZEROS, arguments
+from stepspec.servers.launcher import ServerCommand
+from stepspec.servers.launcher.commands import ZEROED_MEMORY, arguments
 
 CONTEXT = 4096  # tokens
 SHAPE: Mapping[str, Any] = {
@@ -66,7 +66,7 @@ def make_hybrid(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def hybrid_server(model: Path, name: str, flags: Mapping[str, Any] | None = None) -> Server:
+def hybrid_server(model: Path, name: str, flags: Mapping[str, Any] | None = None) -> ServerCommand:
     """
     Describe the server *name* of the hybrid in the folder *model*; *flags*, by name, are added to
     its command.
@@ -81,10 +81,10 @@ def hybrid_server(model: Path, name: str, flags: Mapping[str, Any] | None = None
     }
     # vLLM chooses the size so that a block can store the recurrent state
     del settings["block-size"]
-    return Server(
+    return ServerCommand(
         name=name,
         model=model,
         served_name=f"testbed-{name}",
         args=tuple(arguments({**settings, **(flags or {})})),
-        env={**ENVIRONMENT, **ZEROS},
+        env={**ENVIRONMENT, **ZEROED_MEMORY},
     )

@@ -25,7 +25,7 @@ from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
 from stepspec.servers.doctor import diagnose_critic
-from stepspec.servers.launcher import Served, Server
+from stepspec.servers.launcher import Served, ServerCommand
 from stepspec.servers.launcher.commands import arguments
 
 from .conftest import Pair, serving
@@ -59,7 +59,7 @@ def critics(
     """
     Serve a reward model with one logit, one with two classes, and one with a logit for every token.
     """
-    servers: list[Server] = []
+    servers: list[ServerCommand] = []
     for name, (labels, task) in HEADS.items():
         folder = make_reward_model(tmp_path_factory.mktemp(name), labels)
         flags = {key: value for key, value in FLAGS.items() if key not in FOR_WRITING}
@@ -70,7 +70,7 @@ def critics(
             "max-model-len": 1024,
         }
         env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
-        servers.append(Server(name, folder, f"prm-{name}", tuple(arguments(flags)), env))
+        servers.append(ServerCommand(name, folder, f"prm-{name}", tuple(arguments(flags)), env))
     with serving(servers, forked) as served:
         yield served
 

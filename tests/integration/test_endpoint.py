@@ -22,7 +22,7 @@ from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.backends.vllm import VllmEndpoint, VllmModel, bodies
 from stepspec.orchestrator.chain import THINK_END, Chain, Message, Role, Step, Tool, ToolCall
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint
-from stepspec.orchestrator.endpoints.chat_template import Messages
+from stepspec.orchestrator.endpoints.chat_template import Fields
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
@@ -117,7 +117,7 @@ async def test_a_chain_is_laid_out_as_the_models_were_trained(pair: Pair) -> Non
     # as transformers renders it
     jinja = Environment(trim_blocks=True, lstrip_blocks=True).from_string(source)
 
-    def rendered(messages: Messages, generate: bool) -> str:
+    def rendered(messages: Fields, generate: bool) -> str:
         return jinja.render(messages=messages, add_generation_prompt=generate)
 
     async with connected(pair.large) as endpoint:
@@ -289,9 +289,7 @@ async def test_a_chain_crosses_between_vocabularies_as_text(small_other: Pair) -
 async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
     small = Endpoint(role="small", url=pair.small.base_url)
     large = endpoint_of(pair.large, "large")
-    report = await examine(
-        {"small with large": (small, large)}, question=GRADE.text, opening=GRADE.opening
-    )
+    report = await examine({"small with large": (small, large)})
     assert report.ok
     (diagnosis,) = report.pairs
     assert report_json(report)["ok"]

@@ -14,7 +14,7 @@ import pytest
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.endpoints.metrics import UNIT
+from stepspec.orchestrator.endpoints.metrics import MATCH_UNIT_TOKENS
 from stepspec.policies import SpecReason
 from stepspec.servers.doctor import diagnose
 from stepspec.servers.launcher import Served
@@ -24,7 +24,7 @@ from .hybrid import hybrid_server, make_hybrid
 
 pytestmark = pytest.mark.servers
 BLOCK = 640
-HYBRID_FLAGS = {"mamba-cache-mode": "align", "prefix-match-unit": UNIT}
+HYBRID_FLAGS = {"mamba-cache-mode": "align", "prefix-match-unit": MATCH_UNIT_TOKENS}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ async def test_a_longer_prompt_reads_full_blocks_again_without_the_cure(
         for served in (hybrids.large, hybrids.small)
     }
     assert all(one <= most for one, most in zip(found["plain"], plain, strict=True))
-    assert all(length - 2 * UNIT <= one <= length + 20 for one in found["cured"])
+    assert all(length - 2 * MATCH_UNIT_TOKENS <= one <= length + 20 for one in found["cured"])
 
 
 def endpoint(served: Served) -> Endpoint:

@@ -28,9 +28,9 @@ THREE = Path(__file__).parents[2] / "recipes" / "miniature-three.toml"
 UP_FORKED = """import sys
 from dataclasses import replace
 from stepspec.cli import main
-from stepspec.servers.launcher import Server
-command, program = Server.command, tuple(sys.argv[2:])
-Server.command = lambda server, port: command(replace(server, program=program), port)
+from stepspec.servers.launcher import ServerCommand
+command, program = ServerCommand.command, tuple(sys.argv[2:])
+ServerCommand.command = lambda server, port: command(replace(server, program=program), port)
 sys.argv = ["stepspec", "up", sys.argv[1]]
 main()"""
 UP = """import asyncio

@@ -4,7 +4,7 @@ CPU time.
 
 Most of a start is imports, in each of a server's two processes. `forking` starts the fork server,
 or joins the one that another worker of this test run has started, and returns the program for
-`Server.program`: it takes the arguments of vLLM's own program, has the fork server make that
+`ServerCommand.program`: it takes the arguments of vLLM's own program, has the fork server make that
 server, and ends when the server ends. Tests of how servers start and are stopped use vLLM's own
 program.
 """

@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ...endpoints.chat_template import Fields
 from ...endpoints.interfaces import Format, ServerFormat
 from ...endpoints.settings import GREEDY, Sampling
 from .prompts import EncodedPrompt
 
 Body: TypeAlias = dict[str, Any]
 """The JSON object of a request."""
+
+Variables: TypeAlias = Mapping[str, Any]
+"""Variables of a chat template."""
 
 Prompt: TypeAlias = Sequence[int] | EncodedPrompt
 """The token ids of a prompt, or their JSON."""
@@ -67,11 +71,11 @@ def tokenize_body(model: str, text: str, *, special_tokens: bool = False) -> Bod
 
 def tokenize_messages_body(
     model: str,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Fields,
     *,
     generate: bool = True,
-    template: Mapping[str, Any] | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
+    template: Variables | None = None,
+    tools: Fields = (),
 ) -> Body:
     """
     Render *messages* and *tools* with the chat template, and encode the text.
@@ -113,7 +117,7 @@ def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int)
 
 
 def stream_body(
-    model: str, prompt: Prompt, sampling: Sampling, form: StreamForm, format: Format | None = None
+    model: str, prompt: Prompt, sampling: Sampling, form: StreamForm, format: Format | None
 ) -> Body:
     """Ask for a stream of tokens in this *form*, whose text has this *format*."""
     body = completion_body(model, prompt, sampling, form.limit) | {

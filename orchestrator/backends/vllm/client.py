@@ -3,16 +3,16 @@ The HTTP client of one endpoint: `Connection` sends requests and retries them.
 
 `ConnectedEndpoint` is what the endpoints of language models and of reward models share.
 
-`priority` orders the requests that wait at a server: vLLM with ``--scheduling-policy priority``
-takes the lowest number first, and of equal numbers the earliest request; with any other policy it
-ignores the number. Requests that a chain waits for go before those it may never need. Bodies and
-replies are in `bodies` and `replies`.
+`priority` orders the requests that wait at a server. vLLM with ``--scheduling-policy priority``
+takes the lowest number first, and of equal numbers the earliest request. With any other policy vLLM
+ignores the number. Requests that a chain waits for go before requests that it may never need.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import ssl
 import time
@@ -24,18 +24,9 @@ from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    retry_if_not_exception_type,
-    stop_after_attempt,
-    stop_before_delay,
-)
-from tenacity import wait_random_exponential as random_exponential
 
 from ...concurrency import background
-from ...endpoints.breaker import UNUSABLE
+from ...endpoints.breaker import UNUSABLE_STATUSES
 from ...endpoints.request_context import CACHE, CARRIED, RUN, priority
 from ...endpoints.settings import Address
 from ...errors import (
@@ -55,41 +46,38 @@ from .http_errors import (
     JUDGE,
     Call,
     Reply,
+    checked,
     http_date,
     http_error,
     parse_object,
     refused_elsewhere,
-    reply_error,
     retry_after,
 )
 from .prompts import write_body
 from .proxies import proxy_of
 from .replies import model_names, with_last_rows
 from .slots import Slots
-from .sse import BROKEN, Events
+from .sse import CONNECTION_ERRORS, Events
 
-# seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is
-# sent
-KEEP_ALIVE = 4.0
-
-
-QUIET = 1.0  # seconds of waiting that are not reported
-
-
-REPORT_EVERY = 5.0  # seconds between two reports
-
-
-SILENCE = 4.0  # seconds without an answer, in which a server may have been started again
-LONGEST_PAUSE = 10.0  # seconds between two tries, unless the server wants more
-
+KEEP_ALIVE_SECONDS = 4.0
+"""For which an idle connection stays open. vLLM closes its own after 5, maybe during a request."""
+UNREPORTED_SECONDS = 1.0
+"""The wait for a server that is not reported."""
+REPORT_SECONDS = 5.0
+"""Between two reports of a wait."""
+SILENCE_SECONDS = 4.0
+"""Without an answer, in which a server may have been started again."""
+FIRST_PAUSE_SECONDS = 0.2
+"""The longest pause before the second try. Each further pause may be twice as long."""
+MAX_PAUSE_SECONDS = 10.0
+"""Between two tries, unless the server wants more."""
+MAX_DOUBLINGS = 10
+"""Of the pause. They exceed `MAX_PAUSE_SECONDS`."""
 
 log = logging.getLogger("stepspec.requests")
 waiting = logging.getLogger(WAITING)
 
-
 A = TypeVar("A", bound=Address)
-
-
 T = TypeVar("T")
 
 
@@ -108,10 +96,12 @@ class Connection:
         self.endpoint = endpoint
         self._table = table or endpoint.role
         self.priorities = endpoint.priorities
-        self.reopened = 0  # connections that were opened after a silence
+        self.reopened = 0
+        """Connections that were opened after a silence."""
+        self.proxy = _proxy(endpoint.url)
+        """The URL of the proxy. None: requests go to the server itself."""
         self._heard = -inf  # the second of the last answer
         self._session: aiohttp.ClientSession | None = None
-        self.proxy = _proxy(endpoint.url)
         self._try = 1  # of the request that was sent last
         self.slots = Slots(endpoint)
 
@@ -123,11 +113,14 @@ class Connection:
         # aiohttp alone: through a client of the openai SDK every request costs the time of another
         # ten tokens.
         key = self.endpoint.api_key.get_secret_value() if self.endpoint.api_key else "none"
-        context = _ssl_context(self.endpoint.url)
+        connector = aiohttp.TCPConnector(
+            limit=0,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            ssl=_ssl_context(self.endpoint.url),
+            socket_factory=self._open_socket,
+        )
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=KEEP_ALIVE, ssl=context, socket_factory=self._open_socket
-            ),
+            connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.endpoint.deadlines.connect),
             headers={
                 "Authorization": f"Bearer {key}",
@@ -140,18 +133,18 @@ class Connection:
         )
 
     def _open_socket(self, address: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
-        self.reopened += asyncio.get_running_loop().time() - self._heard >= SILENCE
-        family, kind, protocol = address[:3]
-        return socket.socket(family, kind, protocol)
+        if asyncio.get_running_loop().time() - self._heard >= SILENCE_SECONDS:
+            self.reopened += 1
+        return socket.socket(*address[:3])
 
     def call(self, verb: str) -> Call:
         """Describe a request, for its errors."""
         return Call(
-            self.endpoint.role,
-            self.endpoint.url,
-            verb,
-            self.endpoint.api_key is not None,
-            self._table,
+            role=self.endpoint.role,
+            url=self.endpoint.url,
+            verb=verb,
+            keyed=self.endpoint.api_key is not None,
+            table=self._table,
         )
 
     async def post(
@@ -168,20 +161,11 @@ class Connection:
 
         Of the rows of the prompt's tokens only the last *rows* are read; None reads all.
         """
-        answer = await self.post_unread(call, path, body, retries=retries)
-        reply = parse_object(call, answer if rows is None else with_last_rows(answer, rows))
-        if call.verb != JUDGE and (error := reply_error(call, reply)):
-            raise error
-        return reply
-
-    async def post_unread(
-        self, call: Call, path: str, body: Body, *, retries: int | None = None
-    ) -> bytes:
-        """Send *body* to *path* and return the body of the reply, in which an error may stand."""
-        return await self._fetch(call, path, body, retries)
-
-    async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
-        return await self._fetch(call, path, None, retries)
+        answer = await self.fetch(call, path, body, retries=retries)
+        if rows is not None:
+            answer = with_last_rows(answer, rows)
+        reply = parse_object(call, answer)
+        return reply if call.verb == JUDGE else checked(call, reply)
 
     async def model_name(self) -> str:
         """
@@ -191,17 +175,14 @@ class Connection:
         call = self.call("connect")
         wanted = self.endpoint.model
         async with background(self._report_waiting()):
-            served = model_names(call, parse_object(call, await self.get(call, MODELS)))
+            served = model_names(call, parse_object(call, await self.fetch(call, MODELS)))
         if served and wanted in (None, *served):
             return wanted or served[0]
-        message = (
-            f"no model {wanted or 'at all'!r} is served here; served:"
-            f" {', '.join(map(repr, served)) or 'none'}"
-        )
-        cure = (
-            f"; name one of them as model in [{self._table}], or leave model out" if served else ""
-        )
-        raise call.error(EndpointRejected, f"{message}{cure}")
+        names = ", ".join(map(repr, served)) or "none"
+        message = f"no model {wanted or 'at all'!r} is served here; served: {names}"
+        if served:
+            message += f"; name one of them as model in [{self._table}], or leave model out"
+        raise call.error(EndpointRejected, message)
 
     @asynccontextmanager
     async def stream(
@@ -234,12 +215,20 @@ class Connection:
             raise
         return events
 
-    async def _fetch(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
-        async def fetch() -> bytes:
+    async def fetch(
+        self, call: Call, path: str, body: Body | None = None, *, retries: int | None = None
+    ) -> bytes:
+        """
+        Send *body* to *path*, or read *path* without one. Return the body of the reply.
+
+        An error may stand in the reply. *retries* None means the settings' number.
+        """
+
+        async def fetch_once() -> bytes:
             response = await self._send(call, path, body)
             try:
                 return await response.read()
-            except BROKEN as exc:
+            except CONNECTION_ERRORS as exc:
                 broke = "the connection broke before the end of the answer: did the server die?"
                 raise call.error(EndpointUnavailable, broke) from exc
             finally:
@@ -248,7 +237,7 @@ class Connection:
         longest = self.endpoint.deadlines.unstreamed
         async with self._admitted(path):
             return await _within(
-                call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries)
+                call, longest, "no answer after {:g} s", self._retry(fetch_once, longest, retries)
             )
 
     @asynccontextmanager
@@ -270,16 +259,15 @@ class Connection:
         if body is None or path not in PRIORITISED:
             return await self._send_once(call, path, body)
         body = {**body, **CACHE.get()}
-        value = priority(REQUEST.get(), RUN.get()) if self.priorities else None
-        if value is None:
-            return await self._send_once(call, path, body)
-        try:
-            return await self._send_once(call, path, {**body, "priority": value})
-        except EndpointRejected as exc:
-            if "priority" not in exc.cause.lower():
-                raise
-            self.priorities = False
-            return await self._send_once(call, path, body)
+        value = priority(REQUEST.get(), RUN.get())
+        if self.priorities and value is not None:
+            try:
+                return await self._send_once(call, path, {**body, "priority": value})
+            except EndpointRejected as exc:
+                if "priority" not in exc.cause.lower():
+                    raise
+                self.priorities = False
+        return await self._send_once(call, path, body)
 
     async def _send_once(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
         method = "GET"
@@ -289,7 +277,7 @@ class Connection:
             method = "POST"
             content = _json(call, body)
             headers = {"Content-Type": "application/json", **headers}
-        url = f"{self.endpoint.url}{path}"
+        url = self.endpoint.url + path
         try:
             self._session = self._session or self._open_session()
             response = await self._session.request(
@@ -298,45 +286,33 @@ class Connection:
             self._heard = asyncio.get_running_loop().time()
             log.debug("%s %s: %d", method, url, response.status)
             if response.status >= 400:
-                raise _refusal(
-                    http_error(call, response.status, await response.read(), path), response, path
-                )
-        except BROKEN as exc:
+                raise await _refusal(call, response, path)
+        except CONNECTION_ERRORS as exc:
             raise connection_error(call, exc, self.endpoint.deadlines.connect, self.proxy) from exc
         return response
 
     async def _retry(
         self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None
     ) -> T:
-        try:
-            return await send()  # Tenacity alone would cost more than sending it.
-        except (EndpointUnavailable, LocalShortage) as exc:
-            failed: list[EndpointUnavailable | LocalShortage] = [exc]
-
-        async def send_again() -> T:
-            if failed:
-                raise failed.pop()
+        """Call *send*, again after each failure that may pass, if that ends by the *deadline*."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + deadline
+        if retries is None:
+            retries = self.endpoint.retries
+        for failures in range(1, retries + 1):
+            try:
+                return await send()
+            except ModelGone:
+                raise
+            except (EndpointUnavailable, LocalShortage) as exc:
+                pause = _pause(exc, failures)
+                if loop.time() + pause >= ends:
+                    raise
+                self._try = failures + 1
+                log.info("%s; try %d in %.1f s", exc, self._try, pause)
+            await asyncio.sleep(pause)
             await self.slots.start()
-            return await send()
-
-        tries = 1 + (self.endpoint.retries if retries is None else retries)
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(tries) | stop_before_delay(deadline),
-            wait=_wait,
-            retry=retry_if_exception_type((EndpointUnavailable, LocalShortage))
-            & retry_if_not_exception_type(ModelGone),
-            before_sleep=self._report_retry,
-            reraise=True,
-        )
-        try:
-            return await retrying(send_again)
-        except (EndpointUnavailable, LocalShortage) as exc:
-            # The message names the cause; a traceback through five libraries would hide it.
-            raise exc from None
-
-    def _report_retry(self, state: RetryCallState) -> None:
-        self._try = state.attempt_number + 1
-        log.info("%s; try %d in %.1f s", _failure(state), self._try, state.upcoming_sleep)
+        return await send()
 
     async def _report_waiting(self) -> None:
         """
@@ -344,11 +320,13 @@ class Connection:
         request.
         """
         self._try = 1
-        await asyncio.sleep(QUIET)
+        await asyncio.sleep(UNREPORTED_SECONDS)
+        server = f"the {self.endpoint.role} model at {self.endpoint.url}"
         while True:
-            about = self.endpoint.role, self.endpoint.url, self._try, 1 + self.endpoint.retries
-            waiting.info("waiting for the %s model at %s: try %d of %d", *about)
-            await asyncio.sleep(REPORT_EVERY)
+            waiting.info(
+                "waiting for %s: try %d of %d", server, self._try, 1 + self.endpoint.retries
+            )
+            await asyncio.sleep(REPORT_SECONDS)
 
 
 class ConnectedEndpoint(Generic[A]):
@@ -380,16 +358,20 @@ class ConnectedEndpoint(Generic[A]):
     async def __aexit__(self, *error: object) -> None:
         await self.connection.close()
 
-    async def _after_reopening(self, look: Callable[[], Awaitable[object]]) -> None:
+    async def refresh(self) -> None:
         """
-        Take a *look* at the server if a connection was opened after a silence since the last one.
+        Look at the server again if a connection was opened after a silence since the last look.
 
-        A restart of the server closes all connections, and takes longer than `SILENCE`.
+        A restart of the server closes all connections, and takes longer than `SILENCE_SECONDS`.
         """
         reopened = self.connection.reopened
         if reopened > self._looked:
-            await look()
+            await self._look()
             self._looked = reopened
+
+    async def _look(self) -> None:
+        """Find out what has changed at the server."""
+        raise NotImplementedError
 
     async def _learn(self) -> None:
         """Find out what is needed of the model besides its name."""
@@ -409,15 +391,17 @@ def connection_error(
     return call.error(EndpointUnreachable, no_connection(exc, call.url, seconds, proxy))
 
 
-def _refusal(error: EndpointError, response: aiohttp.ClientResponse, path: str) -> EndpointError:
+async def _refusal(call: Call, response: aiohttp.ClientResponse, path: str) -> EndpointError:
     """
-    Add to the *error* of a *response* when the server wants the request again, or which URL has
-    refused it.
+    Make the error of a *response*.
+
+    It says when the server wants the request again, or which other URL has refused the request.
     """
+    error = http_error(call, response.status, await response.read(), path)
     if isinstance(error, EndpointUnavailable):
         now = http_date(response.headers.get("date")) or time.time()
         error.retry_after = retry_after(response.headers.get("retry-after"), now)
-    elif response.history and response.status in UNUSABLE:
+    elif response.history and response.status in UNUSABLE_STATUSES:
         return refused_elsewhere(error, str(response.url).removesuffix(path))
     return error
 
@@ -442,14 +426,14 @@ def _proxy(url: str) -> str | None:
     Return the proxy for *url* that the environment names; None without one. Raise
     `ConfigurationError` for SOCKS.
     """
-    parts = urlsplit(url)
     proxy = proxy_of(url)
     if proxy is None:
         return None
     if proxy.startswith("socks"):
-        cure = f"name another one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
+        parts = urlsplit(url)
         raise ConfigurationError(
-            f"the environment names a SOCKS proxy (all_proxy), which cannot be used: {cure}"
+            "the environment names a SOCKS proxy (all_proxy), which cannot be used: name another"
+            f" one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
         )
     return proxy if "://" in proxy else f"http://{proxy}"
 
@@ -466,21 +450,17 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
     return create_ssl_context()
 
 
-_backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)
+def _pause(failure: EndpointUnavailable | LocalShortage, failures: int) -> float:
+    """
+    Return the seconds before the next try of a request that has failed *failures* times.
 
-
-def _failure(state: RetryCallState) -> EndpointUnavailable | LocalShortage:
-    exc = state.outcome.exception() if state.outcome else None
-    assert isinstance(exc, EndpointUnavailable | LocalShortage)
-    return exc
-
-
-def _wait(state: RetryCallState) -> float:
-    """Return the seconds until the next try: those that the server asks for, at least."""
-    failure = _failure(state)
-    if isinstance(failure, LocalShortage):
-        return float(_backoff(state))
-    return max(_backoff(state), failure.retry_after)
+    The pause is random. It is never shorter than the pause that the server asked for.
+    """
+    longest = FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, MAX_DOUBLINGS)
+    pause = random.uniform(0, min(longest, MAX_PAUSE_SECONDS))
+    if isinstance(failure, EndpointUnavailable):
+        return max(pause, failure.retry_after)
+    return pause
 
 
 async def _within(call: Call, seconds: float, message: str, work: Coroutine[Any, Any, T]) -> T:

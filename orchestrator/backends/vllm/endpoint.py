@@ -11,11 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from ...chain import Chain, Message, Step, Token, Tool, Toolset
+from ...chain import Chain, Step, Token, Toolset
 from ...concurrency import at_once
 from ...endpoints.capabilities import Capabilities
 from ...endpoints.chat_template import Template
-from ...endpoints.interfaces import Format, ParsedAnswer, ParsedTokens, ParserState, or_now
+from ...endpoints.interfaces import (
+    Clock,
+    Format,
+    Messages,
+    ParsedAnswer,
+    ParsedTokens,
+    ParserState,
+    Tools,
+    or_now,
+)
 from ...endpoints.metrics import (
     Acceptance,
     QueueGauges,
@@ -30,12 +39,13 @@ from ...errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    MissingCapability,
     StepspecError,
 )
 from ...events import Observer
+from ...step_builder import text_of
 from . import bodies, tool_protocol
-from .bodies import HEALTH, METRICS
+from .bodies import HEALTH, METRICS, Body
+from .http_errors import Call, Reply
 from .model import VllmModel
 from .probe import probe
 from .server import VllmServer
@@ -69,10 +79,12 @@ class VllmEndpoint(VllmServer):
     `MissingCapability` if its chat template cannot be learnt.
     """
 
+    known = True
+    usable = True
+
     def __init__(self, settings: Endpoint, table: str = "") -> None:
         super().__init__(settings, table)
         self._process: Process | None = None  # None: not connected yet
-        self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
 
     async def _learn(self) -> None:
         self.encoder = ModelTokenizer(self.connection, self.name, self.settings)
@@ -112,14 +124,6 @@ class VllmEndpoint(VllmServer):
         return self.encoder.vocabulary
 
     @property
-    def known(self) -> bool:
-        return True
-
-    @property
-    def usable(self) -> bool:
-        return True
-
-    @property
     def waiting(self) -> int:
         return self.connection.slots.waiting
 
@@ -135,9 +139,9 @@ class VllmEndpoint(VllmServer):
         """Read the counters of token-level speculation. None: there are none, or no metrics."""
         return read_acceptance(await self._metrics())
 
-    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
+    async def count(self, messages: Messages, tools: Tools = ()) -> int:
         """Count the tokens that a chain about *messages* begins with."""
-        await self._after_reopening(self._look)
+        await self.refresh()
         return len(await self.encoder.prefix(messages, tools))
 
     async def check_health(self) -> None:
@@ -147,18 +151,18 @@ class VllmEndpoint(VllmServer):
         A server without that route is healthy.
         """
         with suppress(EndpointRejected):
-            await self.connection.get(self.connection.call("probe"), HEALTH, retries=0)
+            await self.connection.fetch(self.connection.call("probe"), HEALTH, retries=0)
 
     async def check_unchanged(self) -> None:
         """
         Raise `EndpointUnavailable` if the vocabulary, the chat template or the context has changed.
         """
         if await self.encoder.changed():
-            message = (
+            raise self.connection.call("connect").error(
+                EndpointUnavailable,
                 "another server answers here, or the same one with other flags: it is to be learnt"
-                " anew"
+                " anew",
             )
-            raise self.connection.call("connect").error(EndpointUnavailable, message)
 
     async def _look(self) -> None:
         await at_once((self.check_unchanged(), self._learn_flags()))
@@ -172,14 +176,14 @@ class VllmEndpoint(VllmServer):
         self.cache = fresh.cache
         self._begin(fresh._process or Process())
 
-    async def thinks(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+    async def thinks(self, messages: Messages, tools: Tools = ()) -> bool:
         """
         Return whether the model thinks in a block of its own before it answers *messages*.
 
         Runs begin with this question. A server that was started again has closed every connection.
         After a new one was opened, perhaps by a check of health, the server is looked at again.
         """
-        await self._after_reopening(self._look)
+        await self.refresh()
         return await self.encoder.opens(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
@@ -197,13 +201,13 @@ class VllmEndpoint(VllmServer):
         A parser that takes the beginning of the answer for thinking is shown an empty thinking
         block before the answer. Other parsers are not: they would take that block for content.
         """
-        ids = await self._token_ids(tokens)
+        ids = await self.encoder.token_ids(tokens)
         if not ids:
             return ParsedAnswer("", ())
         parsed = await self._parse_whole(toolset, ids)
         if parsed.reasoning:
             parsed = await self._parse_whole(toolset, [*await self.encoder.empty_block(), *ids])
-        answer = parsed.after("".join(token.text for token in tokens))
+        answer = parsed.after(text_of(tokens))
         if not answer.calls:
             return answer
         try:
@@ -218,47 +222,39 @@ class VllmEndpoint(VllmServer):
         Let the server's parser read the next *tokens* of an answer with *toolset*, after what
         *state* describes. A *finished* answer ends with them.
         """
-        ids = await self._token_ids(tokens)
-        block = await self.encoder.empty_block()
+        ids = await self.encoder.token_ids(tokens)
         call = self.connection.call("parse")
-        request = self._parsed_request(toolset)
-        body = tool_protocol.tokens_body(request, block, ids, state, finished=finished)
-        reply = await self.connection.post(call, DERENDER, body)
-        return tool_protocol.parsed_tokens(call, reply)
+        fields = tool_protocol.tokens_fields(ids, state, finished=finished)
+        return tool_protocol.parsed_tokens(call, await self._parse(call, toolset, fields))
 
     async def _parse_whole(self, toolset: Toolset, ids: Sequence[int]) -> ParsedAnswer:
         call = self.connection.call("parse")
-        request = self._parsed_request(toolset)
-        body = tool_protocol.answer_body(request, await self.encoder.empty_block(), ids)
-        reply = await self.connection.post(call, DERENDER, body)
+        reply = await self._parse(call, toolset, tool_protocol.answer_fields(ids))
         return tool_protocol.parsed_answer(call, reply, parallel=toolset.parallel)
 
-    def _parsed_request(self, toolset: Toolset) -> bodies.Body:
-        return tool_protocol.parsed_request(self.name, toolset, self.settings.template)
-
-    async def _token_ids(self, tokens: Sequence[Token]) -> list[int]:
-        """Return the ids of *tokens*, and encode the text of those without one."""
-        ids: list[int] = []
-        for token in tokens:
-            if token.id >= 0:
-                ids.append(token.id)
-            else:
-                ids += await self.encoder.encode(token.text)
-        return ids
+    async def _parse(self, call: Call, toolset: Toolset, fields: Body) -> Reply:
+        """Send the *fields* about an answer with *toolset* to the server's parser."""
+        block = await self.encoder.empty_block()
+        request = tool_protocol.parsed_request(self.name, toolset, self.settings.template)
+        body = fields | {
+            "model": self.name,
+            "chat_request": request,
+            "prompt_token_ids": block,
+        }
+        return await self.connection.post(call, DERENDER, body)
 
     async def _tool_format(self, toolset: Toolset) -> Format | None:
-        if self.template.markers.opens_message:
-            raise MissingCapability(
-                f"the {self.role} model at {self.settings.url}: its chat template opens a message"
-                " for the answer, in which no tool can be called; send requests with tools to the"
-                " model by its own name"
-            )
         call = self.connection.call("learn the form of tool calls")
+        if self.template.markers.opens_message:
+            raise call.missing(
+                "its chat template opens a message for the answer, in which no tool can be called;"
+                " send requests with tools to the model by its own name"
+            )
         request = tool_protocol.chat_request(self.name, toolset)
         try:
             reply = await self.connection.post(call, RENDER, request)
         except EndpointRejected as exc:
-            raise (tool_protocol.no_parser(exc) or exc) from exc
+            raise (tool_protocol.no_parser(call, exc) or exc) from exc
         return tool_protocol.answer_format(call, reply)
 
     def model(
@@ -266,7 +262,7 @@ class VllmEndpoint(VllmServer):
         sampling: Sampling = GREEDY,
         *,
         observe: Observer = lambda event: None,
-        clock: Callable[[], float] | None = None,
+        clock: Clock | None = None,
         format: Format | None = None,
     ) -> VllmModel:
         """
@@ -279,8 +275,7 @@ class VllmEndpoint(VllmServer):
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do. Later calls return the first result."""
         if self._can is None:
-            suffix = self.settings.suffix_scoring
-            self._can = await probe(self.connection, self.name, self.encoder, suffix_scoring=suffix)
+            self._can = await probe(self.encoder, suffix_scoring=self.settings.suffix_scoring)
             self.by_id = self._can.chosen_logprobs
         return self._can
 
@@ -297,11 +292,11 @@ class VllmEndpoint(VllmServer):
         greedy = self.model()
         sampled = self.model(Sampling(seed=0))
         requests: tuple[Callable[[], Awaitable[object]], ...] = (
-            lambda: greedy.write(chain, limit=WARM_UP_TOKENS),
-            lambda: sampled.write(chain, limit=WARM_UP_TOKENS, top=bodies.MAX_LOGPROBS),
-            lambda: greedy.ask(chain.extend(step), "Is it right?", "0123456789"),
-            lambda: greedy.score(chain, step.text, top=bodies.MAX_LOGPROBS),
-            lambda: self.model(format="json").write(chain, limit=WARM_UP_TOKENS),
+            partial(greedy.write, chain, limit=WARM_UP_TOKENS),
+            partial(sampled.write, chain, limit=WARM_UP_TOKENS, top=bodies.MAX_LOGPROBS),
+            partial(greedy.ask, chain.extend(step), "Is it right?", "0123456789"),
+            partial(greedy.score, chain, step.text, top=bodies.MAX_LOGPROBS),
+            partial(self.model(format="json").write, chain, limit=WARM_UP_TOKENS),
         )
         with suppress(TimeoutError):
             async with asyncio.timeout(WARM_UP_SECONDS):
@@ -310,7 +305,7 @@ class VllmEndpoint(VllmServer):
 
     async def _metrics(self) -> bytes:
         try:
-            metrics = await self.connection.get(self.connection.call("probe"), METRICS, retries=0)
+            metrics = await self.connection.fetch(self.connection.call("probe"), METRICS, retries=0)
         except EndpointError:
             return b""
         self.cache = read_cache_config(metrics) or self.cache

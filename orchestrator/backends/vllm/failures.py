@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from .proxies import DEFAULT_PORTS
+
 SHORTAGES = {
     errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n)",
     errno.ENFILE: "this machine has too many open files: raise fs.file-max",
@@ -59,7 +61,7 @@ def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = 
 def _reason(exc: Exception, url: str, seconds: float) -> str:
     parts = urlsplit(url)
     host = parts.hostname
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    place = f"{host}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
     cause = exc
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
         cause = exc.certificate_error
@@ -75,17 +77,17 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
                 " authority to trust"
             )
         case ssl.SSLError():
-            return f"no TLS is spoken at {host}:{port}; write http:// instead of https://"
+            return f"no TLS is spoken at {place}; write http:// instead of https://"
         case socket.gaierror():
             return f"no address is known for the host {host!r}; is the name in the URL right?"
         case TimeoutError():
             return (
-                f"{host}:{port} did not accept it within {seconds:g} s (deadlines.connect); is the"
+                f"{place} did not accept it within {seconds:g} s (deadlines.connect); is the"
                 " host up, and does a firewall block the port?"
             )
-        case ConnectionRefusedError() | OSError(errno=errno.ECONNREFUSED):
+        case ConnectionRefusedError():
             return (
-                f"nothing listens at {host}:{port} (connection refused); start the server, wait"
+                f"nothing listens at {place} (connection refused); start the server, wait"
                 " until it has loaded its model, or correct the port"
             )
         case (
@@ -96,17 +98,15 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
             scheme = "does it expect https://"
             if parts.scheme == "https":
                 scheme = "does it speak no TLS (http://)"
-            return f"{host}:{port} closed it before the answer; did the server die, or {scheme}?"
+            return f"{place} closed it before the answer; did the server die, or {scheme}?"
         case aiohttp.TooManyRedirects() | aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            return f"{host}:{port} redirects to no page; is this the URL of a vLLM server?"
+            return f"{place} redirects to no page; is this the URL of a vLLM server?"
         case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
-            return f"what listens at {host}:{port} does not speak HTTP; is the port right?"
+            return f"what listens at {place} does not speak HTTP; is the port right?"
         case OSError(errno=int(number)) if number > 0:
             return (
-                f"{os.strerror(number).lower()} at {host}:{port}; is the server running, and is the"
+                f"{os.strerror(number).lower()} at {place}; is the server running, and is the"
                 " URL right?"
             )
         case _:
-            return (
-                f"the request to {host}:{port} failed; is the server running, and is the URL right?"
-            )
+            return f"the request to {place} failed; is the server running, and is the URL right?"

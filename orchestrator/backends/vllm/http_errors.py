@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from calendar import timegm
 from codecs import BOM_UTF8
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC
 from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Any, TypeAlias, TypeVar, cast
@@ -15,12 +15,14 @@ from typing import Any, TypeAlias, TypeVar, cast
 import orjson
 
 from ...chain import Party
+from ...endpoints.settings import key_variable
 from ...errors import (
     ContextTooLong,
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
     MalformedReply,
+    MissingCapability,
     ModelGone,
 )
 from .bodies import COMPLETIONS, DETOKENIZE, MODELS, PRIORITISED, TOKENIZE
@@ -50,7 +52,8 @@ TEMPLATE_CURE = (
 MAX_MESSAGE_LENGTH = 500
 """Characters of a server's message that are shown."""
 
-JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
+JUDGE = "judge"
+"""The verb of requests to a verifier, whose server may be any."""
 
 NOT_READY_STATUSES = (502, 503, 504)
 """Of a gateway, or of a server that has not loaded its model."""
@@ -72,7 +75,7 @@ class Call:
     keyed: bool = False
     """Whether the request has a key."""
     table: str = ""
-    """The model's table of the settings, such as ``small.large``. "": the one named by its role."""
+    """The model's table of the settings, such as ``small.large``. "": the one of its role."""
 
     @property
     def settings_table(self) -> str:
@@ -82,6 +85,10 @@ class Call:
     def error(self, kind: type[E], message: str) -> E:
         """Make an error of this *kind*."""
         return kind(message, role=self.role, url=self.url, verb=self.verb)
+
+    def missing(self, message: object) -> MissingCapability:
+        """Make the error of a model that cannot do what it has to."""
+        return MissingCapability(f"the {self.role} model at {self.url}: {message}")
 
 
 def retry_after(header: str | None, now: float) -> float:
@@ -99,11 +106,10 @@ def retry_after(header: str | None, now: float) -> float:
 
 def http_date(header: str | None) -> float | None:
     """Return the date in *header*, in seconds since 1970. None: there is none."""
-    try:
-        date = parsedate_to_datetime(header or "")
-    except (TypeError, ValueError):
-        return None
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    with suppress(TypeError, ValueError):
+        # A date without a time zone is UTC.
+        return float(timegm(parsedate_to_datetime(header or "").utctimetuple()))
+    return None
 
 
 def http_error(call: Call, status: int, body: bytes, path: str = "") -> EndpointError:
@@ -116,51 +122,48 @@ def http_error(call: Call, status: int, body: bytes, path: str = "") -> Endpoint
 def _http_error(call: Call, status: int, message: str, path: str) -> EndpointError:
     if status in (401, 403):
         return call.error(EndpointRejected, _refused_key(call, status, message))
+    cause = f"HTTP {status}: {message}"
     if status == 404 and path in PRIORITISED and "model" in message.lower():
         cure = f"does the server serve another model now? Correct model in [{call.settings_table}]"
-        return call.error(ModelGone, f"HTTP 404: {message.rstrip('.')}; {cure}")
+        return call.error(ModelGone, f"{cause.rstrip('.')}; {cure}")
     if status == 404:
-        return call.error(EndpointRejected, f"HTTP 404: {_not_found(call, message, path)}")
+        return call.error(EndpointRejected, cause + _not_found_cure(path))
     if status in NOT_READY_STATUSES:
-        cause = (
-            f"HTTP {status}: {message}; wait until the server is ready: it may be loading or"
-            " overloaded"
-        )
-        return call.error(EndpointUnavailable, cause)
+        cause += "; wait until the server is ready: it may be loading or overloaded"
     if status in (408, 429) or status >= 500:
-        return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
+        return call.error(EndpointUnavailable, cause)
     if CONTEXT_COMPLAINT.search(message):
         return call.error(ContextTooLong, message)
     if LOGPROBS_COMPLAINT in message:
-        message += (
+        cause += (
             "; start vLLM with a larger --max-logprobs (by default 20), or choose another method"
         )
     if TEMPLATE_COMPLAINT in message:
-        return call.error(EndpointRejected, TEMPLATE_CURE)
-    return call.error(EndpointRejected, f"HTTP {status}: {message}")
+        cause = TEMPLATE_CURE
+    return call.error(EndpointRejected, cause)
 
 
 def _refused_key(call: Call, status: int, message: str) -> str:
     table = call.settings_table
-    variable = f"STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
-    setting = f"api_key in [{table}], or {variable}"
+    setting = f"api_key in [{table}], or {key_variable(table)}"
     if call.keyed:
         return f"the key was refused (HTTP {status}: {message}); set the right {setting}"
     return f"a key is needed, and none is set (HTTP {status}: {message}); set it as {setting}"
 
 
-def _not_found(call: Call, message: str, path: str) -> str:
+def _not_found_cure(path: str) -> str:
+    """Return what follows the message of a server that does not know *path*."""
     if path == MODELS:
         return (
-            f"{message}, at {path}: no OpenAI-compatible server is at this URL; is the port right,"
-            " and does the URL end where /v1 begins, or in /v1, such as http://localhost:8000/v1?"
+            f", at {path}: no OpenAI-compatible server is at this URL; is the port right, and does"
+            " the URL end where /v1 begins, or in /v1, such as http://localhost:8000/v1?"
         )
     if path in (TOKENIZE, DETOKENIZE):
         return (
-            f"{message}, at {path}, which every vLLM server has: is this another server, or a proxy"
-            " that forwards only /v1? Let it forward all paths, or use vLLM's own URL"
+            f", at {path}, which every vLLM server has: is this another server, or a proxy that"
+            " forwards only /v1? Let it forward all paths, or use vLLM's own URL"
         )
-    return f"{message}; is a vLLM server at this URL?"
+    return "; is a vLLM server at this URL?"
 
 
 def refused_elsewhere(error: EndpointError, url: str) -> EndpointError:
@@ -183,17 +186,19 @@ def reply_error(call: Call, reply: Reply) -> EndpointError | None:
     Make the error that a *reply* with the HTTP status 200 carries, whole or in a stream. None: it
     carries none.
     """
-    error = reply.get("error") or (reply if reply.get("object") == "error" else None)
+    error = reply.get("error")
+    if not error and reply.get("object") == "error":
+        error = reply
     if not error:
         return None
-    code: Any = as_object(error).get("code")
-    status = int(code) if str(code).isdecimal() else 0
+    fields = as_object(error)
+    code = str(fields.get("code"))
+    kind = str(fields.get("type")).lower().replace("_", "")
     body = orjson.dumps(reply)
-    kind = str(as_object(error).get("type")).lower().replace("_", "")
+    if re.fullmatch("[45][0-9]{2}", code):
+        return http_error(call, int(code), body, COMPLETIONS)
     if "badrequest" in kind or "invalidrequest" in kind:
-        status = status if 400 <= status < 600 else 400
-    if 400 <= status < 600:
-        return http_error(call, status, body, COMPLETIONS)
+        return http_error(call, 400, body, COMPLETIONS)
     return call.error(EndpointUnavailable, f"an error with HTTP 200: {_error_message(body)}")
 
 
@@ -251,12 +256,10 @@ def one_line(text: str) -> str:
 
 def parse_object(call: Call, body: bytes) -> Reply:
     """Parse a JSON object. Raise `MalformedReply` for anything else."""
-    try:
+    with suppress(orjson.JSONDecodeError):
         reply = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        reply = None
-    if isinstance(reply, dict):
-        return cast("Reply", reply)
+        if isinstance(reply, dict):
+            return cast("Reply", reply)
     found = f"not a JSON object: {body[:200]!r}"
     if body.lstrip().startswith(b"<"):
         found = f"a web page ({one_line(_page_text(body))[:80]!r}), not JSON"
@@ -265,10 +268,9 @@ def parse_object(call: Call, body: bytes) -> Reply:
 
 def object_in(body: bytes) -> Reply:
     """Parse a JSON object. Return an empty one for anything else."""
-    try:
+    with suppress(orjson.JSONDecodeError):
         return as_object(orjson.loads(body))
-    except orjson.JSONDecodeError:
-        return {}
+    return {}
 
 
 @contextmanager
@@ -295,9 +297,11 @@ def no_room(count: int, room: int) -> str:
 
     Clients look for its words.
     """
-    cure = "shorten it, or serve the model with a longer --max-model-len"
-    longest = f"this model's maximum context length is {room} tokens"
-    return f"the prompt is too long: {count} tokens leave no room to think; {longest}; {cure}"
+    return (
+        f"the prompt is too long: {count} tokens leave no room to think; this model's maximum"
+        f" context length is {room} tokens; shorten it, or serve the model with a longer"
+        " --max-model-len"
+    )
 
 
 def as_object(value: object) -> Mapping[str, Any]:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from ...chain import Chain, Role, Step, Token, beginning
 from ...concurrency import at_once
-from ...endpoints.interfaces import Format, SingleModel
+from ...endpoints.interfaces import Clock, Format, SingleModel
 from ...endpoints.settings import Sampling
 from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
-from ...events import Called, Observer, Verb
-from ...interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST
+from ...events import Observer, Verb
+from ...interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, Until
+from ...step_builder import OUTSIDE, Closing, StepBounds, StepBuilder, grow, step_ends
 from . import bodies, http_errors, replies
 from .bodies import COMPLETIONS, GENERATE, Body, Prompts, StreamForm
 from .http_errors import Call, Reply
 from .prompts import EncodedPrompt
-from .request_meter import RequestMeter
+from .request_meter import CallObserver, RequestMeter
 from .server import VllmServer
-from .step_builder import OUTSIDE, Closing, StepBounds, StepBuilder, grow, step_ends
 from .sticky_stream import StickyStream
 from .token_stream import TextDivider, TokenStream, generate
 from .tokenizer import ChainIds
@@ -40,8 +41,8 @@ class VllmModel(SingleModel):
         endpoint: VllmServer,
         sampling: Sampling,
         observe: Observer,
-        clock: Callable[[], float],
-        format: Format | None = None,
+        clock: Clock,
+        format: Format | None,
     ) -> None:
         self._endpoint = endpoint
         self._sampling = sampling
@@ -61,7 +62,7 @@ class VllmModel(SingleModel):
         *,
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
-        until: Callable[[Step], bool] | None = None,
+        until: Until = None,
         opening: str = "",
         top: int = 0,
     ) -> Step:
@@ -79,11 +80,10 @@ class VllmModel(SingleModel):
         sticky = self._sticky.get(stack) if stack else None
         if sticky and not opening and sticky.continues(chain, bounds):
             return await sticky.write(chain, growing, until)
-        if sticky and not sticky.writing:
+        is_shared = sticky is not None and sticky.writing
+        if sticky and not is_shared:
             await sticky.close()
-        if len(begun) >= limit:
-            return growing.end("length")
-        if stack is None or (sticky and sticky.writing):
+        if stack is None or is_shared or growing.room <= 0:
             return await self._complete(chain, growing, sampling, until)
         sticky = await self._begin_sticky(chain, growing, sampling)
         if stack not in self._sticky:
@@ -107,17 +107,12 @@ class VllmModel(SingleModel):
         endpoint = self._endpoint
         spelt = self.role != "large" or sampling.logprobs > 0 or endpoint.speculates
         form = StreamForm(limit=endpoint.encoder.room, spelt=spelt)
-
-        def open_request(
-            observe: Callable[[Called], None],
-        ) -> AbstractAsyncContextManager[TokenStream]:
-            return self._generate(chain, prompt, sampling, begun.text, form, observe)
-
+        open_request = partial(self._generate, chain, prompt, sampling, begun.text, form)
         bounds = replace(growing.bounds, top=sampling.logprobs)
         return StickyStream(open_request, self._observe, bounds)
 
     async def _close_sticky(self, stack: AsyncExitStack) -> None:
-        """Close the last stream that was opened on *stack*; those before it are closed."""
+        """Close the last stream that was opened on *stack*. Earlier streams are closed already."""
         await self._sticky.pop(stack).close()
 
     async def branch(
@@ -134,10 +129,11 @@ class VllmModel(SingleModel):
         Raise `ContextTooLong` if one of the beginnings leaves no room for a token.
         """
         bounds = StepBounds(step_ends(chain, stop), limit, closing=await self._closing(chain))
-        builders = [
-            self._builder(chain, bounds, await self._endpoint.encoder.begun(step)) for step in begun
+        openings = [await self._endpoint.encoder.begun(step) for step in begun]
+        steps = [
+            self._complete(chain, self._builder(chain, bounds, opening), self._sampling)
+            for opening in openings
         ]
-        steps = [self._complete(chain, growing, self._sampling, None) for growing in builders]
         return tuple(await at_once(steps))
 
     def _builder(self, chain: Chain, bounds: StepBounds, opening: Sequence[Token]) -> StepBuilder:
@@ -167,7 +163,7 @@ class VllmModel(SingleModel):
         chain: Chain,
         growing: StepBuilder,
         sampling: Sampling,
-        until: Callable[[Step], bool] | None,
+        until: Until = None,
     ) -> Step:
         """
         Write the rest of the step that *growing* has begun.
@@ -228,9 +224,9 @@ class VllmModel(SingleModel):
         """Score *ids* after *before*. None: the server may not have computed all of them."""
         prompt = before.plus(ids)
         body = bodies.suffix_scoring_body(self._endpoint.name, prompt, top)
+        # The row before these says that the first of them is not that of the first token.
+        rows = len(ids) + 1
         try:
-            # The row before these says that the first of them is not that of the first token.
-            rows = len(ids) + 1
             reply = await self._post("score", [prompt], body, path=GENERATE, retries=0, rows=rows)
         except ContextTooLong:
             raise
@@ -314,7 +310,7 @@ class VllmModel(SingleModel):
     ) -> Reply:
         """Send a question, perhaps with the chain as a second prompt, whose state is saved."""
         sent: Prompts = prompts[0] if len(prompts) == 1 else list(prompts)
-        body = bodies.choice_body(self._endpoint.name, sent, list(numbers.values()), by_id=by_id)
+        body = bodies.choice_body(self._endpoint.name, sent, [*numbers.values()], by_id=by_id)
         return await self._post("ask", prompts, body, retries=retries)
 
     @asynccontextmanager
@@ -325,7 +321,7 @@ class VllmModel(SingleModel):
         sampling: Sampling,
         opening: str,
         form: StreamForm,
-        observe: Callable[[Called], None] | None = None,
+        observe: CallObserver | None = None,
     ) -> AsyncGenerator[TokenStream]:
         """
         Open a stream of tokens after *prompt*, which is *chain* and *opening*.
@@ -335,9 +331,9 @@ class VllmModel(SingleModel):
         endpoint = self._endpoint
         form = replace(form, limit=min(form.limit, self._room("write", prompt)))
         body = bodies.stream_body(endpoint.name, prompt, sampling, form, self._format)
-        seed = sampling.seed_for(self.role, "write", chain, opening, again=REQUEST.get().again)
-        if sampling.temperature and seed is not None:
-            body["seed"] = seed
+        if sampling.repeats:
+            again = REQUEST.get().again
+            body["seed"] = sampling.seed_for(self.role, "write", chain, opening, again=again)
         meter = self._meter("write", len(prompt), observe)
         divider = TextDivider(endpoint.spellings, endpoint.spell)
         opened = generate(endpoint.connection, self._call("write"), body, meter, divider)
@@ -358,7 +354,7 @@ class VllmModel(SingleModel):
         """
         Send *body* with *prompts*, for each of which the server writes one token.
 
-        The first prompt is the longest. *retries* and *rows* are those of `Connection.post`.
+        The first prompt is the longest. `Connection.post` explains *retries* and *rows*.
         """
         self._room(verb, prompts[0])
         with self._meter(verb, sum(map(len, prompts))) as meter:
@@ -380,9 +376,7 @@ class VllmModel(SingleModel):
         message = f"the prompt has {len(prompt)} tokens, and the model takes {room} in all"
         raise self._call(verb).error(ContextTooLong, message)
 
-    def _meter(
-        self, verb: Verb, prompt: int, observe: Callable[[Called], None] | None = None
-    ) -> RequestMeter:
+    def _meter(self, verb: Verb, prompt: int, observe: CallObserver | None = None) -> RequestMeter:
         url = self._endpoint.settings.url
         return RequestMeter(self.role, verb, observe or self._observe, self._clock, prompt, url=url)
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from random import shuffle
+from random import choices
 from typing import Any, TypeVar
 
 from ...concurrency import at_once
-from ...endpoints.capabilities import LONG, Capabilities
+from ...endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from ...endpoints.metrics import CacheConfig, read_cache_config
 from ...endpoints.settings import GREEDY
 from ...errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
 from . import bodies, replies
 from .bodies import COMPLETIONS, GENERATE, METRICS, VERSION, Body
-from .client import Connection
 from .http_errors import Reply
 from .tokenizer import VOCABULARY_PROBE, ModelTokenizer
 
@@ -38,19 +38,19 @@ MAX_SCORINGS = 8
 MAX_DIFFERENCE = 0.1
 """Nats by which the order of additions may change a score in half precision."""
 
+ROOM_TOKENS = 8
+"""Tokens of the context that no prompt takes."""
 SHARED_TOKENS = 24
 """Tokens that are written while questions share the batch."""
 SHARED_QUESTIONS = 4
 RIVALS = 5
 """The likeliest tokens that are requested of each of these positions."""
 
-HITS = "vllm:prefix_cache_hits"
-SPECULATION = "vllm:spec_decode_num_drafts"
+HITS = re.compile(rb"^vllm:prefix_cache_hits.* (\S+)$", re.MULTILINE)
+SPECULATION = b"vllm:spec_decode_num_drafts"
 
 
-async def probe(
-    connection: Connection, model: str, encoder: ModelTokenizer, *, suffix_scoring: bool = False
-) -> Capabilities:
+async def probe(encoder: ModelTokenizer, *, suffix_scoring: bool = False) -> Capabilities:
     """
     Try one capability after the other: about 15 short requests, and up to 14 with 400 to 4000
     tokens.
@@ -60,10 +60,8 @@ async def probe(
     gone. *suffix_scoring* is tried only if the settings allow it: a server without the right flags
     may crash.
     """
-    room = encoder.room - 8
     prompt = await encoder.literally(VOCABULARY_PROBE)
-    digits = await encoder.literally(DIGITS)
-    probing = _Probe(connection, model, prompt[:room], digits, room)
+    probing = _Probe(encoder, prompt, await encoder.literally(DIGITS))
     capabilities = await probing.run()
     if suffix_scoring:
         return replace(capabilities, suffix_scoring=await probing.suffix_scoring())
@@ -71,37 +69,32 @@ async def probe(
 
 
 class _Probe:
-    """The requests of one probe of *model*, with a *prompt* and with *digits* to choose from."""
+    """The requests of one probe, with a *prompt* and with *digits* to choose from."""
 
     def __init__(
-        self,
-        connection: Connection,
-        model: str,
-        prompt: tuple[int, ...],
-        digits: tuple[int, ...],
-        room: int,
+        self, encoder: ModelTokenizer, prompt: Sequence[int], digits: Sequence[int]
     ) -> None:
-        self._connection = connection
-        self._model = model
-        self._prompt = prompt
-        self._digits = list(dict.fromkeys(digits))
-        self._room = room  # the longest prompt, in tokens
+        self._connection = encoder.connection
+        self._model = encoder.model
+        self._room = encoder.room - ROOM_TOKENS  # the longest prompt, in tokens
+        self._prompt = prompt[: self._room]
+        self._digits = {str(number): number for number in digits}
         self._long: Sequence[int] = ()  # the prompt that was repeated last
         self._counts: bool | None = None  # whether the usage counts cached tokens
-        self._call = connection.call("probe")
+        self._call = self._connection.call("probe")
 
     async def run(self) -> Capabilities:
-        written = await self._choice(4, return_token_ids=True)
+        token_ids = await self._returns("token_ids", 4, return_token_ids=True)
         metrics = await self._metrics()
-        cache = read_cache_config((metrics or "").encode())
+        cache = read_cache_config(metrics or b"")
         prefix_cache, cached_tokens = await self._cache(cache)
         speculation = SPECULATION in metrics if metrics else None
-        scored = await self._choice(1, prompt_logprobs=0)
+        scores = await self._returns("prompt_logprobs", 1, prompt_logprobs=0)
         return Capabilities(
             version=await self._version(),
-            token_ids=_has(written, "token_ids"),
+            token_ids=token_ids,
             chosen_logprobs=False if speculation else await self._chosen_logprobs(),
-            prompt_logprobs=_has(scored, "prompt_logprobs"),
+            prompt_logprobs=scores,
             prefix_cache=prefix_cache,
             cached_tokens=cached_tokens,
             metrics=None if metrics is None else bool(metrics),
@@ -113,16 +106,16 @@ class _Probe:
         )
 
     async def _chosen_logprobs(self) -> bool | None:
-        body = bodies.choice_body(self._model, self._prompt, self._digits, by_id=True)
+        ids = [*self._digits.values()]
+        body = bodies.choice_body(self._model, self._prompt, ids, by_id=True)
         reply = await self._post(body)
         if reply is None:
             return None
-        digits = {str(number): number for number in self._digits}
         try:
-            found = replies.choice_probabilities(self._call, reply, digits)
+            found = replies.choice_probabilities(self._call, reply, self._digits)
         except MalformedReply:
             return False
-        return len(found) == len(digits)
+        return len(found) == len(ids)
 
     async def _shared_batch(self) -> bool | None:
         """
@@ -139,7 +132,7 @@ class _Probe:
             return None
         try:
             rows: Any = written["choices"][0]["logprobs"]["top_logprobs"]
-            rivals = [sum(value > replies.FLOOR for value in row.values()) for row in rows]
+            rivals = [sum(value > replies.MIN_LOGPROB for value in row.values()) for row in rows]
         except (LookupError, TypeError, AttributeError):
             return None
         return min(rivals, default=RIVALS) >= RIVALS and all(answers)
@@ -153,7 +146,7 @@ class _Probe:
         hit: bool | None = None
         reported: bool | None = None
         for length in self._lengths(cache):
-            self._long = self._fresh(length)
+            self._long = choices(self._prompt, k=length)  # A random text is in no cache.
             hit, reported = await self._repeated(self._long)
             if hit or hit is None:
                 break
@@ -161,21 +154,17 @@ class _Probe:
 
     def _lengths(self, cache: CacheConfig | None) -> list[int]:
         """Return the lengths of the prompts to repeat, in tokens, within the model's context."""
-        wanted = [LONG]
-        if cache is None or cache.block is None:
-            wanted += BLOCK_PROMPT_TOKENS
-        else:
-            wanted.append(max(2 * cache.block, LONG))
-        if cache is not None and cache.enabled is False:
-            wanted = [LONG]
-        return list(dict.fromkeys(min(length, self._room) for length in wanted))
-
-    def _fresh(self, length: int) -> list[int]:
-        """Return a prompt in random order, which is in no cache."""
-        repeated = self._prompt * (length // len(self._prompt) + 1)
-        prompt = list(repeated[:length])
-        shuffle(prompt)
-        return prompt
+        longer: Sequence[int] = BLOCK_PROMPT_TOKENS
+        if cache and cache.enabled is False:
+            longer = ()
+        elif cache and cache.block is not None:
+            longer = (2 * cache.block,)
+        return sorted(
+            {
+                min(max(length, LONG_PROMPT_TOKENS), self._room)
+                for length in (LONG_PROMPT_TOKENS, *longer)
+            }
+        )
 
     async def _repeated(self, prompt: Sequence[int]) -> tuple[bool | None, bool | None]:
         """
@@ -194,8 +183,7 @@ class _Probe:
         if reply is None:
             return None, None
         after = await self._hits()
-        usage: dict[str, Any] = reply.get("usage") or {}
-        reported = bool(usage.get("prompt_tokens_details"))
+        reported = bool(replies.prompt_details(reply))
         if before is None or after is None:
             return (False if reported else None), reported
         hit = after > before
@@ -208,8 +196,7 @@ class _Probe:
         has within the whole prompt.
         """
         # No whole number of blocks ends before the last token of an even length.
-        even = len(self._long) // 2 * 2
-        prompt = self._long[:even]
+        prompt = self._long[: len(self._long) // 2 * 2]
         start = len(prompt) - 1
         for _ in range(MAX_SCORINGS):
             reply = await self._post(bodies.suffix_scoring_body(self._model, prompt, 0), GENERATE)
@@ -227,41 +214,31 @@ class _Probe:
 
     async def _hits(self) -> float | None:
         """Return the number of cached tokens that the metrics count. None: they count none."""
-        metrics = await self._metrics() or ""
-        lines = [line for line in metrics.splitlines() if line.startswith(HITS)]
-        if not lines:
-            return None
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
+        counts = HITS.findall(await self._metrics() or b"")
+        return sum(map(float, counts)) if counts else None
 
-    async def _metrics(self) -> str | None:
-        """Return the metrics. "": they are not vLLM's. None: the request failed."""
-        text = await self._get(METRICS)
-        if text is None:
-            return None
-        return text.decode(errors="replace") if b"vllm:" in text else ""
+    async def _metrics(self) -> bytes | None:
+        """Return the metrics. b"": they are not vLLM's. None: the request failed."""
+        metrics = await self._get(METRICS)
+        return b"" if metrics and b"vllm:" not in metrics else metrics
 
     async def _version(self) -> str | None:
         return replies.version(await self._get(VERSION) or b"")
 
-    async def _choice(self, limit: int, **fields: Any) -> Mapping[str, Any] | None:
-        """Complete the prompt. {}: the server rejects that. None: the request failed."""
+    async def _returns(self, field: str, limit: int, **fields: object) -> bool | None:
+        """Return whether a completion with *fields* has a value in *field*. None: it failed."""
         body = bodies.completion_body(self._model, self._prompt, GREEDY, limit) | fields
         reply = await self._post(body)
         if reply is None:
             return None
-        choices: Sequence[Mapping[str, Any]] = reply.get("choices") or ({},)
-        return choices[0]
+        completions: Sequence[Reply] = reply.get("choices") or ({},)
+        return bool(completions[0].get(field))
 
     async def _post(self, body: Body, path: str = COMPLETIONS) -> Reply | None:
         return await _tried(self._connection.post(self._call, path, body, retries=RETRIES), {})
 
     async def _get(self, path: str) -> bytes | None:
-        return await _tried(self._connection.get(self._call, path, retries=RETRIES), b"")
-
-
-def _has(choice: Mapping[str, Any] | None, field: str) -> bool | None:
-    """Return whether *choice* has a value in *field*. None: there is no choice."""
-    return None if choice is None else bool(choice.get(field))
+        return await _tried(self._connection.fetch(self._call, path, retries=RETRIES), b"")
 
 
 async def _tried(request: Awaitable[T], rejected: T) -> T | None:

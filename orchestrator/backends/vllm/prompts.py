@@ -7,18 +7,19 @@ anew, or to copy it several times, takes longer than the rest of a request.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import orjson
 
 from ...json_values import write_json
 
-MOST_PARTS = 64
-PLACE = f"stepspec-prompt-{secrets.token_hex(12)}"
-"""A text that no body can hold, as each process draws its own."""
+Ids: TypeAlias = tuple[int, ...]
+"""Token ids."""
+
+MAX_PARTS = 64
+"""Parts of a prompt. More are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +51,18 @@ class EncodedPrompt:
             return other
         first, *rest = other.parts
         parts = (*self.parts, b"," + first, *rest)
-        if len(parts) > MOST_PARTS:
+        if len(parts) > MAX_PARTS:
             parts = (b"".join(parts),)
         return EncodedPrompt(self.count + other.count, parts)
 
     def beginning(self, count: int, size: int) -> EncodedPrompt:
         """Return the first *count* tokens, which have *size* bytes of JSON."""
-        parts = list(self.parts)
-        beyond = self.size - size
-        while beyond > 0:
-            last = parts.pop()
-            if beyond < len(last):
-                parts.append(last[:-beyond])
-            beyond -= len(last)
+        parts: list[bytes] = []
+        for part in self.parts:
+            if size <= 0:
+                break
+            parts.append(part[:size])
+            size -= len(part)
         return EncodedPrompt(count, tuple(parts))
 
     def __len__(self) -> int:
@@ -74,19 +74,16 @@ class EncodedPrompt:
         return sum(map(len, self.parts))
 
     @property
-    def json(self) -> bytes:
-        """The JSON of the ids, without brackets."""
-        return b"".join(self.parts)
-
-    @property
     def ids(self) -> list[int]:
         """The token ids."""
-        ids: list[int] = orjson.loads(b"[%b]" % self.json)
-        return ids
+        return self.last(self.count)
 
     def last(self, count: int) -> list[int]:
-        """The last *count* token ids, or all."""
-        ids: list[int] = orjson.loads(b"[%b]" % b",".join(self.json.rsplit(b",", count)[-count:]))
+        """Return the last *count* token ids, or all."""
+        json = b"".join(self.parts)
+        if count < self.count:
+            json = b",".join(json.rsplit(b",", count)[1:])
+        ids: list[int] = orjson.loads(b"[%b]" % json)
         return ids
 
 
@@ -96,25 +93,16 @@ def write_body(body: Mapping[str, Any]) -> bytes:
 
     Raise `TypeError` for what is no JSON, and for a half of a surrogate pair.
     """
-    prompts: list[EncodedPrompt] = []
-    written = write_json({name: _placed(body[name], prompts) for name in body}, "refuse")
-    if not prompts:
-        return written
-    pieces = written.split(b'"%b"' % PLACE.encode())
-    parts = [pieces[0]]
-    for prompt, after in zip(prompts, pieces[1:], strict=True):
-        parts += [b"[", *prompt.parts, b"]", after]
-    return b"".join(parts)
+    return write_json({name: _written(value) for name, value in body.items()}, "refuse")
 
 
-def _placed(value: object, prompts: list[EncodedPrompt]) -> object:
-    """Return *value* with `PLACE` for each prompt, and append the prompt to *prompts*."""
+def _written(value: object) -> object:
+    """Return *value*, with the JSON of a prompt, or of each prompt in a list, in its place."""
     if isinstance(value, EncodedPrompt):
-        prompts.append(value)
-        return PLACE
+        return orjson.Fragment(b"[%b]" % b"".join(value.parts))
     if isinstance(value, list):
         members = cast("list[object]", value)
         if members and isinstance(members[0], EncodedPrompt):
-            return [_placed(member, prompts) for member in members]
+            return [_written(member) for member in members]
         return members
     return value

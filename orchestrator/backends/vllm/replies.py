@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from itertools import islice
 from math import exp, isnan
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import orjson
@@ -19,6 +21,7 @@ from .http_errors import (
     as_object,
     checked,
     no_room,
+    object_in,
     parse_object,
     reading,
     reply_error,
@@ -36,7 +39,7 @@ STOPS_BY_FINISH_REASON: Mapping[str, Stop] = {"length": "length", "repetition": 
 MAX_COUNTED_TOKENS = 2**40
 """Tokens of one request. Sums of larger numbers would not fit into JSON."""
 
-FLOOR = -9999.0
+MIN_LOGPROB = -9999.0
 """Nats that vLLM sends for minus infinity, which JSON has no number for."""
 
 REPLACEMENT = "\ufffd"
@@ -47,18 +50,14 @@ MAX_ROUNDING = 1e-3
 
 TOKENS_KEY = b'"tokens":['
 
-OTHER_SIGNS = tuple([b"%c" % sign for sign in b'"-.eElL[{ \t\r\n'])
-"""A list in JSON without any of these has only whole numbers from 0 on, close together."""
+ID_SIGNS = b"0123456789,"
+"""The signs of a list in JSON that has only whole numbers from 0 on, without white space."""
 
 PROMPT_ROWS = "log-probabilities of the prompt"
 
 ROWS_KEY = b'"prompt_logprobs":['
-ROW_END = b"}},"
-NEXT_ROW = ROW_END + b'{"'
+ROW_END = re.compile(rb'\}\},(?=\{"\d+":\{)')
 """Stands between two rows, and in no text: the quotes of a text would be escaped."""
-
-ROW_BEGINNING = re.compile(rb'\d+":\{')
-"""What follows `NEXT_ROW` between two rows."""
 
 
 def model_names(call: Call, reply: Reply) -> list[str]:
@@ -71,10 +70,8 @@ def model_names(call: Call, reply: Reply) -> list[str]:
 
 def version(body: bytes) -> str | None:
     """Read vLLM's version; None if the server does not report one."""
-    try:
-        return str(orjson.loads(body)["version"])
-    except (orjson.JSONDecodeError, LookupError, TypeError):
-        return None
+    found = object_in(body).get("version")
+    return None if found is None else str(found)
 
 
 def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[int], int]:
@@ -103,11 +100,12 @@ def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
     """
     head, key, rest = body.partition(TOKENS_KEY)
     ids, end, tail = rest.partition(b"]")
-    if not ids or not end or any(sign in ids for sign in OTHER_SIGNS):
-        reply = checked(call, parse_object(call, body))
-        return EncodedPrompt.of(tokenized(call, reply, fitting=True)[0])
-    reply = checked(call, parse_object(call, head + key + end + tail))
-    _, room = tokenized(call, reply)
+    is_json = bool(ids and end) and not ids.translate(None, ID_SIGNS)
+    if is_json:
+        body = head + key + end + tail
+    others, room = tokenized(call, checked(call, parse_object(call, body)), fitting=True)
+    if not is_json:
+        return EncodedPrompt.of(others)
     prompt = EncodedPrompt(ids.count(b",") + 1, (ids,))
     if prompt.count > room:
         raise call.error(ContextTooLong, no_room(prompt.count, room))
@@ -119,11 +117,10 @@ def _ids(value: Any) -> list[int]:
     Return *value*, a list of token ids, perhaps a million. Raise `ValueError` for anything else.
     """
     ids = cast("list[int]", value)
-    if not isinstance(value, list) or {*map(type, ids)} - {int}:
-        raise ValueError(str(ids)[:80])
-    if min(ids, default=0) < 0 or max(ids, default=0) > LARGEST_ID:
-        raise ValueError(str(ids)[:80])
-    return ids
+    is_list = isinstance(value, list) and not {*map(type, ids)} - {int}
+    if is_list and 0 <= min(ids, default=0) <= max(ids, default=0) <= LARGEST_ID:
+        return ids
+    raise ValueError(str(ids)[:80])
 
 
 def detokenized(call: Call, reply: Reply) -> str:
@@ -234,7 +231,7 @@ def _tokens(
 
 def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> int:
     """Return the token's rank among the *known* most probable ones; 0 if it is none of them."""
-    if value is None or not top or not known:
+    if value is None or not top:
         return 0
     above = sum(other > value for other in top.values())
     return above + 1 if above < known else 0
@@ -242,23 +239,21 @@ def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> i
 
 def _top(top: Mapping[str, float] | None, known: int) -> tuple[Token, ...]:
     """Sort the *known* most probable tokens; vLLM adds the written token if it is none of them."""
-    if not top or not known:
-        return ()
-    best = sorted(top.items(), key=lambda item: item[1], reverse=True)[:known]
+    best = nlargest(known, (top or {}).items(), key=itemgetter(1))
     return tuple([Token(text, finite(value), rank) for rank, (text, value) in enumerate(best, 1)])
 
 
 def finite(logprob: float | None) -> float:
     """
-    Return *logprob*, at least `FLOOR`, because JSON has no infinity. Raise `ValueError` for NaN.
+    Return *logprob*, at least `MIN_LOGPROB`, because JSON has no infinity.
 
-    None stands for a token that vLLM lost.
+    None stands for a token that vLLM lost. Raise `ValueError` for NaN.
     """
     if logprob is None:
-        return FLOOR
+        return MIN_LOGPROB
     if isnan(logprob):
         raise ValueError(logprob)
-    return max(logprob, FLOOR)
+    return max(logprob, MIN_LOGPROB)
 
 
 def spell(
@@ -328,8 +323,13 @@ def usage(reply: Reply) -> Usage:
     """Return the usage in *reply*."""
     counts = as_object(reply.get("usage"))
     prompt = _count(counts.get("prompt_tokens"))
-    cached = _count(as_object(counts.get("prompt_tokens_details")).get("cached_tokens"))
+    cached = _count(prompt_details(reply).get("cached_tokens"))
     return Usage(prompt, min(cached, prompt), _count(counts.get("completion_tokens")))
+
+
+def prompt_details(reply: Reply) -> Reply:
+    """Return what the usage in *reply* says of the prompt's tokens. {}: nothing."""
+    return as_object(as_object(reply.get("usage")).get("prompt_tokens_details"))
 
 
 def _count(value: object) -> int:
@@ -366,24 +366,11 @@ def with_last_rows(body: bytes, count: int) -> bytes:
     To parse the rows of a whole chain takes a second, during which the event loop waits. A body
     with other white space than vLLM's is returned as it is.
     """
-    head = body.find(ROWS_KEY)
-    if head < 0 or count < 1:
+    head, key, rows = body.partition(ROWS_KEY)
+    begins = [between.end() for between in ROW_END.finditer(rows)]
+    if not 0 < count <= len(begins):
         return body
-    first = head + len(ROWS_KEY)
-    begin = len(body)
-    for _ in range(count):
-        begin = _row_before(body, first, begin)
-        if begin < 0:
-            return body
-    return body[:first] + body[begin + len(ROW_END) :]
-
-
-def _row_before(body: bytes, first: int, end: int) -> int:
-    """Return the last place from *first* to *end* between two rows. -1: there is none."""
-    place = body.rfind(NEXT_ROW, first, end)
-    while place >= 0 and not ROW_BEGINNING.match(body, place + len(NEXT_ROW)):
-        place = body.rfind(NEXT_ROW, first, place)
-    return place
+    return head + key + rows[begins[-count] :]
 
 
 def prompt_rows(call: Call, reply: Reply, count: int) -> Sequence[Row]:
@@ -404,9 +391,7 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     vLLM's V1 runner fills such rows with uninitialised memory, so that a reply without the number
     of cached tokens is not trusted. The V2 runner leaves them out: rows are counted from the end.
     """
-    cached = as_object(as_object(reply.get("usage")).get("prompt_tokens_details")).get(
-        "cached_tokens"
-    )
+    cached = prompt_details(reply).get("cached_tokens")
     found = reply.get("prompt_logprobs")
     if not isinstance(cached, int) or cached >= start or not isinstance(found, list):
         return None

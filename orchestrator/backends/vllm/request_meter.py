@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from ...chain import Party
+from ...endpoints.interfaces import Clock
 from ...errors import EndpointError, EndpointUnreachable
 from ...events import Called, Fate, Verb
 from ...interfaces import REQUEST, RequestContext
+
+CallObserver: TypeAlias = Callable[[Called], None]
+"""Receives the end of a request."""
 
 
 @dataclass(slots=True)
@@ -25,9 +29,9 @@ class RequestMeter:
     """The model that the request is for."""
     verb: Verb
     """What the model is asked to do."""
-    observe: Callable[[Called], None]
+    observe: CallObserver
     """Receives the event at the end of the block."""
-    clock: Callable[[], float]
+    clock: Clock
     """Returns the seconds since the run began."""
     prompt: int = 0
     """Tokens of the prompt as it was sent, whatever the server reports."""

@@ -16,19 +16,20 @@ logits, whatever activation the server has for the model's head, and this module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from math import exp
+from collections.abc import Iterator, Sequence
+from math import tanh
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from ...chain import Chain, Message, Rating
-from ...endpoints.interfaces import or_now
+from ...chain import Chain, Rating
+from ...endpoints.interfaces import Clock, Messages, or_now
 from ...endpoints.settings import CriticEndpoint
 from ...errors import EndpointRejected, EndpointUnavailable
 from ...events import Observer
 from .bodies import POOLING, Body, pooling_body, tokenize_body
 from .client import ConnectedEndpoint
 from .http_errors import Call
+from .prompts import Ids
 from .replies import pooled_values, usage
 from .request_meter import RequestMeter
 from .text_encoder import AsyncCache, TextEncoder
@@ -58,7 +59,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         """Seconds for which a rating waits while the server is down."""
 
     def critic(
-        self, *, observe: Observer = lambda event: None, clock: Callable[[], float] | None = None
+        self, *, observe: Observer = lambda event: None, clock: Clock | None = None
     ) -> VllmRewardModel:
         """
         Make the critic of one run. *clock* returns the seconds since the run began; by default it
@@ -71,10 +72,10 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         ids = list(await self._problems(chain.messages))
         delimiter = (await self._encoder.literally(self.settings.delimiter))[-1:]
         for text in paragraphs(chain):
-            ids += [*await self._encoder.between("", text, ""), *delimiter]
+            ids += (*await self._encoder.between("", text), *delimiter)
         return pooling_body(self.name, ids, logits=logits)
 
-    async def _problem(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+    async def _problem(self, messages: Messages) -> Ids:
         """Encode the text before the first step."""
         settings = self.settings
         turns = [message for message in messages if message.role != "system"]
@@ -85,14 +86,13 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
             conversation.insert(0, {"role": "system", "content": settings.prefix})
         return tuple((await self._encoder.rendered(conversation)).ids)
 
-    async def _plain_problem(self, text: str) -> tuple[int, ...]:
+    async def _plain_problem(self, text: str) -> Ids:
         """Encode *text* with the prefix, within the tokens that the tokenizer puts around texts."""
         ids = await self._encoder.between(self.settings.prefix, text, "\n")
         plain = await self._encoder.literally(PLAIN_TEXT)
         body = tokenize_body(self.name, PLAIN_TEXT, special_tokens=True)
         around, _ = await self._encoder.tokenize(body)
-        places = range(len(around))
-        start = next((at for at in places if tuple(around[at : at + len(plain)]) == plain), 0)
+        start = around.index(plain[0]) if plain[0] in around else 0
         return (*around[:start], *ids, *around[start + len(plain) :])
 
     async def _learn(self) -> None:
@@ -101,11 +101,8 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         self._spelling = await self._spelt()
         await self._learn_logits()
 
-    async def refresh(self) -> None:
+    async def _look(self) -> None:
         """Learn the server anew if it was started again with another model under the same name."""
-        await self._after_reopening(self._learn_if_changed)
-
-    async def _learn_if_changed(self) -> None:
         if await self._spelt() != self._spelling:
             await self._learn()
 
@@ -143,9 +140,7 @@ class VllmRewardModel:
     runs share.
     """
 
-    def __init__(
-        self, endpoint: RewardModelEndpoint, observe: Observer, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, endpoint: RewardModelEndpoint, observe: Observer, clock: Clock) -> None:
         self._endpoint = endpoint
         self._observe = observe
         self._clock = clock
@@ -193,11 +188,12 @@ def reward(values: Sequence[float], *, logits: bool) -> float:
     """Map the reward model's one or two *values* to 0 to 1."""
     if not logits:
         return values[-1]
-    return sigmoid(values[-1] - values[0]) if len(values) == 2 else sigmoid(values[0])
+    logit = values[-1]
+    if len(values) == 2:
+        logit -= values[0]
+    return sigmoid(logit)
 
 
 def sigmoid(logit: float) -> float:
     """Return the probability of *logit*, without an overflow at either side."""
-    if logit >= 0:
-        return 1 / (1 + exp(-logit))
-    return exp(logit) / (1 + exp(logit))
+    return (1 + tanh(logit / 2)) / 2

@@ -8,7 +8,7 @@ as it takes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -24,7 +24,8 @@ from ...endpoints.settings import Address
 from ...errors import LocalShortage
 from ...interfaces import holding
 
-LEAST_CONCURRENCY = 64  # requests at a time, where the settings name no number
+MIN_CONCURRENCY = 64
+"""Requests at a time, where the settings name no number."""
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ WAIT_LIMIT: ContextVar[WaitLimit | None] = ContextVar("WAIT_LIMIT", default=None
 
 def waiting_at_most(seconds: float, waited: float) -> AbstractContextManager[None]:
     """
-    Let requests of the block wait for slots for at most so many *seconds*.
+    Let each request of the block wait for a slot for *seconds* at most.
 
     Of the first wait, *waited* seconds are over: they are the wait for the service.
     """
@@ -61,7 +62,7 @@ class Slots:
     def __init__(self, endpoint: Address) -> None:
         self._endpoint = endpoint
         self._starts = _throttle(endpoint.requests_per_second)
-        self._free = asyncio.Semaphore(endpoint.max_concurrency or LEAST_CONCURRENCY)
+        self._free = asyncio.Semaphore(endpoint.max_concurrency or MIN_CONCURRENCY)
         self.waiting = 0
 
     @asynccontextmanager
@@ -71,7 +72,7 @@ class Slots:
 
         Raise `LocalShortage` if none becomes free within the limit of the client's request.
         """
-        await self._wait(slot=True)
+        await self._wait(self._take)
         try:
             yield
         finally:
@@ -79,15 +80,16 @@ class Slots:
 
     async def start(self) -> None:
         """Wait until a request may start that needs no slot. Raise `LocalShortage` as `held`."""
-        await self._wait(slot=False)
+        await self._wait(self._start)
 
-    async def _wait(self, *, slot: bool) -> None:
+    async def _wait(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Wait for *work*, at most as long as the client's request may wait."""
         limit = WAIT_LIMIT.get()
         timeout = asyncio.timeout(None if limit is None else limit.left)
         self.waiting += 1
         try:
             async with timeout:
-                await self._take(slot=slot)
+                await work()
         except TimeoutError:
             if limit is None or not timeout.expired():
                 raise
@@ -97,15 +99,16 @@ class Slots:
         if limit is not None:
             limit.left = limit.seconds
 
-    async def _take(self, *, slot: bool) -> None:
-        if slot:
-            await self._free.acquire()
+    async def _start(self) -> None:
+        async with self._starts:
+            return
+
+    async def _take(self) -> None:
+        await self._free.acquire()
         try:
-            async with self._starts:
-                return
+            await self._start()
         except BaseException:
-            if slot:
-                self._free.release()
+            self._free.release()
             raise
 
     def _shortage(self, limit: WaitLimit) -> LocalShortage:

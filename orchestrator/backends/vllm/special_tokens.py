@@ -16,11 +16,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from contextlib import suppress
 from typing import Any, cast
 from unicodedata import category, normalize
 
 from ...json_values import json_text, read_json
+from .prompts import Ids
 from .replies import REPLACEMENT
 
 _DRAWN = secrets.token_hex(12)
@@ -35,7 +36,7 @@ LEFT_EDGE = f"stepspec-left-{_DRAWN}"
 RIGHT_EDGE = f"stepspec-right-{_DRAWN}"
 """Stands before a mark that ends a text: see `divided_within`."""
 
-MARK_SIGNS = "<>[]|\u25c1\u25b7\uff5c"
+MARK_SIGN = re.compile("[]<>[|\u25c1\u25b7\uff5c]")
 """Special tokens have one of these; the last three are Kimi's triangles and DeepSeek's wide bar."""
 
 PROTOCOL_FIELDS = frozenset({"role", "type"})
@@ -48,10 +49,7 @@ def may_spell(text: str) -> bool:
 
     Some tokenizers normalise a text before they look for special tokens.
     """
-    if any(sign in text for sign in MARK_SIGNS):
-        return True
-    normal = text if text.isascii() else normalize("NFKC", text)
-    return any(sign in normal for sign in MARK_SIGNS)
+    return any(map(MARK_SIGN.search, (text, normalize("NFKC", text))))
 
 
 def is_mark(piece: str) -> bool:
@@ -73,15 +71,8 @@ def divided(text: str, marks: Iterable[str]) -> str:
     """
     Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
     """
-    spelt = [mark for mark in marks if mark in text]
-    if not spelt:
-        return text
-    cuts: set[int] = set()
-    for mark in spelt:
-        found = re.finditer(f"(?={re.escape(mark)})", text)
-        cuts.update(match.start() + 1 for match in found)
-    places = [0, *sorted(cuts), len(text)]
-    return SENTINEL.join(text[start:end] for start, end in pairwise(places))
+    spelt = _any_of(mark for mark in marks if mark in text)
+    return re.sub(f"(?={spelt})(.)", rf"\g<1>{SENTINEL}", text, flags=re.DOTALL) if spelt else text
 
 
 def divided_within(text: str, marks: Collection[str]) -> str:
@@ -92,12 +83,10 @@ def divided_within(text: str, marks: Collection[str]) -> str:
     `RIGHT_EDGE` mark such a place, to be found in the rendered text.
     """
     inner = text.strip()
-    first = max((mark for mark in marks if inner.startswith(mark)), key=len, default="")
-    left = inner.removeprefix(first)
-    last = max((mark for mark in marks if left.endswith(mark)), key=len, default="")
-    if not first and not last:
-        return divided(text, marks)
-    rest = divided(left.removesuffix(last), marks)
+    spelt = _any_of(marks)
+    found = re.fullmatch(f"({spelt}|)(.*?)({spelt}|)", inner, re.DOTALL)
+    first, middle, last = found.groups() if found else ("", inner, "")
+    rest = divided(middle, marks)
     edges = {first, last} - {""}
     if divided(first, edges) + rest + divided(last, edges) != divided(inner, marks):
         return divided(text, marks)  # marks overlap
@@ -106,13 +95,18 @@ def divided_within(text: str, marks: Collection[str]) -> str:
     return text.replace(inner, f"{opening}{rest}{closing}", 1)
 
 
+def _any_of(marks: Iterable[str]) -> str:
+    """Return the regular expression of any of *marks*, the longest first."""
+    return "|".join(map(re.escape, sorted(marks, key=len, reverse=True)))
+
+
 def without_edges(text: str, marks: Collection[str], *, divide: bool) -> str:
     """
     Leave the edges of `divided_within` out of *text*.
 
     *divide* divides the marks at the edges. Otherwise these marks are left out, too.
     """
-    spelt = "|".join(map(re.escape, sorted(marks, key=len, reverse=True)))
+    spelt = _any_of(marks)
 
     def replaced(found: re.Match[str]) -> str:
         mark = found[1] or found[2]
@@ -137,7 +131,7 @@ def texts_of(fields: object) -> str:
 
 def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = ()) -> Any:
     """
-    Divide *marks* in all text of *fields*, those of messages and tools.
+    Divide *marks* in all text of *fields*, the fields of messages and tools.
 
     The *kept* ones stay whole in the assistant's content, where templates look for them: they
     leave out the thinking of earlier turns.
@@ -168,12 +162,10 @@ def _plain(key: str, value: object) -> object:
 
     The server does the same before it renders a call.
     """
-    if key != "arguments" or not isinstance(value, str):
-        return value
-    try:
-        return json_text(read_json(value))
-    except ValueError:
-        return value
+    if key == "arguments" and isinstance(value, str):
+        with suppress(ValueError):
+            return json_text(read_json(value))
+    return value
 
 
 def joined(text: str, separator: str) -> tuple[str, list[bool]]:
@@ -182,17 +174,11 @@ def joined(text: str, separator: str) -> tuple[str, list[bool]]:
 
     The list says for each *separator* in the new text whether it replaces a sentinel.
     """
-    inserted: list[bool] = []
-    for part in text.split(SENTINEL):
-        inserted += [False] * part.count(separator)
-        inserted.append(True)
-    inserted.pop()
-    return text.replace(SENTINEL, separator), inserted
+    found = re.findall(f"{SENTINEL}|{re.escape(separator)}", text)
+    return text.replace(SENTINEL, separator), [mark == SENTINEL for mark in found]
 
 
-def without_inserted(
-    ids: Sequence[int], separator: int, inserted: Sequence[bool]
-) -> tuple[int, ...] | None:
+def without_inserted(ids: Sequence[int], separator: int, inserted: Sequence[bool]) -> Ids | None:
     """
     Return *ids* without the *inserted* separators of `joined`.
 

@@ -1,6 +1,6 @@
 """
-Server-sent events: `EventReader` finds them in the bytes of a stream, `Events` waits for those of
-one open response.
+Server-sent events. `EventReader` finds events in the bytes of a stream. `Events` waits for the
+events of one open response.
 
 The lines follow the WHATWG's rules: LF, CRLF or CR ends a line, a blank line ends an event, a colon
 begins a comment, one space after the colon belongs to no value, and a byte order mark may begin the
@@ -22,24 +22,24 @@ from ...endpoints.settings import Deadlines
 from ...errors import EndpointError, EndpointUnavailable, MalformedReply
 from .http_errors import Call, no_stream
 
-BROKEN = (aiohttp.ClientError, OSError)
+CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
 """The exceptions of a connection that breaks."""
 
 CLOSING_SECONDS = 1.0
 """For closing a stream. The socket closes at once, and a finished stream has no more events."""
 
-LARGEST_EVENT = 16 << 20
-"""Bytes. An event with 20 tokens of a position has a few KB."""
+MAX_EVENT_BYTES = 16 << 20
+"""Of an event. One with 20 tokens of a position has a few KB."""
 
-MAX_HEAD = 1 << 16
-"""Bytes of an answer that is no stream, in which the reason is looked for."""
+MAX_HEAD_BYTES = 1 << 16
+"""Of an answer that is no stream, in which the reason is looked for."""
 
 DONE = b"[DONE]"
 FIELD_NAMES = (b"data", b"event", b"id", b"retry", b"")
 
 
 class EventTooLarge(ValueError):
-    """An event of a stream has more than `LARGEST_EVENT` bytes."""
+    """An event of a stream has more than `MAX_EVENT_BYTES`."""
 
 
 class ServerEvent(NamedTuple):
@@ -98,8 +98,9 @@ class EventReader:
                 self._line.append(piece)
             else:
                 events += self._end_line(piece)
-            if self._size > LARGEST_EVENT:
-                raise EventTooLarge(f"an event of a stream has more than {LARGEST_EVENT >> 20} MiB")
+            if self._size > MAX_EVENT_BYTES:
+                mib = MAX_EVENT_BYTES >> 20
+                raise EventTooLarge(f"an event of a stream has more than {mib} MiB")
         self._after_cr = part[-1:] == b"\r" or (self._after_cr and not part)
         return events
 
@@ -120,8 +121,7 @@ class EventReader:
             elif field == b"event":
                 self._name = value.removeprefix(b" ")
             return ()
-        data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-        event = ServerEvent(data, self._name, b"".join(self._lines))
+        event = ServerEvent(b"\n".join(self._data), self._name, b"".join(self._lines))
         self._lines.clear()
         self._data.clear()
         self._name = b""
@@ -194,7 +194,7 @@ class Events:
         """
         if self._timer:
             self._timer.cancel()
-        with suppress(*BROKEN, TimeoutError):
+        with suppress(*CONNECTION_ERRORS, TimeoutError):
             async with asyncio.timeout(CLOSING_SECONDS):
                 await self._finish()
 
@@ -214,7 +214,7 @@ class Events:
         """Read what has arrived. Raise an `EndpointError` if the stream ends or breaks."""
         try:
             piece = await anext(self._pieces)
-        except (StopAsyncIteration, *BROKEN) as exc:
+        except (StopAsyncIteration, *CONNECTION_ERRORS) as exc:
             if self._reader.end().strip() == DONE:
                 self._done = True
                 return
@@ -223,7 +223,7 @@ class Events:
             raise self._failure(exc) from exc.with_traceback(None)
         self._arrived = self._loop.time()
         if not self._begun:
-            self._head = (self._head + piece)[:MAX_HEAD]
+            self._head = (self._head + piece)[:MAX_HEAD_BYTES]
         try:
             events = self._reader.feed(piece)
         except EventTooLarge as exc:

@@ -14,13 +14,12 @@ from typing import TypeAlias
 
 from ...chain import Chain, Step, Stop, Token
 from ...events import Called
-from ...interfaces import REQUEST
-from .step_builder import StepBounds, StepBuilder, grown
+from ...interfaces import REQUEST, Until
+from ...step_builder import StepBounds, StepBuilder, grown
+from .request_meter import CallObserver
 from .token_stream import TokenStream
 
-OpenRequest: TypeAlias = Callable[
-    [Callable[[Called], None]], AbstractAsyncContextManager[TokenStream]
-]
+OpenRequest: TypeAlias = Callable[[CallObserver], AbstractAsyncContextManager[TokenStream]]
 """Sends a request, of which the given function observes the end."""
 
 
@@ -38,7 +37,7 @@ class StickyStream:
     """
 
     def __init__(
-        self, open_request: OpenRequest, observe: Callable[[Called], None], bounds: StepBounds
+        self, open_request: OpenRequest, observe: CallObserver, bounds: StepBounds
     ) -> None:
         self._open_request = open_request
         self._observe = observe
@@ -61,16 +60,13 @@ class StickyStream:
 
         It needs the same chain, delimiters and closing as before, and no more rivals.
         """
-        if self.writing or chain != self._expected or bounds.top > self._bounds.top:
-            return False
-        ends = (self._bounds.ends, self._bounds.closing)
-        if (bounds.ends, bounds.closing) != ends:
+        own = self._bounds
+        fits = (bounds.ends, bounds.closing) == (own.ends, own.closing) and bounds.top <= own.top
+        if self.writing or chain != self._expected or not fits:
             return False
         return not self._stopped or self._step_is_queued(bounds.limit)
 
-    async def write(
-        self, chain: Chain, growing: StepBuilder, until: Callable[[Step], bool] | None
-    ) -> Step:
+    async def write(self, chain: Chain, growing: StepBuilder, until: Until) -> Step:
         """Read the next step of *chain*. A failure or a cancellation closes the request first."""
         self.writing = True
         self._bounds = replace(self._bounds, limit=growing.bounds.limit)
@@ -140,7 +136,7 @@ class StickyStream:
             self._reader.cancel()
 
     def _step_is_queued(self, limit: int) -> bool:
-        """Return whether the queue holds an end, or *limit* tokens and those of a mark."""
+        """Return whether the queue holds an end, or *limit* tokens and the tokens of a mark."""
         return self._next is None or len(self._queue) >= limit + self._bounds.closing.room
 
     def _look_ahead(self, token: Token) -> None:

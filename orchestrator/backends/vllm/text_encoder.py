@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from unicodedata import normalize
 
+from ...endpoints.chat_template import Fields
 from ...errors import MissingCapability
 from .bodies import (
     DETOKENIZE,
     TOKENIZE,
     Body,
+    Variables,
     detokenize_body,
     tokenize_body,
     tokenize_messages_body,
 )
 from .client import Connection
-from .prompts import EncodedPrompt
+from .prompts import EncodedPrompt, Ids
 from .replies import detokenized, tokenized, tokenized_prompt
 from .special_tokens import (
     SENTINEL,
@@ -71,7 +73,9 @@ class TextEncoder:
 
     def __init__(self, connection: Connection, model: str) -> None:
         self.connection = connection
-        self._model = model
+        """The connection to the server."""
+        self.model = model
+        """The served name of the model."""
         self._call = connection.call("tokenize")
         self.literally = AsyncCache(self._encode, MAX_CACHED_TEXTS)
         """Encodes our own text, in which a special token's spelling is meant."""
@@ -79,7 +83,7 @@ class TextEncoder:
         self._pieces: dict[int, str] = {}  # spellings by token id
         self._hidden: dict[str, int] = {}  # special tokens that the tokenizer finds in no text
 
-    async def between(self, *texts: str) -> tuple[int, ...]:
+    async def between(self, *texts: str) -> Ids:
         """
         Encode *texts* as one. The even places are ours, the odd ones are of users and models.
 
@@ -92,10 +96,10 @@ class TextEncoder:
 
     async def rendered(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
+        messages: Fields,
+        tools: Fields = (),
         *,
-        template: Mapping[str, Any] | None = None,
+        template: Variables | None = None,
         kept: Collection[str] = (),
     ) -> EncodedPrompt:
         """
@@ -105,35 +109,32 @@ class TextEncoder:
         special tokens *kept*. Raise `MissingCapability` as `between` does, and `ContextTooLong` if
         the prompt does not fit into the context.
         """
-        body = tokenize_messages_body(self._model, messages, template=template, tools=tools)
-        reply = await self.connection.post_unread(self._call, TOKENIZE, body)
+        body = tokenize_messages_body(self.model, messages, template=template, tools=tools)
+        reply = await self.connection.fetch(self._call, TOKENIZE, body)
         prompt = tokenized_prompt(self._call, reply)
         texts = texts_of([*messages, *tools])
         if not may_spell(texts):
             return prompt
-        ids = prompt.ids
+        ids: Sequence[int] = prompt.ids
         marks = await self._spelt_marks(ids, texts)
-        rounds = MAX_ROUNDS if marks else 0
-        for _ in range(rounds):
+        if not marks:
+            return prompt
+        for _ in range(MAX_ROUNDS):
             fields, shown_tools = divided_fields([messages, tools], marks, kept)
             shown = await self.render(fields, template=template, tools=shown_tools)
             text = await self.decode(shown)
-            if list(await self.literally(text)) != shown:
+            if [*await self.literally(text)] != shown:
                 break
             ours = without_edges(text, marks, divide=False)
-            own = await self._mark_ids(await self.literally(ours))
-            if own == await self._mark_ids(ids):
+            if await self._mark_ids(await self.literally(ours)) == await self._mark_ids(ids):
                 return EncodedPrompt.of(ids)
-            text = without_edges(text, marks, divide=True)
-            ids = list(await self._joined(text, marks))
+            ids = await self._joined(without_edges(text, marks, divide=True), marks)
             marks |= await self._spelt_marks(ids, texts)
-        if marks:
-            raise self._forged(marks)
-        return EncodedPrompt.of(ids)
+        raise self._forged(marks)
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Decode *ids*, special tokens included."""
-        body = detokenize_body(self._model, ids)
+        body = detokenize_body(self.model, ids)
         return detokenized(self._call, await self.connection.post(self._call, DETOKENIZE, body))
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
@@ -146,15 +147,15 @@ class TextEncoder:
 
     async def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Fields,
         *,
         generate: bool = True,
-        template: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        template: Variables | None = None,
+        tools: Fields = (),
     ) -> list[int]:
         """Encode what the chat template shows, with all special tokens that *messages* spell."""
         body = tokenize_messages_body(
-            self._model, messages, generate=generate, template=template, tools=tools
+            self.model, messages, generate=generate, template=template, tools=tools
         )
         return (await self.tokenize(body))[0]
 
@@ -162,32 +163,31 @@ class TextEncoder:
         """Send *body*. Return the ids, and the longest sequence that the model takes, in tokens."""
         return tokenized(self._call, await self.connection.post(self._call, TOKENIZE, body))
 
-    async def learn_marks(self, ids: Iterable[int]) -> None:
+    async def learn_marks(self, ids: Collection[int]) -> None:
         """Learn which special tokens among *ids* the tokenizer does not find in their own text."""
-        for number in await self._mark_ids([*dict.fromkeys(ids)]):
+        for number in await self._mark_ids(ids):
             mark = self._pieces[number]
             if await self._encode(mark) != (number,):
                 self._hidden[mark] = number
 
-    async def _encode(self, text: str) -> tuple[int, ...]:
-        parts = [text]
-        if self._hidden:
-            parts = re.split(f"({'|'.join(map(re.escape, self._hidden))})", text)
+    async def _encode(self, text: str) -> Ids:
+        if not self._hidden:
+            return await self._tokenize_text(text)
         ids: list[int] = []
-        for part in parts:
+        for part in re.split(f"({'|'.join(map(re.escape, self._hidden))})", text):
             if part in self._hidden:
                 ids.append(self._hidden[part])
             else:
                 ids += await self._tokenize_text(part)
         return tuple(ids)
 
-    async def _tokenize_text(self, text: str) -> Sequence[int]:
+    async def _tokenize_text(self, text: str) -> Ids:
         if not text:
             return ()
-        ids, _ = await self.tokenize(tokenize_body(self._model, text))
-        return ids
+        ids, _ = await self.tokenize(tokenize_body(self.model, text))
+        return tuple(ids)
 
-    async def _joint(self, texts: Sequence[str]) -> tuple[int, ...]:
+    async def _joint(self, texts: Sequence[str]) -> Ids:
         """
         Encode *texts* of `between` as one.
 
@@ -197,16 +197,14 @@ class TextEncoder:
             return await self.literally("".join(texts))
         ids: list[int] = []
         for place, text in enumerate(texts):
-            if place % 2:
-                ids += await self._tokenize_text(text)
-            else:
-                ids += await self.literally(text)
+            encode = self._tokenize_text if place % 2 else self.literally
+            ids += await encode(text)
         return tuple(ids)
 
-    async def _encode_between(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        own: list[int] = []
-        for text in texts[::2]:
-            own += await self._mark_ids(await self.literally(text))
+    async def _encode_between(self, texts: tuple[str, ...]) -> Ids:
+        own = await self._mark_ids(
+            [number for text in texts[::2] for number in await self.literally(text)]
+        )
         ids = await self._joint(texts)
         marks: set[str] = set()
         for _ in range(MAX_ROUNDS):
@@ -223,7 +221,7 @@ class TextEncoder:
             return ids
         raise self._forged(marks)
 
-    async def _joined(self, text: str, marks: Collection[str]) -> tuple[int, ...]:
+    async def _joined(self, text: str, marks: Collection[str]) -> Ids:
         """
         Encode the parts of *text* between the sentinels, each by itself.
 
@@ -240,17 +238,17 @@ class TextEncoder:
             raise self._forged(marks)
         return tuple([number for part in parts for number in await self.literally(part)])
 
-    async def _mark_ids(self, ids: Sequence[int]) -> list[int]:
-        """List those of *ids* that have the shape of special tokens."""
+    async def _mark_ids(self, ids: Collection[int]) -> list[int]:
+        """Return the tokens of *ids* that have the shape of special tokens."""
         pieces = await self.pieces({*ids})
         marks = {number for number, piece in pieces.items() if is_mark(piece)}
         return [number for number in ids if number in marks]
 
     async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
         """Return the special tokens among *ids* that *text*, of users and models, spells."""
-        marks = {self._pieces[number] for number in {*await self._mark_ids(ids)}}
-        normal = normalize("NFKC", text)
-        return {mark for mark in marks if mark in text or mark in normal}
+        texts = (text, normalize("NFKC", text))
+        marks = {self._pieces[number] for number in await self._mark_ids(ids)}
+        return {mark for mark in marks if any(mark in spelling for spelling in texts)}
 
     async def _spell_each(self, ids: Sequence[int]) -> list[str]:
         """Return the spelling of each of *ids*: by one request if a separator divides them."""
@@ -269,14 +267,13 @@ class TextEncoder:
 
     def _forged(self, marks: Collection[str]) -> MissingCapability:
         names = ", ".join(map(repr, sorted(marks)))
-        return MissingCapability(
-            f"the {self._call.role} model at {self._call.url}: a text spells special tokens,"
-            f" {names}, and its tokenizer does not let them be"
+        return self._call.missing(
+            f"a text spells special tokens, {names}, and its tokenizer does not let them be"
             " encoded as text: leave them out of the text, or start vLLM with another"
             " --chat-template"
         )
 
 
 def _with_others(texts: Sequence[str], change: Callable[[str], str]) -> tuple[str, ...]:
-    """Return *texts* of `TextEncoder.between` with *change* made to those of users and models."""
+    """Make *change* to the texts of users and models among the *texts* of `between`."""
     return tuple([change(text) if place % 2 else text for place, text in enumerate(texts)])

@@ -13,7 +13,7 @@ from ...errors import EndpointUnavailable, MalformedReply
 from .bodies import Body
 from .client import Connection
 from .http_errors import Call
-from .replies import parse_chunk
+from .replies import REPLACEMENT, parse_chunk, spell
 from .request_meter import RequestMeter
 from .sse import Events
 
@@ -39,8 +39,8 @@ class TextDivider:
         """
         Return *tokens*, of which the last has all of the text, each with its own text.
 
-        If their spellings do not join to the text, the last token that does not fit has the text of
-        all that do not. Its id becomes -1 if it, or the last token of the event before, may be the
+        If their spellings do not join to the text, one token has the text of all that do not fit:
+        see `spell`. Its id becomes -1 if the last token, or that of the event before, may be the
         first half of a character.
         """
         if not tokens:
@@ -48,36 +48,24 @@ class TextDivider:
         if len(tokens) == 1 and not self._halved:
             self._spellings[tokens[0].id] = tokens[0].text
             return tokens
-        pieces = await self._pieces(tokens)
-        follows_half = self._halved
-        self._halved = False
-        text = tokens[-1].text
-        if "".join(pieces) != text:
-            fitting = _fitting(text, pieces)
-            self._halved = not fitting
-            last = len(tokens) - len(fitting) - 1
-            pieces = [*[""] * last, text.removesuffix("".join(fitting)), *fitting]
-            if follows_half or self._halved:
-                unknown = replace(tokens[last], id=-1)
-                tokens = [*tokens[:last], unknown, *tokens[last + 1 :]]
-        return [replace(token, text=piece) for token, piece in zip(tokens, pieces, strict=True)]
-
-    async def _pieces(self, tokens: Sequence[Token]) -> list[str]:
-        """Return the spelling of each of *tokens*; "" if it is not known."""
         ids = [token.id for token in tokens]
-        unknown = [number for number in ids if self._halved or number not in self._spellings]
+        pieces = await self._pieces(ids)
+        follows_half = self._halved
+        parts = spell(tokens[-1].text, ids, pieces)
+        self._halved = parts[-1][0] != pieces[-1]
+        divided: list[Token] = []
+        for token, piece, (part, number) in zip(tokens, pieces, parts, strict=True):
+            if part and part != piece and (follows_half or self._halved):
+                number = -1
+            divided.append(replace(token, text=part, id=number))
+        return divided
+
+    async def _pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the spelling of each of *ids*. `REPLACEMENT` stands for one that is not known."""
+        known = {} if self._halved else self._spellings
+        unknown = [number for number in ids if number not in known]
         asked = await self._spell(unknown) if unknown else dict[int, str]()
-        return [asked.get(number, self._spellings.get(number, "")) for number in ids]
-
-
-def _fitting(text: str, pieces: Sequence[str]) -> Sequence[str]:
-    """Return the most of the last *pieces* that *text* ends in, but never all of them."""
-    if not pieces[-1]:
-        return ()
-    for start in range(1, len(pieces)):
-        if text.endswith("".join(pieces[start:])):
-            return pieces[start:]
-    return ()
+        return [asked.get(number) or self._spellings.get(number, REPLACEMENT) for number in ids]
 
 
 class TokenStream:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import groupby, takewhile
 from typing import Self, TypeAlias
 
-from ...chain import THINK_END, Chain, Message, Step, Token, Tokens, Tool
-from ...endpoints.chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
+from ...chain import THINK_END, Chain, Message, Step, Token, Tokens
+from ...endpoints.chat_template import CONVERSATIONS, PLAIN_QUESTION, Fields, Template, cut
+from ...endpoints.interfaces import Messages, Tools
 from ...endpoints.settings import GREEDY, Endpoint
 from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, MissingCapability
 from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
+from ...step_builder import text_of
 from .bodies import (
     COMPLETIONS,
     completion_body,
@@ -23,7 +27,7 @@ from .bodies import (
 )
 from .client import Connection
 from .http_errors import reading
-from .prompts import EncodedPrompt
+from .prompts import EncodedPrompt, Ids
 from .replies import spell
 from .text_encoder import MAX_CACHED_TEXTS, AsyncCache, TextEncoder
 from .tool_protocol import message_fields, tool_fields
@@ -39,7 +43,7 @@ LAST_TOKENS = 96
 FIRST_TOKENS = 16
 """A model that thinks opens its block within these tokens."""
 
-Conversation: TypeAlias = tuple[tuple[Message, ...], tuple[Tool, ...], bool]
+Conversation: TypeAlias = tuple[Messages, Tools, bool]
 """What a chain begins with: messages, tools, and whether the model may think."""
 
 VOCABULARY_PROBE = (
@@ -91,7 +95,7 @@ class ModelTokenizer(TextEncoder):
         """Returns the token ids of choices."""
         self._prefixes = AsyncCache(self._prefix, MAX_CONVERSATIONS)
         self._same: dict[object, tuple[Conversation, BegunPrompt]] = {}
-        self._turns: frozenset[int] = frozenset()  # the special tokens between turns
+        self._turns: set[int] = set()  # the special tokens between turns
         self._system_first = False  # whether the template refuses later system messages
 
     async def learn(self) -> None:
@@ -99,7 +103,7 @@ class ModelTokenizer(TextEncoder):
         Learn the vocabulary and the chat template. Raise `MissingCapability` if the template cannot
         be learnt.
         """
-        ids, self.room = await self.tokenize(tokenize_body(self._model, VOCABULARY_PROBE))
+        ids, self.room = await self.tokenize(tokenize_body(self.model, VOCABULARY_PROBE))
         self.vocabulary = blake2b(repr(ids).encode(), digest_size=8).hexdigest()
         rendered = [
             await self._shown(messages, generate=generate) for messages, generate in CONVERSATIONS
@@ -108,22 +112,23 @@ class ModelTokenizer(TextEncoder):
         texts = [await self.decode(ids) for ids in rendered]
         self.faithful = await self._is_faithful(texts[-1])
         if not self.faithful:
-            await self.learn_marks(number for ids in rendered for number in ids)
+            await self.learn_marks({number for ids in rendered for number in ids})
             self.faithful = await self._is_faithful(texts[-1])
         try:
-            shown = cut(texts, self._settings.marks)
-            found = await self._by_effect(shown) if shown.source == "unknown" else shown
+            found = cut(texts, self._settings.marks)
+            if found.source == "unknown":
+                found = await self._by_effect(found)
             self.template = found.overridden(self._settings.thinks)
         except MissingCapability as exc:
-            raise MissingCapability(
-                f"the {self._call.role} model at {self._call.url}: {exc}"
-            ) from exc
-        self.ending_id = await self.one_token(self.template.ending)
-        closing = self.template.markers.closing
-        self.marks = {await self.one_token(closing): closing, self.ending_id: self.template.ending}
-        block = await self.literally(self.template.markers.opening + self.template.markers.closing)
-        between = await self.literally(self.template.turn + self.template.answer)
-        self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
+            raise self._call.missing(exc) from exc
+        template = self.template
+        markers = template.markers
+        self.ending_id = await self.one_token(template.ending)
+        closing_id = await self.one_token(markers.closing)
+        self.marks = {closing_id: markers.closing, self.ending_id: template.ending}
+        between = await self.literally(template.turn + template.answer)
+        block = await self.literally(markers.opening + markers.closing)
+        self._turns = {*await self._mark_ids(between)}.difference(block)
 
     @property
     def learnt(self) -> tuple[object, ...]:
@@ -134,7 +139,7 @@ class ModelTokenizer(TextEncoder):
         """Return whether *text*, the last rendered conversation, has the ids of the rendering."""
         return list(await self._encode(text)) == self.rendered_last
 
-    async def _shown(self, messages: Messages, *, generate: bool) -> list[int]:
+    async def _shown(self, messages: Fields, *, generate: bool) -> list[int]:
         """
         Render one of `CONVERSATIONS`, or the last one in its place.
 
@@ -142,14 +147,14 @@ class ModelTokenizer(TextEncoder):
         further question follows then. Mistral's older templates refuse all reasoning.
         """
         last = CONVERSATIONS[-1][0]
-        template = self._settings.template
-        for shown, prompted in ((messages, generate), ((*messages, last[-1]), True)):
-            try:
-                return await self.render(shown, generate=prompted, template=template)
-            except EndpointRejected:
-                if generate:
-                    raise
-        return await self.render(last, template=template)
+        render = partial(self.render, template=self._settings.template)
+        if generate:
+            return await render(messages)
+        with suppress(EndpointRejected):
+            return await render(messages, generate=False)
+        with suppress(EndpointRejected):
+            return await render((*messages, last[-1]))
+        return await render(last)
 
     async def one_token(self, mark: str) -> int:
         """Return the id of *mark*. -1: it takes several tokens, or none."""
@@ -158,13 +163,11 @@ class ModelTokenizer(TextEncoder):
 
     async def changed(self) -> bool:
         """Return whether the vocabulary, the chat template or the context changed since `learn`."""
-        messages, generate = CONVERSATIONS[-1]
-        body = tokenize_messages_body(
-            self._model, messages, generate=generate, template=self._settings.template
-        )
+        messages, _ = CONVERSATIONS[-1]
+        body = tokenize_messages_body(self.model, messages, template=self._settings.template)
         return await self.tokenize(body) != (self.rendered_last, self.room)
 
-    async def encode(self, text: str, *, closing: str = "") -> tuple[int, ...]:
+    async def encode(self, text: str, *, closing: str = "") -> Ids:
         """
         Encode *text* of a chain.
 
@@ -175,7 +178,7 @@ class ModelTokenizer(TextEncoder):
             return await self.between("", text.removesuffix(THINK_END), closing)
         return await self.between("", text)
 
-    async def question(self, question: str, opening: str) -> tuple[int, ...]:
+    async def question(self, question: str, opening: str) -> Ids:
         """
         Encode what follows the steps in a judge's prompt: *question*, and *opening*, with which the
         answer begins. The module `chat_template` has the layout.
@@ -184,7 +187,7 @@ class ModelTokenizer(TextEncoder):
         return await self.between(self.template.turn, question, answer + opening)
 
     async def prefix(
-        self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), *, thinks: bool = True
+        self, messages: Messages, tools: Tools = (), *, thinks: bool = True
     ) -> EncodedPrompt:
         """
         Encode what stands before the first step: *messages*, with the *tools* that the template
@@ -209,7 +212,7 @@ class ModelTokenizer(TextEncoder):
             self._same.pop(next(iter(self._same)))
         return self._same[objects][1]
 
-    async def opens(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> bool:
+    async def opens(self, messages: Messages, tools: Tools = ()) -> bool:
         """Return whether the model thinks in a block before it answers this conversation."""
         return (await self._begun((messages, tools, True))).opened
 
@@ -260,7 +263,7 @@ class ModelTokenizer(TextEncoder):
         handover = "" if calls else closes.handover
         return [*ids, *await self.literally(handover)] if handover else ids
 
-    async def empty_block(self) -> tuple[int, ...]:
+    async def empty_block(self) -> Ids:
         """Encode an empty thinking block, after which a parser of answers expects no thinking."""
         markers = self.template.markers
         return await self.literally(f"{markers.opening}\n\n{markers.closing}\n\n")
@@ -271,7 +274,7 @@ class ModelTokenizer(TextEncoder):
 
         Text without ids of this vocabulary is encoded.
         """
-        if step.vocabulary != self.vocabulary or not step.tokens:
+        if not self._has_ids(step):
             return await self.spelt(step.text)
         tokens: list[Token] = []
         for token in step.tokens:
@@ -286,12 +289,17 @@ class ModelTokenizer(TextEncoder):
             tokens += spelt
         return tuple(tokens)
 
+    def _has_ids(self, step: Step) -> bool:
+        """Return whether *step* has tokens of this vocabulary."""
+        return bool(step.tokens) and step.vocabulary == self.vocabulary
+
     async def _step(self, step: Step, *, closing: str = "") -> Sequence[int]:
-        if step.vocabulary != self.vocabulary or not step.tokens:
+        if not self._has_ids(step):
             return await self.encode(step.text, closing=closing)
         tokens = self._without_turns(step)
-        ids = tokens.ids
-        return await self._mixed(tokens, closing=closing) if -1 in ids else ids
+        if -1 in tokens.ids:
+            return await self.token_ids(tokens, closing=closing)
+        return tokens.ids
 
     def _without_turns(self, step: Step) -> Tokens:
         """
@@ -311,9 +319,9 @@ class ModelTokenizer(TextEncoder):
             checked.append(token)
         return Tokens.of(checked)
 
-    async def _mixed(self, tokens: Sequence[Token], *, closing: str) -> list[int]:
+    async def token_ids(self, tokens: Sequence[Token], *, closing: str = "") -> list[int]:
         """
-        Return the ids of *tokens*, and encode the text of those without an id.
+        Return the ids of *tokens*. The text of a token without an id is encoded.
 
         Tokens without text before them are the first bytes of that text. *closing* is that of
         `encode`.
@@ -326,30 +334,32 @@ class ModelTokenizer(TextEncoder):
             left -= len(members)
             if known:
                 ids += [token.id for token in members]
-                shared = len(list(takewhile(lambda token: not token.text, reversed(members))))
+                shared = sum(1 for _ in takewhile(lambda token: not token.text, members[::-1]))
             else:
-                text = "".join(token.text for token in members)
+                text = text_of(members)
                 ids[len(ids) - shared :] = await self.encode(text, closing="" if left else closing)
         return ids
 
     async def _spell(self, text: str) -> tuple[Token, ...]:
         ids = await self.encode(text)
+        if not ids:
+            return ()
         pieces = await self.pieces(ids)
-        spelt = spell(text, ids, [pieces[number] for number in ids]) if ids else ()
+        spelt = spell(text, ids, [pieces[number] for number in ids])
         return tuple([Token(part, id=number) for part, number in spelt])
 
     async def _choices(self, choices: tuple[str, ...]) -> Mapping[str, int]:
         """
         Return the token id of each of *choices*. Raise `ConfigurationError` if one takes several.
         """
-        encoded = {choice: await self.literally(choice) for choice in choices}
-        wrong = [choice for choice, ids in encoded.items() if len(ids) != 1]
-        if wrong or not encoded:
+        numbers = {choice: await self.one_token(choice) for choice in choices}
+        wrong = [choice for choice, number in numbers.items() if number < 0]
+        if wrong or not numbers:
             names = ", ".join(map(repr, wrong)) or "there are none"
             raise ConfigurationError(
                 f"choices have to be single tokens of the {self._call.role} model: {names}"
             )
-        return {choice: ids[0] for choice, ids in encoded.items()}
+        return numbers
 
     async def _prefix(self, conversation: Conversation) -> BegunPrompt:
         messages, tools, thinks = conversation
@@ -362,9 +372,7 @@ class ModelTokenizer(TextEncoder):
         ids = shown.plus(await self.literally(added))
         return BegunPrompt(ids, self.template.opens(begun))
 
-    async def _conversation(
-        self, messages: tuple[Message, ...], tools: tuple[Tool, ...]
-    ) -> EncodedPrompt:
+    async def _conversation(self, messages: Messages, tools: Tools) -> EncodedPrompt:
         """
         Encode *messages* and *tools* as the template shows them.
 
@@ -383,9 +391,7 @@ class ModelTokenizer(TextEncoder):
         self._system_first = True
         return shown
 
-    async def _as_shown(
-        self, messages: tuple[Message, ...], tools: tuple[Tool, ...]
-    ) -> EncodedPrompt:
+    async def _as_shown(self, messages: Messages, tools: Tools) -> EncodedPrompt:
         return await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
@@ -411,22 +417,17 @@ class ModelTokenizer(TextEncoder):
         found = shown.after(written)
         mark = mark_after(written)
         if mark and not found.thinks and not shown.head.strip().startswith(mark):
-            call = self._call
             log.warning(
                 "the %s model at %s begins its answer with %s: if that opens its thinking, set"
                 ' marks = ["%s", "..."] in [%s], with the text that closes it',
-                call.role,
-                call.url,
-                mark,
-                mark,
-                call.table or call.role,
+                *(self._call.role, self._call.url, mark, mark, self._call.settings_table),
             )
         return found
 
     async def _first_words(self) -> str:
         """Have the model answer a plain question, greedily, and return the first words."""
         prompt = await self.render(PLAIN_QUESTION, template=self._settings.template)
-        body = completion_body(self._model, prompt, GREEDY, FIRST_TOKENS)
+        body = completion_body(self.model, prompt, GREEDY, FIRST_TOKENS)
         reply = await self.connection.post(self._call, COMPLETIONS, body)
         with reading(self._call, "text", reply):
             return str(reply["choices"][0]["text"])
@@ -456,22 +457,18 @@ class _Encoded:
         counts = self.counts[: shared + 1]
         sizes = self.sizes[: shared + 1]
         prompt = self.prompt.beginning(counts[-1], sizes[-1])
-        size = sizes[-1]
         for step in steps:
             prompt = prompt.followed(step)
-            size += step.size + (1 if counts[-1] and step.count else 0)
-            sizes.append(size)
             counts.append(prompt.count)
+            sizes.append(prompt.size)
         return type(self)(chain, prompt, counts, sizes)
 
 
-def with_leading_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def with_leading_system(messages: Messages) -> Messages:
     """Return *messages* with all system messages as one, at the beginning."""
     system = [message.content for message in messages if message.role == "system"]
-    if not system:
-        return messages
-    others = [message for message in messages if message.role != "system"]
-    return (Message("system", "\n".join(system)), *others)
+    others = tuple([message for message in messages if message.role != "system"])
+    return (Message("system", "\n".join(system)), *others) if system else others
 
 
 class ChainIds:
@@ -516,19 +513,8 @@ def _beginning(chain: Chain) -> tuple[object, ...]:
 
 
 def shared_steps(known: Sequence[Step], steps: Sequence[Step]) -> int:
-    """
-    Return how many steps *known* and *steps* begin with alike.
-
-    This is a binary search: to compare steps that are the same objects is fast.
-    """
-    most = min(len(known), len(steps))
-    if known[:most] == steps[:most]:
-        return most
-    least = 0
-    while least < most:
-        middle = (least + most + 1) // 2
-        if known[least:middle] == steps[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
+    """Return how many steps *known* and *steps* begin with alike."""
+    for index, (ours, theirs) in enumerate(zip(known, steps, strict=False)):
+        if ours is not theirs and ours != theirs:
+            return index
+    return min(len(known), len(steps))

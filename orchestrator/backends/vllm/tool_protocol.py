@@ -4,48 +4,42 @@ Tools in vLLM's HTTP protocol. Pure: no I/O.
 The parser of calls is the server's own, which its flag ``--tool-call-parser`` names. The flag
 ``--enable-scale-out`` opens the routes to the parser. `RENDER` says in which form an answer has to
 be written for a choice of tools. `DERENDER` turns the token ids of an answer into its content and
-its calls: those of a complete answer at once, or the new ones of an answer that is being written.
+its calls. The ids are a complete answer, or the next tokens of an answer that is being written.
 The server keeps no state between two requests: each request has the `ParserState` of the one
 before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 from ...chain import Message, Tool, ToolCall, Toolset
 from ...endpoints.interfaces import ParsedAnswer, ParsedTokens, ParserState, ServerFormat
 from ...errors import EndpointRejected, MissingCapability
 from ...events import Calling
 from ...json_values import json_text, read_json, readable_json
-from .bodies import Body
+from .bodies import Body, Variables
 from .http_errors import Call, Reply, reading
 
 RENDER = "/v1/chat/completions/render"
 DERENDER = "/v1/chat/completions/derender"
 
-
-FLAGS = "--enable-scale-out --enable-auto-tool-choice --tool-call-parser NAME"
-
-
 CURE = (
-    f"start vLLM with {FLAGS}, where NAME is the parser of this model (vllm serve"
-    " --help=tool-call-parser)"
+    "start vLLM with --enable-scale-out --enable-auto-tool-choice --tool-call-parser NAME, where"
+    " NAME is the parser of this model (vllm serve --help=tool-call-parser)"
 )
 
-
-# The variables of chat templates by which parsers learn that an answer is not begun by thinking.
 _NOT_THINKING = {"enable_thinking": False, "thinking": False}
-
+"""The variables by which parsers learn that an answer does not begin with thinking."""
 
 _PLACEHOLDER = ({"role": "user", "content": "?"},)
 """The conversation of requests whose tools matter, and nothing else."""
 
 
-def message_fields(message: Message) -> dict[str, Any]:
+def message_fields(message: Message) -> Body:
     """Return *message* in the form of a chat completion's request."""
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    fields: Body = {"role": message.role, "content": message.content}
     if message.calls:
         fields["tool_calls"] = [
             {
@@ -55,18 +49,17 @@ def message_fields(message: Message) -> dict[str, Any]:
             }
             for call in message.calls
         ]
-    if message.call_id:
-        fields["tool_call_id"] = message.call_id
-    if message.name:
-        fields["name"] = message.name
-    if message.reasoning:
-        fields["reasoning"] = message.reasoning
-    return fields
+    others = {
+        "tool_call_id": message.call_id,
+        "name": message.name,
+        "reasoning": message.reasoning,
+    }
+    return fields | {name: value for name, value in others.items() if value}
 
 
-def tool_fields(tool: Tool) -> dict[str, Any]:
+def tool_fields(tool: Tool) -> Body:
     """Return *tool* in the form of a chat completion's request."""
-    function: dict[str, Any] = {"name": tool.name}
+    function: Body = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
     if tool.parameters is not None:
@@ -90,14 +83,13 @@ def chat_request(model: str, toolset: Toolset) -> Body:
     }
 
 
-def parsed_request(model: str, toolset: Toolset, template: Mapping[str, Any] | None) -> Body:
+def parsed_request(model: str, toolset: Toolset, template: Variables) -> Body:
     """
     Return the request whose answer a parser reads, with the variables *template*.
 
     The parser is given what follows the thinking, and must not look for thinking.
     """
-    variables = {**(template or {}), **_NOT_THINKING}
-    return {**chat_request(model, toolset), "chat_template_kwargs": variables}
+    return chat_request(model, toolset) | {"chat_template_kwargs": {**template, **_NOT_THINKING}}
 
 
 def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
@@ -111,51 +103,37 @@ def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
         )
 
 
-def no_parser(exc: EndpointRejected) -> MissingCapability | None:
+def no_parser(call: Call, exc: EndpointRejected) -> MissingCapability | None:
     """Return the error, with its cure, of a server without a parser. None: it has one."""
     cause = exc.cause.lower()
     if "scale-out" in cause or cause.startswith(("http 404", "http 405")):
-        why = "tools need the routes that its flag --enable-scale-out opens"
-    elif "tool-call-parser" in cause or "auto-tool-choice" in cause or "tool_parser" in cause:
-        why = "it has no parser for the calls of tools"
-    else:
-        return None
-    return MissingCapability(f"the {exc.role} model at {exc.url}: {why}: {CURE}")
+        return call.missing(f"tools need the routes that its flag --enable-scale-out opens: {CURE}")
+    if any(flag in cause for flag in ("tool-call-parser", "auto-tool-choice", "tool_parser")):
+        return call.missing(f"it has no parser for the calls of tools: {CURE}")
+    return None
 
 
-def answer_body(request: Body, prompt: Sequence[int], ids: Sequence[int]) -> Body:
-    """Ask for the content and the calls of the complete answer *ids* after *prompt*."""
-    choice = {"index": 0, "token_ids": list(ids), "finish_reason": "stop"}
-    return {
-        "model": request["model"],
-        "generate_response": {"request_id": "answer", "choices": [choice]},
-        "chat_request": request,
-        "prompt_token_ids": list(prompt),
-    }
+def answer_fields(ids: Sequence[int]) -> Body:
+    """Ask `DERENDER` for the content and the calls of the complete answer *ids*."""
+    return {"generate_response": _written(ids, "stop")}
 
 
-def tokens_body(
-    request: Body,
-    prompt: Sequence[int],
-    ids: Sequence[int],
-    state: ParserState,
-    *,
-    finished: bool,
-) -> Body:
+def tokens_fields(ids: Sequence[int], state: ParserState, *, finished: bool) -> Body:
     """
-    Ask for what *ids*, the next ones of an answer after *prompt*, add to its content and its calls.
+    Ask `DERENDER` for what *ids*, the next ones of an answer, add to its content and its calls.
 
     A *finished* answer ends with these ids.
     """
-    choice = {"index": 0, "token_ids": list(ids), "finish_reason": "stop" if finished else None}
     return {
-        "model": request["model"],
         "stream": True,
-        "generate_chunk": {"request_id": "answer", "choices": [choice]},
+        "generate_chunk": _written(ids, "stop" if finished else None),
         "stream_state": state or None,
-        "chat_request": request,
-        "prompt_token_ids": list(prompt),
     }
+
+
+def _written(ids: Sequence[int], finish_reason: str | None) -> Body:
+    choice = {"index": 0, "token_ids": ids, "finish_reason": finish_reason}
+    return {"request_id": "answer", "choices": [choice]}
 
 
 def parsed_answer(call: Call, reply: Reply, *, parallel: bool) -> ParsedAnswer:
@@ -165,7 +143,7 @@ def parsed_answer(call: Call, reply: Reply, *, parallel: bool) -> ParsedAnswer:
     Raise `MalformedReply`.
     """
     with reading(call, "content and calls", reply):
-        message: Mapping[str, Any] = reply["choices"][0]["message"]
+        message: Reply = reply["choices"][0]["message"]
         calls = [_call(fields) for fields in message.get("tool_calls") or ()]
         return ParsedAnswer(
             content=message.get("content") or "",
@@ -178,24 +156,24 @@ def parsed_tokens(call: Call, reply: Reply) -> ParsedTokens:
     """Return what a reply of `DERENDER` says about tokens of an answer. Raise `MalformedReply`."""
     with reading(call, "content and calls", reply):
         state = cast("ParserState", reply["stream_state"])
-        delta: Mapping[str, Any] = reply["chunk"]["choices"][0]["delta"]
+        delta: Reply = reply["chunk"]["choices"][0]["delta"]
         pieces = [_piece(piece) for piece in delta.get("tool_calls") or ()]
         return ParsedTokens(delta.get("content") or "", tuple(pieces), state)
 
 
-def _call(fields: Mapping[str, Any]) -> ToolCall:
-    function: Mapping[str, Any] = fields["function"]
+def _call(fields: Reply) -> ToolCall:
+    function: Reply = fields["function"]
     return ToolCall(fields.get("id") or "", function["name"], _arguments(function))
 
 
-def _piece(piece: Mapping[str, Any]) -> Calling:
-    function: Mapping[str, Any] = piece.get("function") or {}
+def _piece(piece: Reply) -> Calling:
+    function: Reply = piece.get("function") or {}
     return Calling(
         int(piece["index"]), piece.get("id") or "", function.get("name") or "", _arguments(function)
     )
 
 
-def _arguments(function: Mapping[str, Any]) -> str:
+def _arguments(function: Reply) -> str:
     """Return the arguments of a call as text; some parsers give the value itself."""
     arguments = function.get("arguments")
     if isinstance(arguments, str):

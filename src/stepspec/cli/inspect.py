@@ -13,7 +13,7 @@ from rich.text import Text
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.nested_settings import neighbours
-from stepspec.prompts import load, replacing
+from stepspec.prompts import replacing
 from stepspec.servers.doctor import examine, render, report_json
 from stepspec.service.watch.page import html
 
@@ -101,11 +101,10 @@ def doctor(json: Json = False) -> None:
     which judges it.
     """
     solver = Solver()
-    grade = load("specreason.grade")
     settings = solver.settings
     pairs = neighbours(settings.small or solver.small.settings, solver.large.settings)
     with stderr.status("examining the servers"), replacing(settings.prompts):
-        report = wait(examine(pairs, settings.critic, question=grade.text, opening=grade.opening))
+        report = wait(examine(pairs, settings.critic))
     if json:
         print_json(report_json(report))
     else:

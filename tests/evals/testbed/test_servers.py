@@ -25,13 +25,13 @@ from stepspec.evals.testbed.servers import (
     speculations,
 )
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.servers.launcher import Served, Server
+from stepspec.servers.launcher import Served, ServerCommand
 
 ROLES = ("large", "small", "small-other")
 OPEN = "--enable-scale-out"
 
 
-def flag(server: Server, name: str) -> str:
+def flag(server: ServerCommand, name: str) -> str:
     return server.args[server.args.index(f"--{name}") + 1]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import orjson
 
-from stepspec.orchestrator.endpoints.chat_template import Messages
+from stepspec.orchestrator.endpoints.chat_template import Fields
 from stepspec.orchestrator.markers import (
     BRACKETS,
     CHANNEL,
@@ -69,7 +69,7 @@ class Family:
         """What stands between a question and the model's first words."""
         return self.user[1] + self.prompt
 
-    def render(self, messages: Messages, generate: bool) -> str:
+    def render(self, messages: Fields, generate: bool) -> str:
         text = self.head
         for place, message in enumerate(messages):
             content = message["content"]

@@ -13,8 +13,8 @@ import pytest
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints.request_context import (
     CARRIED,
+    PRIORITY_SECONDS,
     RUN,
-    SPAN,
     carrying,
     priority,
     run_place,
@@ -58,7 +58,7 @@ async def test_a_run_with_a_lower_number_precedes_others_for_all_purposes() -> N
     urgent = [priority(each, run_place(-1)) or 0 for each in ORDER]
     usual = [priority(each, run_place()) or 0 for each in ORDER]
     assert max(urgent) < 0 < min(usual)  # the requests of other clients have 0
-    assert usual[-1] - usual[0] < SPAN
+    assert usual[-1] - usual[0] < PRIORITY_SECONDS
 
 
 async def test_a_run_precedes_those_that_began_later_for_whatever_it_waits(

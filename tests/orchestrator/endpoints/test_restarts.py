@@ -43,7 +43,7 @@ LACKING = {
 
 @pytest.fixture(autouse=True)
 def _look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "SILENCE", 0.0)
+    monkeypatch.setattr(client, "SILENCE_SECONDS", 0.0)
 
 
 @asynccontextmanager
@@ -335,7 +335,7 @@ async def test_a_slow_probe_costs_a_patient_run_nothing_but_time() -> None:
 async def test_a_server_that_answered_a_moment_ago_is_not_looked_at(
     silence: float, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "SILENCE", silence)
+    monkeypatch.setattr(client, "SILENCE_SECONDS", silence)
     server = FakeVllm(SCRIPT)
     async with server.listening() as url, VllmEndpoint(Endpoint(role="large", url=url)) as endpoint:
         server.requests.clear()

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import orjson
 import pytest
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
-from tenacity import AsyncRetrying, RetryCallState
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint, slots
 from stepspec.orchestrator.backends.vllm import client as module
@@ -289,7 +288,7 @@ def connect(connection: Connection, monkeypatch: pytest.MonkeyPatch, seconds: fl
     took in all.
     """
 
-    def pause(state: object) -> float:
+    def pause(*failure: object) -> float:
         return 0.5
 
     async def send(*request: object) -> object:
@@ -297,7 +296,7 @@ def connect(connection: Connection, monkeypatch: pytest.MonkeyPatch, seconds: fl
         raise connection.call("connect").error(EndpointUnavailable, "no connection")
 
     monkeypatch.setattr(connection, "_send_once", send)
-    monkeypatch.setattr(module, "_wait", pause)
+    monkeypatch.setattr(module, "_pause", pause)
 
     async def work() -> None:
         with pytest.raises(EndpointUnavailable):
@@ -360,28 +359,24 @@ async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() ->
     vars(connection).update(_session=SimpleNamespace(request=request))
     for path, waited in (("/health", 0), ("/metrics", 0), ("/v1/models", 120)):
         with pytest.raises(EndpointRejected, match="answered"):
-            await connection.get(connection.call("connect"), path)
+            await connection.fetch(connection.call("connect"), path)
         assert asyncio.get_running_loop().time() - began == waited
 
 
 def test_an_idle_connection_is_closed_before_vllm_closes_it() -> None:
     # VLLM_HTTP_TIMEOUT_KEEP_ALIVE; a request that meets the end of it fails
-    assert module.KEEP_ALIVE < 5.0
+    assert module.KEEP_ALIVE_SECONDS < 5.0
 
 
 @pytest.mark.parametrize("tried", [1, 2, 4, 30])
 def test_the_pause_before_a_try_is_random_and_grows_and_a_servers_wish_is_kept(tried: int) -> None:
-    wait = module._wait  # pyright: ignore[reportPrivateUsage]
     error = Connection(SETTINGS).call("connect").error(EndpointUnavailable, "no connection")
 
     def pause(after: float | None) -> float:
-        state = RetryCallState(AsyncRetrying(), None, (), {})
-        state.attempt_number = tried
         error.retry_after = after or 0.0
-        state.set_exception((type(error), error, None))
-        return wait(state)
+        return module._pause(error, tried)  # pyright: ignore[reportPrivateUsage]
 
-    longest = min(module.LONGEST_PAUSE, 0.2 * 2 ** (tried - 1))
+    longest = min(module.MAX_PAUSE_SECONDS, 0.2 * 2 ** (tried - 1))
     pauses = [pause(None) for _ in range(200)]
     assert all(0 <= each <= longest for each in pauses)
     assert max(pauses) > longest / 2 > min(pauses)

@@ -288,7 +288,7 @@ async def test_no_text_adds_a_token_at_which_a_reward_is_read(layout: str) -> No
 async def test_a_server_that_was_started_again_is_learnt_anew(
     able: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "SILENCE", 0.0)
+    monkeypatch.setattr(client, "SILENCE_SECONDS", 0.0)
     first = FakePooling()
     second = FakePooling(head=lambda text: [-1.0], able=able, spelling=7)
     async with AsyncExitStack() as until_restart:

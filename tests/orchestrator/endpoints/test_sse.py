@@ -150,7 +150,7 @@ async def test_the_last_blank_line_may_be_missing(end: bytes) -> None:
 async def test_an_event_without_end_is_refused_before_it_fills_the_memory(
     line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "LARGEST_EVENT", 2**20)
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 2**20)
     whole = b"data: " + b"x" * (2**20 - 8) + b"\n\n"
     stream = events([whole, *[line * (2**16 // len(line))] * 16, line])
     await stream.prime()

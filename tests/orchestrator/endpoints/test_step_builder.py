@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.orchestrator.backends.vllm.step_builder import (
+from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
+from stepspec.orchestrator.step_builder import (
     OUTSIDE,
     Closing,
     StepBounds,
     StepBuilder,
 )
-from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.step_ends import StepEnds
 
 PIECES = st.lists(

@@ -213,7 +213,7 @@ def test_alternatives_are_sorted_by_likelihood(
 def test_a_log_probability_that_was_lost_is_the_least() -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}
     (token,) = replies.parse_chunk(CALL, line(logprobs=logprobs), 2).tokens
-    assert token == Token("a", replies.FLOOR, 0, 5)
+    assert token == Token("a", replies.MIN_LOGPROB, 0, 5)
 
 
 def test_the_usage_is_in_the_last_chunk() -> None:

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 
 from stepspec.orchestrator.backends.vllm import replies
 from stepspec.orchestrator.backends.vllm.http_errors import Call
-from stepspec.orchestrator.backends.vllm.step_builder import StepBounds, StepBuilder
 from stepspec.orchestrator.backends.vllm.tokenizer import ModelTokenizer
 from stepspec.orchestrator.chain import Chain, Step, Token
+from stepspec.orchestrator.step_builder import StepBounds, StepBuilder
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 from tests.vocabularies import FAMILIES, real_tokenizer, token_texts

@@ -25,7 +25,6 @@ from stepspec.orchestrator import (
     Verdict,
     reason,
 )
-from stepspec.orchestrator.backends.vllm.step_builder import StepBounds, StepBuilder
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role, Stop
 from stepspec.orchestrator.errors import (
     ConfigurationError,
@@ -38,6 +37,7 @@ from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.orchestrator.nesting import Nested, StepOfPieces, observe_within
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
+from stepspec.orchestrator.step_builder import StepBounds, StepBuilder
 from stepspec.orchestrator.step_ends import StepEnds
 
 from ...contracts.model import SHORT, ModelContract, Subject, cancel_writer

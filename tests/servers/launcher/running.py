@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stepspec.servers.launcher import Served, Server
+from stepspec.servers.launcher import Served, ServerCommand
 from stepspec.servers.launcher.pair import Pair
 
 SCRIPT = Path(__file__).with_name("scripted_server.py")
@@ -38,9 +38,9 @@ def three(
     return Pair.model_validate({"large": dearest, "small": within, "card": 79})
 
 
-def scripted(behaviour: str = "serve", name: str = "large", **options: Any) -> Server:
+def scripted(behaviour: str = "serve", name: str = "large", **options: Any) -> ServerCommand:
     program = (sys.executable, str(SCRIPT))
-    return Server(name, behaviour, served_name=f"toy-{name}", program=program, **options)
+    return ServerCommand(name, behaviour, served_name=f"toy-{name}", program=program, **options)
 
 
 async def die(served: Served) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint, NestedPair, settings
-from stepspec.servers.launcher import Server, commands, up
+from stepspec.servers.launcher import ServerCommand, commands, up
 from stepspec.servers.launcher.commands import (
     as_toml,
     outline,
@@ -190,7 +190,7 @@ def command_lines(pid: int) -> list[bytes]:
     return lines
 
 
-def speculative(server: Server) -> dict[str, Any]:
+def speculative(server: ServerCommand) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(after(server.args, "speculative-config"))
     return config
 

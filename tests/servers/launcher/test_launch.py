@@ -27,7 +27,7 @@ from stepspec.orchestrator.errors import (
     ServerNotReady,
     install_command,
 )
-from stepspec.servers.launcher import Progress, Served, Server, launch
+from stepspec.servers.launcher import Progress, Served, ServerCommand, launch
 from stepspec.servers.launcher.launch import ENTRY, vllm_program
 from stepspec.servers.launcher.process import failure_lines
 
@@ -37,12 +37,12 @@ from .scripted_server import TRACEBACK
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from stepspec.servers.launcher import Server, launch
+from stepspec.servers.launcher import ServerCommand, launch
 
 async def main():
     program = (sys.executable, sys.argv[1])
     servers = [
-        Server(name, "family", served_name=name, program=program) for name in ("large", "small")
+        ServerCommand(name, "family", served_name=name, program=program) for name in ("large", "small")
     ]
     async with launch(servers, log_dir=Path(sys.argv[2]), grace=0.2) as running:
         print(*(served.pid for served in running.values()), flush=True)
@@ -146,7 +146,11 @@ async def fail(served: Served) -> None:
     ],
 )
 async def test_a_server_that_does_not_start_is_an_error_that_stops_it(
-    server: Server, options: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+    server: ServerCommand,
+    options: dict[str, Any],
+    error: type[Exception],
+    words: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(error, match=words) as failure:
         async with launch([server], log_dir=tmp_path, **options):
@@ -265,7 +269,7 @@ async def test_what_cannot_be_started_is_refused_with_the_cure(
     with pytest.raises(
         ConfigurationError, match=re.escape(f"{install_command('vllm')}; without a GPU")
     ):
-        async with launch([Server("large", "anything", served_name="toy")]):
+        async with launch([ServerCommand("large", "anything", served_name="toy")]):
             pytest.fail("there is no vLLM")
 
 
@@ -284,7 +288,7 @@ def test_a_model_is_served_by_the_command_where_that_works(
     assert vllm_program(str(python)) == module  # There is no command.
     command.touch()
     assert vllm_program(str(python)) == (str(command), "serve")
-    server = Server("large", "org/big", "big", program=vllm_program(str(python)))
+    server = ServerCommand("large", "org/big", "big", program=vllm_program(str(python)))
     assert server.command(8000)[:6] == (
         str(command),
         "serve",

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
-from stepspec.servers.launcher import Server, launch
+from stepspec.servers.launcher import ServerCommand, launch
 from stepspec.servers.launcher import up as module
 from stepspec.servers.launcher.launch import RunningServer
 from stepspec.servers.launcher.pair import Pair
@@ -34,11 +34,11 @@ THREE = Pair.model_validate({"large": MODEL, "small": {**WITHIN, "large": MODEL,
 
 
 @pytest.fixture
-def waves(monkeypatch: pytest.MonkeyPatch) -> list[list[Server]]:
+def waves(monkeypatch: pytest.MonkeyPatch) -> list[list[ServerCommand]]:
     """Scripted servers in the place of vLLM's, in waves that the test chooses."""
     chosen = [[scripted()], [scripted(name="small")]]
 
-    def waves(*_: object) -> list[list[Server]]:
+    def waves(*_: object) -> list[list[ServerCommand]]:
         return chosen
 
     monkeypatch.setattr(module, "waves", waves)
@@ -46,7 +46,7 @@ def waves(monkeypatch: pytest.MonkeyPatch) -> list[list[Server]]:
 
 
 async def test_waves_start_in_order_are_warmed_up_and_reported(
-    waves: list[list[Server]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    waves: list[list[ServerCommand]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready: list[tuple[str, str]] = []
     warmed: list[Endpoint] = []
@@ -73,7 +73,7 @@ async def test_waves_start_in_order_are_warmed_up_and_reported(
 
 
 async def test_a_second_wave_that_fails_takes_the_first_along(
-    waves: list[list[Server]], tmp_path: Path
+    waves: list[list[ServerCommand]], tmp_path: Path
 ) -> None:
     waves[1] = [scripted("crash", "small")]
     with pytest.raises(ServerDied, match="the small server ended before it answered"):
@@ -82,7 +82,7 @@ async def test_a_second_wave_that_fails_takes_the_first_along(
 
 
 async def test_an_external_server_is_checked_before_any_start(
-    waves: list[list[Server]], tmp_path: Path
+    waves: list[list[ServerCommand]], tmp_path: Path
 ) -> None:
     mixed = Pair.model_validate(
         {"large": {"model": "big"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}}
@@ -100,7 +100,7 @@ async def test_an_external_server_is_checked_before_any_start(
 
 
 async def test_a_nested_pair_is_reported_with_its_policy_and_stopped_by_a_signal(
-    waves: list[list[Server]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    waves: list[list[ServerCommand]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     waves[:] = [[scripted(), scripted(name="small.large")], [scripted(name="small.small")]]
     outputs = list[str]()

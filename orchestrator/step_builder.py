@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ...chain import THINK_END, Chain, Role, Step, Stop, Token, Tokens
-from ...markers import opened_by, partial_match
-from ...step_ends import StepEnds
+from .chain import THINK_END, Chain, Role, Step, Stop, Token, Tokens
+from .interfaces import Until
+from .markers import opened_by, partial_match
+from .step_ends import StepEnds
 
 
 def step_ends(chain: Chain, stop: Sequence[str] | None) -> StepEnds:
@@ -54,7 +55,7 @@ class StepBounds:
     ends: StepEnds
     """The delimiters."""
     limit: int
-    """The most tokens, those of an opening included. Only a closing mark may exceed it."""
+    """The most tokens, with the opening. Only a closing mark may exceed this number."""
     top: int = 0
     """How many of the likeliest tokens each token keeps of its position."""
     closing: Closing = OUTSIDE
@@ -279,9 +280,7 @@ class StepBuilder:
 
 
 async def grow(
-    growing: StepBuilder,
-    take: Callable[[], Awaitable[Token | Stop]],
-    until: Callable[[Step], bool] | None,
+    growing: StepBuilder, take: Callable[[], Awaitable[Token | Stop]], until: Until
 ) -> Step | None:
     """
     Add tokens from *take* until the step is complete, the stream ends, or *until* wants no more.
@@ -300,7 +299,7 @@ async def grow(
             return growing.end(token)
 
 
-def grown(growing: StepBuilder, token: Token, until: Callable[[Step], bool] | None) -> Step | None:
+def grown(growing: StepBuilder, token: Token, until: Until) -> Step | None:
     """
     Add *token*. Return the step if it is complete, or if *until* returns true for it.
 
