@@ -53,7 +53,7 @@ On a shared card a draft and a verdict delay the large model by a third to a hal
 """
 CHANGED_PACE_RATIO = 2.0
 """
-How many times faster repairs have to be than the large model alone was, before it is measured again.
+How many times as fast as the large model alone its repairs are before it is measured again.
 
 With 2, a run stays within 1.1 of the better choice after the large model became ten times as fast.
 """
@@ -438,7 +438,8 @@ class AutoRun:
             auto.load += (load - auto.load) / auto.server_load.runs
 
     def _wrote_alone(self, seconds: float) -> None:
-        auto, prior = self.auto, self.auto.prior
+        auto = self.auto
+        prior = auto.prior
         if self._settled:
             kind: Kind = "beside" if self._users or auto.using else "alone"
             runs = auto.server_load.runs

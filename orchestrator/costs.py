@@ -18,7 +18,7 @@ did; or a draft of a method that was accepted or rejected.
 WINDOW_STEPS = 64
 """Steps of a kind whose mean counts: one each of 64 runs that began together."""
 MIN_STEPS = 3
-"""Steps without which a method is not used: the first request of a server may take twice as long."""
+"""Steps before a method is used: the first request of a server may take twice as long."""
 FRESH_STEPS = 128
 """Steps of each run for which a measurement counts: an easy logged run has 100 steps."""
 
@@ -99,7 +99,7 @@ class Timings:
     """The latest steps by their kind, and by the number of runs at once in powers of two."""
 
     means: defaultdict[tuple[Kind, int], Steps] = field(default_factory=lambda: defaultdict(Steps))
-    """The steps by their kind and by the size of the crowd: the bit length of the number of runs."""
+    """The steps by their kind and by the bit length of the number of runs at once."""
 
     def add(self, kind: Kind, runs: int, seconds: float, tokens: float, now: float) -> None:
         """Add a step of one of so many *runs*."""

@@ -237,7 +237,6 @@ def write_numbers(folder: Path, samples: Samples) -> None:
     """Copy the *samples* into *folder*, without their texts."""
     for cell, by_problem in samples.items():
         with RunStore(folder / cell.file, cell.about()) as store:
-            for number, sample in by_problem.items():
-                if number in store.done:
-                    continue
+            missing = [sample for number, sample in by_problem.items() if number not in store.done]
+            for sample in missing:
                 store.add({key: sample[key] for key in sample if key not in ("text", "seconds")})

@@ -42,7 +42,8 @@ from stepspec.servers.launcher import ServerCommand, launch
 async def main():
     program = (sys.executable, sys.argv[1])
     servers = [
-        ServerCommand(name, "family", served_name=name, program=program) for name in ("large", "small")
+        ServerCommand(name, "family", served_name=name, program=program)
+        for name in ("large", "small")
     ]
     async with launch(servers, log_dir=Path(sys.argv[2]), grace=0.2) as running:
         print(*(served.pid for served in running.values()), flush=True)

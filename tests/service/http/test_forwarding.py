@@ -496,9 +496,7 @@ async def test_an_error_is_read_whole_however_the_network_divides_it() -> None:
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
-async def test_an_answer_in_one_piece_may_take_longer_than_a_first_token_if_the_server_is_well() -> (
-    None
-):
+async def test_an_answer_in_one_piece_may_take_longer_than_a_first_token() -> None:
     slow = Behind(silent=True)
     async with two(slow, slow, first=0.1) as served:
         waiting = asyncio.create_task(ask(served, stream=False))
