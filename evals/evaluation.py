@@ -79,7 +79,10 @@ class Evaluation:
 
 
 async def evaluate(
-    solver: Solver, evaluation: Evaluation, console: Console, workers: WorkerGroup | None = None
+    solver: Solver,
+    evaluation: Evaluation,
+    console: Console,
+    workers: WorkerGroup | None = None,
 ) -> list[ArmSummary]:
     """
     Measure the samples that are missing. Return the summaries and write them to the folder.

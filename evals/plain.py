@@ -113,7 +113,11 @@ class Reply:
 
 
 def body(
-    model: str, messages: Sequence[Message], sampling: Sampling, limit: int, cache: str
+    model: str,
+    messages: Sequence[Message],
+    sampling: Sampling,
+    limit: int,
+    cache: str,
 ) -> Body:
     """
     Return the request for one stream of at most *limit* tokens.
@@ -154,7 +158,10 @@ async def solve_plain(
     room = large.room - await large.count(messages)
     if room <= 0:
         raise ContextTooLong(
-            "the problem alone is too long", role="large", url=large.settings.url, verb="write"
+            "the problem alone is too long",
+            role="large",
+            url=large.settings.url,
+            verb="write",
         )
     request = body(large.name, messages, sampling, min(budget.tokens, room), PLAIN)
     if large.settings.template:

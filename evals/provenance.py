@@ -82,7 +82,11 @@ def commit(file: Path = Path(__file__)) -> str | None:
     def git(*arguments: str) -> str:
         command = ("git", "--no-optional-locks", "-C", str(folder), *arguments)
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=SECONDS
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=SECONDS,
         ).stdout.strip()
 
     try:

@@ -111,7 +111,10 @@ class WorkerPool:
 
     @asynccontextmanager
     async def _entered(
-        self, remote: RemoteWorker, settings: Settings, plan: Plan
+        self,
+        remote: RemoteWorker,
+        settings: Settings,
+        plan: Plan,
     ) -> AsyncGenerator[_PooledWorker]:
         """Wait until the worker's process runs, check it, let it warm up, and yield the worker."""
         async with background(remote.call("describe")) as (describing,):
@@ -179,7 +182,10 @@ class _PooledWorker:
         return self.record["name"]
 
     async def solve(
-        self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
+        self,
+        trial: Trial,
+        options: Mapping[str, Any],
+        trace_to: Path | None,
     ) -> SolvedTask:
         try:
             traced = trace_to is not None
@@ -234,7 +240,9 @@ BECAUSE = re.compile(r"because ([^.\n]+)")
 
 @asynccontextmanager
 async def cluster(
-    address: str, workers: int | None, console: Console
+    address: str,
+    workers: int | None,
+    console: Console,
 ) -> AsyncGenerator[WorkerPool]:
     """
     Join the Ray cluster at *address*, or start a local one, and yield a pool of *workers*.
@@ -334,7 +342,10 @@ class _Actor:
 
     def __init__(self) -> None:
         kind = ray.remote(_actor_class()).options(
-            num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
+            num_cpus=1,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
         )
         self._handle = kind.remote()
         self._calls: set[asyncio.Future[Any]] = set()

@@ -76,7 +76,11 @@ class WorkerSession:
         return None
 
     async def solve(
-        self, trial: Trial, options: Mapping[str, Any], *, traced: bool
+        self,
+        trial: Trial,
+        options: Mapping[str, Any],
+        *,
+        traced: bool,
     ) -> tuple[SolvedTask | StepspecError, bytes]:
         """
         Solve one problem; return the result or the error, and the trace (empty unless *traced*).

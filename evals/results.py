@@ -55,7 +55,9 @@ class Interval:
     def points(self) -> Interval:
         """The interval of a share in percentage points, to a tenth, without a negative zero."""
         return Interval(
-            value=_percent(self.value), low=_percent(self.low), high=_percent(self.high)
+            value=_percent(self.value),
+            low=_percent(self.low),
+            high=_percent(self.high),
         )
 
 
@@ -195,7 +197,9 @@ def complete_numbers(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats:
 
 
 def complete(
-    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
+    done: Mapping[Place, Sample],
+    arms: Sequence[Arm],
+    repeats: int,
 ) -> dict[str, list[Sample]]:
     """Return the samples of the problems that all *arms* have solved *repeats* times, by arm."""
     numbers = complete_numbers(done, arms, repeats)
@@ -211,7 +215,10 @@ def usual_baseline(arms: Iterable[Arm]) -> str:
 
 
 def compare_arms(
-    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1, baseline: str = ""
+    done: Mapping[Place, Sample],
+    arms: Sequence[Arm],
+    repeats: int = 1,
+    baseline: str = "",
 ) -> list[ArmSummary]:
     """
     Compare the *arms*, and the oracle if both models ran alone, with the *baseline*.
@@ -253,7 +260,10 @@ def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
 
 
 def _summary(
-    result: Result, ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int
+    result: Result,
+    ours: Sequence[Sample],
+    theirs: Sequence[Sample],
+    repeats: int,
 ) -> ArmSummary:
     p = None
     several = None
@@ -324,7 +334,11 @@ def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats:
 
 
 def summarise(
-    samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 1, baseline: str = ""
+    samples: Sequence[Sample],
+    arms: Sequence[Arm],
+    *,
+    repeats: int = 1,
+    baseline: str = "",
 ) -> list[Result]:
     """
     Compare *arms*, the *baseline* among them, on the problems that all of them solved.

@@ -45,7 +45,10 @@ class Worker(Protocol):
     def name(self) -> str: ...
 
     async def solve(
-        self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
+        self,
+        trial: Trial,
+        options: Mapping[str, Any],
+        trace_to: Path | None,
     ) -> SolvedTask:
         """
         Solve a problem with *options* beyond those of the arm. The trace goes into *trace_to*.
@@ -83,7 +86,10 @@ class LocalWorker:
     """The name of the worker."""
 
     async def solve(
-        self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
+        self,
+        trial: Trial,
+        options: Mapping[str, Any],
+        trace_to: Path | None,
     ) -> SolvedTask:
         choices = {**trial.arm.options, **options}
         run = trial.arm.run.model_copy(update={"options": choices})
@@ -111,7 +117,11 @@ async def local_worker(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker
     """
     for arm in plan.arms:
         await solve_once(
-            solver, arm, WARM_UP, sampling=plan.sampling, budget=Budget(WARM_UP_TOKENS)
+            solver,
+            arm,
+            WARM_UP,
+            sampling=plan.sampling,
+            budget=Budget(WARM_UP_TOKENS),
         )
     yield LocalWorker(solver, plan)
 

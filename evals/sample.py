@@ -301,7 +301,11 @@ def _pace(calls: Sequence[Called]) -> dict[Role, float]:
 
 
 async def sample_once(
-    solver: Solver, arm: Arm, task: Task, seed: int, observe: Observer = lambda event: None
+    solver: Solver,
+    arm: Arm,
+    task: Task,
+    seed: int,
+    observe: Observer = lambda event: None,
 ) -> Sample:
     """Solve *task* as *arm* does with this sampling *seed*. Only the expected text is right."""
     sampling = solver.settings.run.sampling.with_seed(seed)

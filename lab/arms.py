@@ -21,7 +21,9 @@ The part for which the miniature judge was trained, without answers and without 
 their ends.
 """
 THINKING_SEQUENTIAL = replace(
-    THINKING, name=f"{THINKING.name}, sequential", run=THINKING.run.with_overrides({"ahead": 0})
+    THINKING,
+    name=f"{THINKING.name}, sequential",
+    run=THINKING.run.with_overrides({"ahead": 0}),
 )
 
 NO_SOLVERS: Mapping[str, Solver] = {}

@@ -511,7 +511,10 @@ def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
 
 
 def report(
-    results: Sequence[Result], profile: str, note: str, sampling: str = "greedy"
+    results: Sequence[Result],
+    profile: str,
+    note: str,
+    sampling: str = "greedy",
 ) -> list[dict[str, Any]]:
     """Return the figures of each arm, and the conditions under which they were measured."""
     how = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})

@@ -124,7 +124,9 @@ class Run:
     def __post_init__(self) -> None:
         self.recorder = Recorder(Stopwatch())
         self.policy = self.solver.policy(
-            self.method, budget=Budget(tokens=ROOM // 2), observe=self.recorder
+            self.method,
+            budget=Budget(tokens=ROOM // 2),
+            observe=self.recorder,
         )
 
     async def think(self, steps: int) -> Chain:

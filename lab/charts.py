@@ -31,7 +31,13 @@ def load_curves(curves: Sequence[Curve], across: str, up: str) -> str:
         colour = COLOURS[number % len(COLOURS)]
         marker = MARKERS[number % len(MARKERS)]
         axes.plot(
-            rates, seconds, color=colour, marker=marker, linewidth=2, label=curve.name, gid="mark"
+            rates,
+            seconds,
+            color=colour,
+            marker=marker,
+            linewidth=2,
+            label=curve.name,
+            gid="mark",
         )
     axes.set(xlabel=across, ylabel=up)
     axes.set_xlim(left=0)

@@ -86,7 +86,12 @@ async def run_block(
 
 
 async def attempt(
-    solver: Solver, arm: Arm, task: Task, seed: int, *, deadline: float = DEADLINE_SECONDS
+    solver: Solver,
+    arm: Arm,
+    task: Task,
+    seed: int,
+    *,
+    deadline: float = DEADLINE_SECONDS,
 ) -> Timing:
     """Solve *task* by *arm* within *deadline* seconds. The result has an endpoint's failure."""
     clock = asyncio.get_running_loop().time

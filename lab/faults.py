@@ -157,7 +157,10 @@ class Deployment:
         await self.http.post(url, data=orjson.dumps(faults), raise_for_status=True)
 
     async def ask(
-        self, number: int, leaves: float | None = None, problem: str = PROBLEM
+        self,
+        number: int,
+        leaves: float | None = None,
+        problem: str = PROBLEM,
     ) -> Outcome:
         """
         Send a request, a stream if *number* is odd.
@@ -486,7 +489,9 @@ def free_ports(count: int) -> list[int]:
 
 
 async def suite(
-    faults: Sequence[Fault], requests: int, tell: Callable[[Result], object]
+    faults: Sequence[Fault],
+    requests: int,
+    tell: Callable[[Result], object],
 ) -> list[Result]:
     """Try *faults* one after the other, with *requests* requests each. *tell* sees each result."""
     results = list[Result]()

@@ -246,7 +246,11 @@ class Reader:
         return Evidence(id=solution.id, steps=tuple(found), slips=tuple(slips))
 
     async def _step(
-        self, chain: Chain, text: str, large: Sequence[Token], small: Sequence[Token]
+        self,
+        chain: Chain,
+        text: str,
+        large: Sequence[Token],
+        small: Sequence[Token],
     ) -> StepEvidence:
         yes, _ = await Cascade(self._large, self._large).check(
             self._large, chain.extend(Step(text, "small"))
@@ -256,7 +260,10 @@ class Reader:
             own = await self._large.write(chain, stop=(DELIMITER,), limit=CONTINUED_TOKENS)
             continued = own.text
         return StepEvidence(
-            large=read_tokens(large), small=read_tokens(small), continued=continued, yes=yes
+            large=read_tokens(large),
+            small=read_tokens(small),
+            continued=continued,
+            yes=yes,
         )
 
     async def _slip(self, chain: Chain, text: str, rng: random.Random) -> StepEvidence | None:
@@ -280,7 +287,11 @@ def read_tokens(tokens: Sequence[Token]) -> tuple[ReadToken, ...]:
 
 
 async def collect(
-    solutions: Sequence[Solution], urls: tuple[str, str], path: Path, *, continues: bool
+    solutions: Sequence[Solution],
+    urls: tuple[str, str],
+    path: Path,
+    *,
+    continues: bool,
 ) -> None:
     """Read the *solutions* that *path* lacks, and append what the models say of each."""
     known = read_evidence(path)
@@ -386,7 +397,9 @@ def features(step: LabelledStep) -> list[float]:
 
 
 def first_wrong_f1(
-    solutions: Sequence[Sequence[LabelledStep]], reading: Reading, threshold: float
+    solutions: Sequence[Sequence[LabelledStep]],
+    reading: Reading,
+    threshold: float,
 ) -> float:
     """
     ProcessBench's F1: the harmonic mean of the accuracy on wrong and on right solutions.

@@ -147,7 +147,11 @@ def settings(role: Role, servers: Sequence[Immortal]) -> Endpoint:
 
 
 async def measure(
-    solutions: int, profile: str, policy: str, seed: int, tick: Callable[[], object]
+    solutions: int,
+    profile: str,
+    policy: str,
+    seed: int,
+    tick: Callable[[], object],
 ) -> list[Killed]:
     """Kill a server during each of so many *solutions*, one after the other."""
     rng = random.Random(seed)
@@ -185,7 +189,11 @@ async def _all_used(solver: Solver, servers: Sequence[Immortal]) -> None:
 
 
 async def _kill_during(
-    solver: Solver, plain: Undisturbed, role: Role, servers: Sequence[Immortal], share: float
+    solver: Solver,
+    plain: Undisturbed,
+    role: Role,
+    servers: Sequence[Immortal],
+    share: float,
 ) -> Killed:
     """Solve the problem of *plain*, and kill the server of *role* that the run is at."""
     model = solver.small if role == "small" else solver.large

@@ -175,7 +175,11 @@ def _better(first: Seconds, second: Seconds) -> Seconds:
 
 
 def _mean_of_orders(
-    runs: Sequence[LoggedRun], pair: Pair, users: int, orders: int, arm: Arm
+    runs: Sequence[LoggedRun],
+    pair: Pair,
+    users: int,
+    orders: int,
+    arm: Arm,
 ) -> Seconds:
     """Return the mean seconds of each run, over random *orders* in which one solver has them."""
     found: list[dict[int, float]] = []

@@ -43,13 +43,20 @@ class Program:
 
 @asynccontextmanager
 async def serve(
-    small: str, large: str, log: Path, *flags: str, settings: Mapping[str, str] | None = None
+    small: str,
+    large: str,
+    log: Path,
+    *flags: str,
+    settings: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[Program]:
     """Run a service over the servers at these URLs, with its *settings* in the environment."""
     servers = ("--small", small, "--large", large, "--port", "0", "--log-format", "json")
     command = (sys.executable, "-m", "stepspec", "serve", *servers, *flags)
     async with child(
-        command, env={**os.environ, **(settings or {})}, log=log, grace=GRACE
+        command,
+        env={**os.environ, **(settings or {})},
+        log=log,
+        grace=GRACE,
     ) as running:
         async with asyncio.timeout(PATIENCE):
             base = await _base(log, running)
@@ -82,7 +89,9 @@ async def _text(http: aiohttp.ClientSession, url: str) -> str:
 
 
 async def settled(
-    http: aiohttp.ClientSession, base: str, servers: Mapping[str, str]
+    http: aiohttp.ClientSession,
+    base: str,
+    servers: Mapping[str, str],
 ) -> dict[str, int]:
     """Return the open requests by place as soon as there are none, or after `SETTLING` seconds."""
     loop = asyncio.get_running_loop()

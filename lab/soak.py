@@ -267,7 +267,11 @@ async def trouble(deployment: Deployment, soak: Soak, rng: random.Random) -> Non
 
 
 async def measure(
-    minutes: float, calm: float, concurrency: int, seed: int, tick: Callable[[float], object]
+    minutes: float,
+    calm: float,
+    concurrency: int,
+    seed: int,
+    tick: Callable[[float], object],
 ) -> Soak:
     """Soak for *minutes* minutes. The first and the last *calm* minutes are without faults."""
     soak = Soak()

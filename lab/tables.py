@@ -26,7 +26,11 @@ class Sheet:
     def table(self) -> Table:
         title = self.title or None
         rendered = Table(
-            box=None, padding=(0, 1, 0, 0), title=title, title_justify="left", title_style="bold"
+            box=None,
+            padding=(0, 1, 0, 0),
+            title=title,
+            title_justify="left",
+            title_style="bold",
         )
         for place, column in enumerate(self.columns):
             words = place < self.left

@@ -75,7 +75,11 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
 
 def answer_text(
-    text: str, stops: Sequence[str] = (), *, complete: bool = True, thought: bool = False
+    text: str,
+    stops: Sequence[str] = (),
+    *,
+    complete: bool = True,
+    thought: bool = False,
 ) -> str:
     """
     Return the answer in *text*: up to the first of *stops*, with the white space around it.
@@ -107,7 +111,11 @@ class AnswerStream:
     """
 
     def __init__(
-        self, emit: Callable[[str], None], stops: Sequence[str] = (), *, thought: bool = False
+        self,
+        emit: Callable[[str], None],
+        stops: Sequence[str] = (),
+        *,
+        thought: bool = False,
     ) -> None:
         self._emit = emit
         self._stops = stops
@@ -387,7 +395,11 @@ async def write_answer(
     while True:
         async with stream.following():
             step = await author.write(
-                chain, stop=stop, limit=limit, until=stream.on_token, opening=opening
+                chain,
+                stop=stop,
+                limit=limit,
+                until=stream.on_token,
+                opening=opening,
             )
         if not stream.restarted:
             await stream.complete(step)

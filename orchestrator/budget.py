@@ -124,7 +124,12 @@ class Budgeted:
         return await self.model.score(chain, *spans, top=top)
 
     async def ask(
-        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+        self,
+        chain: Chain,
+        question: str,
+        choices: Sequence[str],
+        *,
+        opening: str = "",
     ) -> Mapping[str, float]:
         return await self.model.ask(chain, question, choices, opening=opening)
 

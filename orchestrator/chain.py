@@ -183,7 +183,11 @@ class Step:
             left -= len(token.text)
         pieces = beginning(self.pieces, keep)
         return replace(
-            self, text=self.text[:keep], stop="length", tokens=Tokens.of(tokens), pieces=pieces
+            self,
+            text=self.text[:keep],
+            stop="length",
+            tokens=Tokens.of(tokens),
+            pieces=pieces,
         )
 
     def leaves(self) -> Iterator[tuple[str, Step]]:

@@ -61,7 +61,12 @@ class EndpointError(StepspecError):
     """The HTTP status of the response, or of the error inside of it; 0 if there is none."""
 
     def __init__(
-        self, message: str, *, role: Role | str = "", url: str = "", verb: str = ""
+        self,
+        message: str,
+        *,
+        role: Role | str = "",
+        url: str = "",
+        verb: str = "",
     ) -> None:
         where = f"the {role} model at {url}" if role else url
         super().__init__(f"{where}: {message}" if where else message)

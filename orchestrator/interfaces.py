@@ -109,7 +109,12 @@ class Model(Protocol):
         ...
 
     async def ask(
-        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+        self,
+        chain: Chain,
+        question: str,
+        choices: Sequence[str],
+        *,
+        opening: str = "",
     ) -> Mapping[str, float]:
         """
         Ask a *question* about the chain, in a new turn.
@@ -130,7 +135,10 @@ class AnswerParser(Protocol):
         ...
 
     async def parse(
-        self, tokens: Sequence[Token], *, finished: bool
+        self,
+        tokens: Sequence[Token],
+        *,
+        finished: bool,
     ) -> tuple[int, str, Sequence[Calling]]:
         """
         Take in at least the first of *tokens*, which continue the answer.
@@ -215,7 +223,10 @@ class Preparing(Policy, Protocol):
         ...
 
     async def verify(
-        self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
+        self,
+        chain: Chain,
+        draft: Step,
+        prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
         """Compare *draft* with the *prepared* step. If that is None, prepare it now."""
         ...
@@ -229,7 +240,10 @@ def prepare(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
 
 
 async def verify(
-    policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[Step] | None
+    policy: Policy,
+    chain: Chain,
+    draft: Step,
+    prepared: Awaitable[Step] | None,
 ) -> Verdict:
     """Return the verdict of *policy* on *draft*, compared with the *prepared* step if any."""
     if prepared is None:

@@ -283,7 +283,11 @@ class Lookahead:
             self._early_repairs[index] = self._start(repair, request)
 
     async def _verify(
-        self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None
+        self,
+        index: int,
+        chain: Chain,
+        draft: Step,
+        prepared: asyncio.Task[Step] | None,
     ) -> Verdict:
         hedged = prepared is None and self._control.hedges(draft)
         if hedged and not _obstacle(self._policy, chain, draft):
@@ -305,7 +309,10 @@ def _obstacle(policy: Policy, chain: Chain, draft: Step) -> str:
 
 
 async def judge(
-    policy: Policy, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None
+    policy: Policy,
+    chain: Chain,
+    draft: Step,
+    prepared: asyncio.Task[Step] | None,
 ) -> Verdict:
     """
     Return the verdict of *policy* on *draft*.

@@ -151,7 +151,12 @@ class NestedEndpoint:
         raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
     async def parse_tokens(
-        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+        self,
+        toolset: Toolset,
+        tokens: Sequence[Token],
+        state: ParserState,
+        *,
+        finished: bool,
     ) -> ParsedTokens:
         raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
@@ -411,7 +416,12 @@ class Nested:
             return await self.large.score(self._inside(chain), *spans, top=top)
 
     async def ask(
-        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+        self,
+        chain: Chain,
+        question: str,
+        choices: Sequence[str],
+        *,
+        opening: str = "",
     ) -> Mapping[str, float]:
         with self._failing():
             return await self.large.ask(self._inside(chain), question, choices, opening=opening)

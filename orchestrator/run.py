@@ -219,7 +219,9 @@ class _CurrentRun:
         """Make a stream for an answer that calls no tools."""
         self.held.clear()
         return AnswerStream(
-            lambda text: self._emit(Answering(text)), self.stop, thought=self.chain.thought
+            lambda text: self._emit(Answering(text)),
+            self.stop,
+            thought=self.chain.thought,
         )
 
     def _emit(self, event: Event) -> None:

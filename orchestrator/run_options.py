@@ -55,7 +55,10 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def of(cls, budget: Budget) -> Self:
         return cls(
-            tokens=budget.tokens, steps=budget.steps, seconds=budget.seconds, answer=budget.answer
+            tokens=budget.tokens,
+            steps=budget.steps,
+            seconds=budget.seconds,
+            answer=budget.answer,
         )
 
     def budget(self) -> Budget:

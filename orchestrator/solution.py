@@ -186,7 +186,14 @@ def solved_steps(moment: Moment, lost: Sequence[Step] = ()) -> tuple[SolvedStep,
                 rejected.insert(0, (step, verdict.score, verdict.reason, verdict.detail))
             return tuple(
                 SolvedStep(
-                    index, other.author, other.text, score, "rejected", reason, moment.at, detail
+                    index,
+                    other.author,
+                    other.text,
+                    score,
+                    "rejected",
+                    reason,
+                    moment.at,
+                    detail,
                 )
                 for other, score, reason, detail in rejected
             )
@@ -195,7 +202,14 @@ def solved_steps(moment: Moment, lost: Sequence[Step] = ()) -> tuple[SolvedStep,
         ):
             return (
                 SolvedStep(
-                    index, step.author, step.text, score, "rejected", "answer", moment.at, detail
+                    index,
+                    step.author,
+                    step.text,
+                    score,
+                    "rejected",
+                    "answer",
+                    moment.at,
+                    detail,
                 ),
             )
         case Lost(index=index, draft=step):

@@ -143,7 +143,10 @@ class StepBuilder:
         text = self._text + token.text
         closed = self._closed(text, token)
         end, self._searched = self.bounds.ends.search(
-            self._before, text, self._searched, self._blocks
+            self._before,
+            text,
+            self._searched,
+            self._blocks,
         )
         self._room -= 1
         self._text = text
@@ -280,7 +283,9 @@ class StepBuilder:
 
 
 async def grow(
-    growing: StepBuilder, take: Callable[[], Awaitable[Token | Stop]], until: Until
+    growing: StepBuilder,
+    take: Callable[[], Awaitable[Token | Stop]],
+    until: Until,
 ) -> Step | None:
     """
     Add tokens from *take* until the step is complete, the stream ends, or *until* wants no more.

@@ -118,7 +118,11 @@ class StepEnds:
         return self.texts[0]
 
     def search(
-        self, before: str, text: str, start: int = 0, blocks: Blocks = NO_BLOCKS
+        self,
+        before: str,
+        text: str,
+        start: int = 0,
+        blocks: Blocks = NO_BLOCKS,
     ) -> tuple[int, int]:
         """
         Find the end of the first step of *text*, which follows *before*. Search from *start* on.

@@ -128,7 +128,9 @@ class Tokens(Sequence[Token]):
 
     @classmethod
     def __get_pydantic_core_schema__(
-        cls, source: object, handler: GetCoreSchemaHandler
+        cls,
+        source: object,
+        handler: GetCoreSchemaHandler,
     ) -> CoreSchema:
         from pydantic_core import core_schema
 

@@ -182,7 +182,12 @@ BUILT_IN: Mapping[str, Method] = {
 AUTO = "auto"
 """The name of the service's model that stands for its default method."""
 METHODS = Registry(
-    "policy", "policies", "stepspec.policies", BUILT_IN, read_method, frozenset({AUTO})
+    "policy",
+    "policies",
+    "stepspec.policies",
+    BUILT_IN,
+    read_method,
+    frozenset({AUTO}),
 )
 """The policies by name: built in, from plugins, and passed as a class by a program."""
 
@@ -244,7 +249,10 @@ def make(
 
 
 def check(
-    name: str, chosen: Mapping[str, Any], *, has_critic: bool | None = True
+    name: str,
+    chosen: Mapping[str, Any],
+    *,
+    has_critic: bool | None = True,
 ) -> Mapping[str, Any]:
     """
     Return the *chosen* options, converted to their types.

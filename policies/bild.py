@@ -68,7 +68,9 @@ class BiLD(Drafting):
         if self.sampled and unsure and not sure:
             return Rollback(reason="fallback")
         sure_tokens, unsure_tokens = await self.large.score(
-            chain, sure, "" if self.sampled else unsure
+            chain,
+            sure,
+            "" if self.sampled else unsure,
         )
         limits = [Limit(self.rollback, "rollback")] * len(sure_tokens)
         limits += [Limit(0, "fallback", scored=False)] * len(unsure_tokens)

@@ -52,7 +52,10 @@ class LookaheadReasoning(Drafting):
         return self.large.write(chain)
 
     async def verify(
-        self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
+        self,
+        chain: Chain,
+        draft: Step,
+        prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
         own = await (prepared or self.prepare(chain))
         if chain.text and not chain.whole:
@@ -64,7 +67,10 @@ class LookaheadReasoning(Drafting):
             return Rollback(reason="another end", instead=own)
         question = SAME.fill(step=own.text.strip())
         answer = await self.large.ask(
-            chain.extend(draft), question, ("Yes", "No"), opening=SAME.opening
+            chain.extend(draft),
+            question,
+            ("Yes", "No"),
+            opening=SAME.opening,
         )
         if answer["Yes"] > answer["No"] and sum(answer.values()) >= self.sure:
             return Accept(answer["Yes"])

@@ -65,7 +65,12 @@ class Drafting:
         return await self.large.write(chain)
 
     async def write_run(
-        self, chain: Chain, tokens: int | None, *, until: Until = None, top: int = 0
+        self,
+        chain: Chain,
+        tokens: int | None,
+        *,
+        until: Until = None,
+        top: int = 0,
     ) -> Step:
         """
         Let the small model write at most *tokens* tokens, across the ends of steps.

@@ -45,7 +45,10 @@ class SpecReason(Drafting):
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         probabilities = await self.large.ask(
-            chain.extend(draft), GRADE.text, GRADES, opening=GRADE.opening
+            chain.extend(draft),
+            GRADE.text,
+            GRADES,
+            opening=GRADE.opening,
         )
         total = sum(probabilities.values())
         if total == 0 or total < self.sure:

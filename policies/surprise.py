@@ -49,7 +49,11 @@ def surprise(token: Token, measure: Measure, *, sampled: bool) -> float:
 
 
 def judge_tokens(
-    tokens: Iterable[Token], limits: Iterable[Limit], measure: Measure, *, sampled: bool
+    tokens: Iterable[Token],
+    limits: Iterable[Limit],
+    measure: Measure,
+    *,
+    sampled: bool,
 ) -> Verdict:
     """
     Cut a draft before the first of its *tokens* whose surprise is above its limit.

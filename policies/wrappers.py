@@ -37,7 +37,10 @@ class _Wrapper:
         return prepare(self.policy, chain)
 
     async def verify(
-        self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
+        self,
+        chain: Chain,
+        draft: Step,
+        prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
         return await verify(self.policy, chain, draft, prepared)
 
@@ -82,7 +85,10 @@ class Led(_Wrapper):
         return prepare(self.policy, chain)
 
     async def verify(
-        self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
+        self,
+        chain: Chain,
+        draft: Step,
+        prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
         if self._leads(chain):
             return Accept(judged=False)
@@ -123,7 +129,10 @@ class Ending(_Wrapper):
         return prepare(self.policy, chain)
 
     async def verify(
-        self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None
+        self,
+        chain: Chain,
+        draft: Step,
+        prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
         if draft.author == "large":
             return Accept(judged=False)

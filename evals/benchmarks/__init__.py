@@ -120,7 +120,9 @@ FLAGS = {
 
 
 def choose(
-    name: str, data: Path | None = None, **reading: str | None
+    name: str,
+    data: Path | None = None,
+    **reading: str | None,
 ) -> tuple[Benchmark, Path | None]:
     """
     Return the benchmark *name*, or the benchmark in the file *name*, and the file of its problems.

@@ -33,7 +33,11 @@ def math500(row: Row, seed: int) -> Task:
 
 
 MATH500 = Benchmark(
-    "math500", "MIT", ("problem", "answer"), math500, source="HuggingFaceH4/MATH-500"
+    "math500",
+    "MIT",
+    ("problem", "answer"),
+    math500,
+    source="HuggingFaceH4/MATH-500",
 )
 
 
@@ -51,7 +55,12 @@ def gsm8k(row: Row, seed: int) -> Task:
 
 
 GSM8K = Benchmark(
-    "gsm8k", "MIT", ("question", "answer"), gsm8k, source="openai/gsm8k", subset="main"
+    "gsm8k",
+    "MIT",
+    ("question", "answer"),
+    gsm8k,
+    source="openai/gsm8k",
+    subset="main",
 )
 
 
@@ -77,7 +86,12 @@ def aime(row: Row, seed: int) -> Task:
 
 COLUMNS = ("problem", "answer")
 AIME24 = Benchmark(
-    "aime24", "none stated", COLUMNS, aime, source="HuggingFaceH4/aime_2024", split="train"
+    "aime24",
+    "none stated",
+    COLUMNS,
+    aime,
+    source="HuggingFaceH4/aime_2024",
+    split="train",
 )
 AIME25 = Benchmark("aime25", "Apache-2.0", COLUMNS, aime, source="math-ai/aime25")
 
@@ -92,7 +106,9 @@ def amc23(row: Row, seed: int) -> Task:
     Prompt: eval.boxed.
     """
     return Task(
-        row["question"], Answer(row["answer"], "number"), name=row.get("url") or row.get("id", "")
+        row["question"],
+        Answer(row["answer"], "number"),
+        name=row.get("url") or row.get("id", ""),
     )
 
 
@@ -167,5 +183,10 @@ def made(seed: int, count: int) -> list[Task]:
 
 
 ARITHMETIC = Benchmark(
-    "arithmetic", "Apache-2.0", ("problem", "answer"), arithmetic, prompt=None, made=made
+    "arithmetic",
+    "Apache-2.0",
+    ("problem", "answer"),
+    arithmetic,
+    prompt=None,
+    made=made,
 )

@@ -74,7 +74,11 @@ CALIBRATED_ON = "calibration half"
 
 
 def load(
-    benchmark: Benchmark, data: Path | None = None, *, seed: int = 0, limit: int | None = None
+    benchmark: Benchmark,
+    data: Path | None = None,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
 ) -> list[Task]:
     """
     Return the first *limit* tasks of *benchmark* in its template, from the file *data* if given.

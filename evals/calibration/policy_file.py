@@ -32,7 +32,9 @@ SEED_DISTANCE = 1_000_003
 
 
 def find_threshold(
-    policy: str, option: str | None = None, values: Sequence[float] | None = None
+    policy: str,
+    option: str | None = None,
+    values: Sequence[float] | None = None,
 ) -> Threshold:
     """
     Return the threshold of *policy*, or another *option* with its *values*, the strictest first.
@@ -87,7 +89,10 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
     names = {*arm_options(), "sampling", "budget"}
     values, defaults = (
         each.model_dump(
-            mode="json", include=names, exclude={"sampling": {"seed"}}, exclude_none=True
+            mode="json",
+            include=names,
+            exclude={"sampling": {"seed"}},
+            exclude_none=True,
         )
         for each in (settings, Settings.model_construct())
     )
@@ -102,7 +107,11 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
 
 
 def solve_on_servers(
-    solver: Solver, tasks: Sequence[Task], threshold: Threshold, graders: Graders, base_seed: int
+    solver: Solver,
+    tasks: Sequence[Task],
+    threshold: Threshold,
+    graders: Graders,
+    base_seed: int,
 ) -> SolveAt:
     """
     Return a function that solves on real servers.

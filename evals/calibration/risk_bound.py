@@ -91,7 +91,10 @@ def _of_difference(paired: Paired, limit: float, level: float) -> float:
 
 
 def _at_most(
-    difference: int, n: int, lost: NDArray[float64], gained: NDArray[float64]
+    difference: int,
+    n: int,
+    lost: NDArray[float64],
+    gained: NDArray[float64],
 ) -> NDArray[float64]:
     """
     Return the probability that at most *difference* more of *n* problems are lost than gained.

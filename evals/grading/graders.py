@@ -116,7 +116,10 @@ class _Worker:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, env=environment
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                env=environment,
             )
             async with asyncio.timeout(START_SECONDS):
                 await _exchange(self._process, b"")

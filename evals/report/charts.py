@@ -80,7 +80,11 @@ def scatter(arms: Sequence[ArmFigures]) -> Markup:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(visible=True, axis="y")
     figure.legend(
-        loc="outside lower left", ncols=2, labelcolor=INK, handlelength=1.0, labelspacing=0.35
+        loc="outside lower left",
+        ncols=2,
+        labelcolor=INK,
+        handlelength=1.0,
+        labelspacing=0.35,
     )
     described = "; ".join(
         f"{f.arm.name}: {f.result.accuracy:.1%}, {f.result.seconds:.2f} s" for f in arms

@@ -62,7 +62,10 @@ class ArmFigures:
 
 
 def compute_figures(
-    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1, baseline: str = ""
+    done: Mapping[Place, Sample],
+    arms: Sequence[Arm],
+    repeats: int = 1,
+    baseline: str = "",
 ) -> list[ArmFigures]:
     """
     Compute the figures of all *arms*, and of the oracle if both models ran alone.
@@ -82,7 +85,9 @@ def by_time(arms: Iterable[ArmFigures]) -> list[ArmFigures]:
 
 
 def samples_by_number(
-    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
+    done: Mapping[Place, Sample],
+    arms: Sequence[Arm],
+    repeats: int,
 ) -> dict[str, dict[int, Sample]]:
     """Return the samples that the figures are computed from, by arm and number."""
     numbers = complete_numbers(done, arms, repeats)

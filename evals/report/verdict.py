@@ -153,7 +153,11 @@ def _reciprocal(ratio: Interval) -> Interval:
 
 
 def further_for_loss(
-    problems: int, gained: float, lost: float, apart: Interval, max_loss: float
+    problems: int,
+    gained: float,
+    lost: float,
+    apart: Interval,
+    max_loss: float,
 ) -> int | None:
     """
     Return how many further problems exclude a loss above *max_loss*.

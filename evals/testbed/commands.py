@@ -71,7 +71,11 @@ async def up(
 
     async def serve() -> None:
         starting = running(
-            profile, roles, console=console, log_dir=log_dir, speculation=speculation
+            profile,
+            roles,
+            console=console,
+            log_dir=log_dir,
+            speculation=speculation,
         )
         async with starting as served:
             methods = {name: speculation.get(name, TokenSpeculation()).method for name in served}
@@ -99,7 +103,11 @@ ARMS = (PLAIN, SMALL, Arm.of(SHIPPED.name, "specreason", auto=True))
 
 
 async def demo(
-    problems: int, seed: int, profile: str, console: Console, printer: Callable[[Console], Observer]
+    problems: int,
+    seed: int,
+    profile: str,
+    console: Console,
+    printer: Callable[[Console], Observer],
 ) -> list[Result]:
     """
     Start the pair, solve *problems* with every arm, and return the results.

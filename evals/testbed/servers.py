@@ -286,7 +286,10 @@ def endpoint(served: Served, role: Role) -> Endpoint:
     """Return the settings of the endpoint of a running server of the pair, for *role*."""
     suffix_scoring = served.name in SCORERS
     return Endpoint(
-        role=role, url=served.base_url, model=served.served_name, suffix_scoring=suffix_scoring
+        role=role,
+        url=served.base_url,
+        model=served.served_name,
+        suffix_scoring=suffix_scoring,
     )
 
 
@@ -314,7 +317,11 @@ async def running(
             paced_drafter(world.model(DRAFTER), read_pace(profile, DRAFTER))
         )
         servers = miniature_servers(
-            profile, roles, world=world, speculation=speculation, drafter=drafter
+            profile,
+            roles,
+            world=world,
+            speculation=speculation,
+            drafter=drafter,
         )
         with show_progress(console) as on_progress:
             launching = launch(servers, log_dir=log_dir, on_progress=on_progress, prepare=_warm_up)

@@ -26,7 +26,9 @@ async def pair_solver(profile: str, console: Console) -> AsyncGenerator[Solver]:
     async with (
         running(profile, console=console) as served,
         Solver(
-            endpoint(served["small"], "small"), endpoint(served["large"], "large"), sampling=GREEDY
+            endpoint(served["small"], "small"),
+            endpoint(served["large"], "large"),
+            sampling=GREEDY,
         ) as solver,
     ):
         yield solver

@@ -49,7 +49,11 @@ class Accuracy:
 
 
 async def compare_answers(
-    solver: Solver, arm: Arm, tasks: Sequence[Task], users: int, seconds: float
+    solver: Solver,
+    arm: Arm,
+    tasks: Sequence[Task],
+    users: int,
+    seconds: float,
 ) -> Accuracy:
     """
     Solve *tasks* with *arm* and with the large model alone, *users* at the same time.

@@ -157,7 +157,12 @@ class KnownModel(SingleModel):
     def _part(self, tokens: Sequence[Token], stop: Stop) -> Step:
         text = "".join(token.text for token in tokens)
         return replace(
-            self._step, author=self.role, text=text, stop=stop, tokens=tuple(tokens), pieces=()
+            self._step,
+            author=self.role,
+            text=text,
+            stop=stop,
+            tokens=tuple(tokens),
+            pieces=(),
         )
 
     async def branch(self, chain: Chain, begun: Sequence[Step], **more: Any) -> tuple[Step, ...]:
@@ -167,7 +172,11 @@ class KnownModel(SingleModel):
         return await self._model.score(chain, *spans, top=top)
 
     async def ask(
-        self, chain: Chain, question: str, choices: Sequence[str], **more: Any
+        self,
+        chain: Chain,
+        question: str,
+        choices: Sequence[str],
+        **more: Any,
     ) -> Mapping[str, float]:
         return await self._model.ask(chain, question, choices, **more)
 
@@ -218,7 +227,12 @@ class Trier:
         return Models(small, large, critic, Budget(), sampled=sampled).policy_of(run)
 
     async def attempt(
-        self, arm: Arm, place: Place, draft: Step, *, alone: bool = False
+        self,
+        arm: Arm,
+        place: Place,
+        draft: Step,
+        *,
+        alone: bool = False,
     ) -> Trial | None:
         """
         Let *arm* go through the step of *place*, where the small model writes *draft*.

@@ -230,7 +230,12 @@ class Measuring:
             self.found.skipped[arm.name] = str(exc)
 
     async def _attempt(
-        self, trier: Trier, place: Place, rng: random.Random, *, alone: bool
+        self,
+        trier: Trier,
+        place: Place,
+        rng: random.Random,
+        *,
+        alone: bool,
     ) -> None:
         """Draft once in *place*, and let every method judge the draft and a slip."""
         draft = await trier.small.write(place.chain, top=1)

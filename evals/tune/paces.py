@@ -80,7 +80,9 @@ async def opened(endpoint: ModelEndpoint, sampling: Sampling = GREEDY) -> AsyncG
 
 
 async def write_streams(
-    endpoint: ModelEndpoint, problems: Sequence[str], streams: list[list[Arrival]]
+    endpoint: ModelEndpoint,
+    problems: Sequence[str],
+    streams: list[list[Arrival]],
 ) -> None:
     """
     Let the model begin to reason about all *problems* at the same time.

@@ -77,7 +77,10 @@ async def served(small: Path, large: Path, logs: Path) -> AsyncGenerator[dict[st
 
 @asynccontextmanager
 async def pair(
-    urls: dict[str, str | None], models: Path | None, folder: Path, third: bool
+    urls: dict[str, str | None],
+    models: Path | None,
+    folder: Path,
+    third: bool,
 ) -> AsyncGenerator[dict[str, str]]:
     """Yield the URLs of both servers: *urls*, or those of *models*, or of fetched models."""
     given = {role: url for role, url in urls.items() if url}
@@ -169,7 +172,11 @@ def command(
 
 
 async def solve(
-    urls: dict[str, str | None], models: Path | None, fetched: Path, third: bool, work: Work
+    urls: dict[str, str | None],
+    models: Path | None,
+    fetched: Path,
+    third: bool,
+    work: Work,
 ) -> None:
     """Take the samples that *work* lacks, from servers that run or are started."""
     (fetched / "logs").mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,9 @@ def convert(file: Path, folder: Path) -> None:
             weights = halves.swapaxes(1, 2).reshape(weights.shape)
         state[name] = weights.to(torch.bfloat16).contiguous()
     import_module("safetensors.torch").save_file(
-        state, folder / "model.safetensors", metadata={"format": "pt"}
+        state,
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
     )
     end = field("tokenizer.ggml.eos_token_id")
     config |= {

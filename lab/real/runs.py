@@ -127,7 +127,11 @@ def account(spent: Account) -> dict[str, int]:
 
 
 async def solve(
-    solver: Solver, graders: Graders, cell: Cell, number: int, task: Task
+    solver: Solver,
+    graders: Graders,
+    cell: Cell,
+    number: int,
+    task: Task,
 ) -> dict[str, Any]:
     """Solve one problem; return its line."""
     events: list[Event] = []

@@ -110,7 +110,11 @@ Run = Callable[[Sequence[str]], None]
 def run_program(command: Sequence[str]) -> None:
     """Run a program. Raise `ConfigurationError` with its last lines if it fails."""
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
         lines = " / ".join(done.stdout.strip().splitlines()[-3:])
@@ -120,7 +124,10 @@ def run_program(command: Sequence[str]) -> None:
 
 
 def prepare(
-    weights: Weights, folder: Path, say: Callable[[str], object], run: Run = run_program
+    weights: Weights,
+    folder: Path,
+    say: Callable[[str], object],
+    run: Run = run_program,
 ) -> Path:
     """
     Return the folder of the model in Hugging Face's format, below *folder*; make what is missing.
@@ -212,7 +219,9 @@ def room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(
-            errno.ENOSPC, os.strerror(errno.ENOSPC), f"{folder}: {needed / 2**30:.1f} GiB needed"
+            errno.ENOSPC,
+            os.strerror(errno.ENOSPC),
+            f"{folder}: {needed / 2**30:.1f} GiB needed",
         )
 
 

@@ -54,7 +54,12 @@ class Choice:
 
 
 def choose(
-    pair: Pair, users: int, accepted: float, chains: Chains, problems: int, seeds: int
+    pair: Pair,
+    users: int,
+    accepted: float,
+    chains: Chains,
+    problems: int,
+    seeds: int,
 ) -> Choice:
     """Simulate *problems* problems by each arm, once for each of *seeds* seeds."""
     method = list[float]()

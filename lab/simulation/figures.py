@@ -48,7 +48,9 @@ class SimulatedSolver(Solver):
     """A solver whose models answer from *scripts* on *servers*."""
 
     def __init__(
-        self, servers: Mapping[Role, SimulatedServer], scripts: Mapping[str, Script]
+        self,
+        servers: Mapping[Role, SimulatedServer],
+        scripts: Mapping[str, Script],
     ) -> None:
         small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
         super().__init__(
@@ -62,7 +64,10 @@ class SimulatedSolver(Solver):
 
 
 def start_servers(
-    small: ServerCosts, large: ServerCosts, *, shared: bool = False
+    small: ServerCosts,
+    large: ServerCosts,
+    *,
+    shared: bool = False,
 ) -> dict[Role, SimulatedServer]:
     """Return new servers with these costs, on one *shared* card or on two."""
     card = Card() if shared else None

@@ -177,7 +177,12 @@ class Cell:
 
 
 def simulate_cell(
-    pair: Pair, arm: Arm, users: int, chains: Chains, accepted: float, problems: int
+    pair: Pair,
+    arm: Arm,
+    users: int,
+    chains: Chains,
+    accepted: float,
+    problems: int,
 ) -> Cell:
     """Simulate *problems* counted problems."""
     shared = pair.shared and arm.policy != LARGE.policy
@@ -199,7 +204,12 @@ def slower(costs: ServerCosts, ratio: float) -> ServerCosts:
 
 
 def break_even(
-    pair: Pair, arm: Arm, speed: float, users: int, chains: Chains, problems: int
+    pair: Pair,
+    arm: Arm,
+    speed: float,
+    users: int,
+    chains: Chains,
+    problems: int,
 ) -> dict[float, float]:
     """
     Simulate *arm* with a small model that is *speed* times as fast as the pair's large model.

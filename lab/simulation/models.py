@@ -235,7 +235,12 @@ class SimulatedModel(SingleModel):
         ]
 
     async def ask(
-        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+        self,
+        chain: Chain,
+        question: str,
+        choices: Sequence[str],
+        *,
+        opening: str = "",
     ) -> Mapping[str, float]:
         """
         Return the probability of each of *choices*.
@@ -434,7 +439,11 @@ class SimulatedEndpoint:
     ) -> SimulatedModel:
         """Make the model of one run."""
         return SimulatedModel(
-            self, self._server, observe, or_now(clock), sticky=not sampling.repeats
+            self,
+            self._server,
+            observe,
+            or_now(clock),
+            sticky=not sampling.repeats,
         )
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
@@ -450,7 +459,12 @@ class SimulatedEndpoint:
         raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
     async def parse_tokens(
-        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+        self,
+        toolset: Toolset,
+        tokens: Sequence[Token],
+        state: ParserState,
+        *,
+        finished: bool,
     ) -> ParsedTokens:
         raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 

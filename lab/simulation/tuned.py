@@ -19,7 +19,11 @@ PROBLEMS = 20
 
 
 def measure(
-    pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: int
+    pair: Pair,
+    arms: Sequence[Arm],
+    chains: Chains,
+    accepted: float,
+    users: int,
 ) -> Measured:
     """Let `stepspec tune` measure the simulated *pair*, on a virtual clock."""
     scripts = chains.scripts(accepted, PROBLEMS)
@@ -35,7 +39,11 @@ def measure(
 
 
 def compared(
-    pair: Pair, arms: Sequence[Arm], chains: Chains, accepted: float, users: int
+    pair: Pair,
+    arms: Sequence[Arm],
+    chains: Chains,
+    accepted: float,
+    users: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield the gain that `stepspec tune` says and the simulated one, alone and with *users*."""
     found = measure(pair, arms, chains, accepted, users)

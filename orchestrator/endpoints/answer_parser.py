@@ -64,7 +64,10 @@ class ServerParser:
 
     async def _read(self, tokens: Sequence[Token], *, finished: bool) -> ParsedTokens:
         return await self._endpoint.parse_tokens(
-            self._toolset, tokens, self._state, finished=finished
+            self._toolset,
+            tokens,
+            self._state,
+            finished=finished,
         )
 
     def _take(self, tokens: Sequence[Token], parsed: ParsedTokens) -> Parsed:

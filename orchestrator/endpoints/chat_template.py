@@ -207,7 +207,10 @@ class Template:
         return self._opened_by_the_model(f"{self.pairs[0].opening}\n", self.pairs[0], "setting")
 
     def _opened_by_the_model(
-        self, opened: str, markers: ThinkingMarkers, source: Source
+        self,
+        opened: str,
+        markers: ThinkingMarkers,
+        source: Source,
     ) -> Template:
         """Return the template of a model that writes *opened* itself."""
         space = opened[: len(opened) - len(opened.lstrip())]
@@ -275,7 +278,11 @@ def _around_reply(start: str, head: str, reply: str, wrapped: str) -> tuple[str,
 
 
 def _handing_over(
-    markers: ThinkingMarkers, start: str, head: str, reasoned: str, reply_head: str
+    markers: ThinkingMarkers,
+    start: str,
+    head: str,
+    reasoned: str,
+    reply_head: str,
 ) -> ThinkingMarkers:
     """
     Return *markers* with the marks that the template shows between the thinking and the reply.
@@ -331,7 +338,11 @@ def disagreement(small: bool, large: bool) -> str:
 
 
 def _with_block(
-    markers: ThinkingMarkers, start: str, head: str, turn: str, answer: str
+    markers: ThinkingMarkers,
+    start: str,
+    head: str,
+    turn: str,
+    answer: str,
 ) -> Template | None:
     """
     Make the template of a model whose renderings show a block with *markers*. None: they do not.
@@ -359,7 +370,12 @@ def _with_block(
 
 
 def _with_open_block(
-    markers: ThinkingMarkers, stem: str, begun: str, head: str, turn: str, answer: str
+    markers: ThinkingMarkers,
+    stem: str,
+    begun: str,
+    head: str,
+    turn: str,
+    answer: str,
 ) -> Template:
     """Make the template of a model whose generation prompt is *stem* and the *begun* block."""
     before = head[len(stem) :] if head.startswith(stem) else ""

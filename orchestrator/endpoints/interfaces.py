@@ -98,7 +98,12 @@ class ModelEndpoint(Protocol):
     async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer: ...
 
     async def parse_tokens(
-        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+        self,
+        toolset: Toolset,
+        tokens: Sequence[Token],
+        state: ParserState,
+        *,
+        finished: bool,
     ) -> ParsedTokens: ...
 
     def model(

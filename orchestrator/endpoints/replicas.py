@@ -167,7 +167,11 @@ class Placement:
             replica.breaker.fail(failure)
 
     async def _call_on(
-        self, replica: Replica, verb: Callable[[Server], Awaitable[T]], *, first: bool
+        self,
+        replica: Replica,
+        verb: Callable[[Server], Awaitable[T]],
+        *,
+        first: bool,
     ) -> T:
         """Call *verb* on *replica*. A *first* rejection may mean that the server has changed."""
         try:
@@ -238,7 +242,12 @@ class ReplicatedModel(SingleModel):
         )
 
     async def ask(
-        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+        self,
+        chain: Chain,
+        question: str,
+        choices: Sequence[str],
+        *,
+        opening: str = "",
     ) -> Mapping[str, float]:
         return await self._placement.call(
             lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
@@ -375,7 +384,12 @@ class ReplicatedEndpoint:
         return await self.call(lambda endpoint: endpoint.parse_answer(toolset, tokens))
 
     async def parse_tokens(
-        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+        self,
+        toolset: Toolset,
+        tokens: Sequence[Token],
+        state: ParserState,
+        *,
+        finished: bool,
     ) -> ParsedTokens:
         """
         Let any server parse, as `ModelEndpoint.parse_tokens` does: *state* is all that it needs.

@@ -35,7 +35,9 @@ SESSION: ContextVar[str] = ContextVar("SESSION", default="")
 
 @contextmanager
 def carrying(
-    headers: Mapping[str, str], run_priority: int = 0, session: str = ""
+    headers: Mapping[str, str],
+    run_priority: int = 0,
+    session: str = "",
 ) -> Generator[None]:
     """
     Add *headers* to all requests of the run that begins with the block.

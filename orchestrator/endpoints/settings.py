@@ -285,7 +285,13 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
         return self.model_copy(update={"seed": _digest(self.seed, "within", role)})
 
     def seed_for(
-        self, role: Role, verb: Verb, chain: Chain, opening: str = "", *, again: bool = False
+        self,
+        role: Role,
+        verb: Verb,
+        chain: Chain,
+        opening: str = "",
+        *,
+        again: bool = False,
     ) -> int | None:
         """
         Return the seed of a request that continues *chain* and *opening*. None: the run has none.

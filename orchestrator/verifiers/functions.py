@@ -105,7 +105,11 @@ def read_verifier(name: str, value: object) -> VerifierFunction:
 
 
 VERIFIERS = Registry[VerifierFunction](
-    "verifier", "verifiers", "stepspec.verifiers", {}, read_verifier
+    "verifier",
+    "verifiers",
+    "stepspec.verifiers",
+    {},
+    read_verifier,
 )
 """The verifiers by name: those of plugins, and those that a program passed as a function."""
 
@@ -160,7 +164,9 @@ def _is_async(function: object) -> bool:
 
 
 async def in_thread(
-    function: VerifierFunction, candidate: Candidate, ended: Callable[[], None]
+    function: VerifierFunction,
+    candidate: Candidate,
+    ended: Callable[[], None],
 ) -> object:
     """
     Call *function* in a daemon thread, and wait for its result.

@@ -82,7 +82,9 @@ class DecisionsVerifier(VerifierSettings, frozen=True):
     def address(self) -> Address:
         """The server, as the HTTP client knows one."""
         deadlines = Deadlines(
-            connect=min(CONNECT, self.seconds), first=self.seconds, total=self.seconds
+            connect=min(CONNECT, self.seconds),
+            first=self.seconds,
+            total=self.seconds,
         )
         return Address(
             role="critic",

@@ -330,7 +330,9 @@ def _about_judge(large: EndpointReport) -> Findings:
 
 
 def _about_pair(
-    small: EndpointReport, large: EndpointReport, same_vocabulary: bool | None
+    small: EndpointReport,
+    large: EndpointReport,
+    same_vocabulary: bool | None,
 ) -> Findings:
     why = disagreement(bool(small.thinks), bool(large.thinks))
     if why:

@@ -54,7 +54,10 @@ async def examine(
 
 
 async def diagnose(
-    small: Endpoint, large: Endpoint, *, name: str = "small with large"
+    small: Endpoint,
+    large: Endpoint,
+    *,
+    name: str = "small with large",
 ) -> Diagnosis:
     """
     Examine all servers of both endpoints. A server that cannot be used is reported, not raised.

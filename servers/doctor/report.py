@@ -51,7 +51,9 @@ class Lack(NamedTuple):
 
 LACKS: Mapping[str, Lack] = {
     "token_ids": Lack(
-        "cannot work", "no step can be written", "serve the model with vLLM 0.32 or later"
+        "cannot work",
+        "no step can be written",
+        "serve the model with vLLM 0.32 or later",
     ),
     "chosen_logprobs": Lack(
         "costs",

@@ -86,7 +86,11 @@ def _query_driver() -> Mapping[str, float]:
     """Return the GiB of each card by its index. {}: no driver tells them."""
     try:
         listing = subprocess.run(
-            NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True
+            NVIDIA_SMI,
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_SECONDS,
+            check=True,
         )
         sizes = [float(number) / MIB_IN_GIB for number in listing.stdout.split()]
     except (OSError, subprocess.SubprocessError, ValueError):

@@ -217,7 +217,10 @@ def _endpoint_settings(
     """
     included = SHARED_SETTINGS if isinstance(model, StartedServer) else None
     others = model.model_dump(
-        mode="json", include=included, exclude=OMITTED_SETTINGS, exclude_unset=True
+        mode="json",
+        include=included,
+        exclude=OMITTED_SETTINGS,
+        exclude_unset=True,
     )
     if others or (isinstance(model, Endpoint) and model.api_key):
         return {"url": running.base_url, **others}

@@ -30,7 +30,10 @@ def main(grace: float, command: list[str]) -> None:
         return
     try:
         server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            start_new_session=True,
         )
     except OSError as error:
         print(error, file=sys.stderr, flush=True)

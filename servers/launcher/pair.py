@@ -91,7 +91,9 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
         return self
 
     def configuration(
-        self, drafter: str | None = None, revision: str | None = None
+        self,
+        drafter: str | None = None,
+        revision: str | None = None,
     ) -> dict[str, Any] | None:
         """
         Return vLLM's ``--speculative-config``; None without speculation.

@@ -29,7 +29,11 @@ class Child:
 
 @asynccontextmanager
 async def child(
-    command: Sequence[str], *, env: Mapping[str, str], log: Path, grace: float
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    grace: float,
 ) -> AsyncGenerator[Child]:
     """
     Run *command* in a process group of its own, with its output in *log*.
@@ -58,7 +62,10 @@ async def child(
 
 
 async def _start_guard(
-    command: Sequence[str], env: Mapping[str, str], log: Path, grace: float
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    grace: float,
 ) -> Process:
     with log.open("wb") as output:
         return await asyncio.create_subprocess_exec(

@@ -103,7 +103,11 @@ def with_ports(servers: Iterable[ServerCommand]) -> Mapping[str, ServerCommand]:
 
 
 async def up(
-    pair: Pair, console: Console, *, json_output: bool = False, log_dir: Path | None = None
+    pair: Pair,
+    console: Console,
+    *,
+    json_output: bool = False,
+    log_dir: Path | None = None,
 ) -> None:
     """
     Start *pair*, print where its models are, and return when a signal has stopped the servers.
@@ -192,7 +196,9 @@ async def _connect(path: str, endpoint: Endpoint) -> RunningServer:
     except EndpointError as exc:
         raise type(exc)(exc.cause, role=path, url=exc.url, verb=exc.verb) from exc
     return RunningServer(
-        ",".join(replica.v1 for replica in endpoint.each), models[0], endpoint.suffix_scoring
+        ",".join(replica.v1 for replica in endpoint.each),
+        models[0],
+        endpoint.suffix_scoring,
     )
 
 

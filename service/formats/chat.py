@@ -97,7 +97,9 @@ class Turn(Part):
     @field_validator("tool_calls")
     @classmethod
     def _check_calls(
-        cls, calls: list[ToolCallPart] | None, validated: ValidationInfo
+        cls,
+        calls: list[ToolCallPart] | None,
+        validated: ValidationInfo,
     ) -> list[ToolCallPart] | None:
         if calls and validated.data.get("role", "assistant") != "assistant":
             raise ValueError("only a message of the assistant makes calls: leave them out")
@@ -240,7 +242,11 @@ class ChatReply(ReplyFormat):
     """The `ReplyFormat` that writes the runs of a request as the choices of a chat completion."""
 
     def __init__(
-        self, runs: RequestRuns, request: ServiceRequest, chat: ChatRequest, thinking: Thinking
+        self,
+        runs: RequestRuns,
+        request: ServiceRequest,
+        chat: ChatRequest,
+        thinking: Thinking,
     ) -> None:
         self._runs = runs
         self._chat = chat

@@ -625,7 +625,11 @@ class MessagesReply(SingleReply):
     keep_alive = PING
 
     def __init__(
-        self, runs: RequestRuns, request: ServiceRequest, body: MessagesRequest, thinking: Thinking
+        self,
+        runs: RequestRuns,
+        request: ServiceRequest,
+        body: MessagesRequest,
+        thinking: Thinking,
     ) -> None:
         super().__init__(runs, request, thinking)
         self._model = body.model

@@ -201,7 +201,9 @@ def _with_type(item: object) -> object:
 
 
 InputItem: TypeAlias = Annotated[
-    TypedItem, Field(discriminator="type"), BeforeValidator(_with_type)
+    TypedItem,
+    Field(discriminator="type"),
+    BeforeValidator(_with_type),
 ]
 
 
@@ -509,7 +511,9 @@ class ResponseEvents(MessageParts):
             case "function_call":
                 item["arguments"] = text
                 events = self._last_item_event(
-                    "function_call_arguments.done", name=item["name"], arguments=text
+                    "function_call_arguments.done",
+                    name=item["name"],
+                    arguments=text,
                 )
             case "custom_tool_call":
                 text = custom_input(text)
@@ -543,13 +547,18 @@ class ResponseEvents(MessageParts):
 
     def _item_event(self, stage: str) -> bytes:
         return self.event(
-            f"response.output_item.{stage}", output_index=self._index, item=self._last
+            f"response.output_item.{stage}",
+            output_index=self._index,
+            item=self._last,
         )
 
     def _last_item_event(self, kind: str, **fields: Any) -> bytes:
         """Return an event of the last item."""
         return self.event(
-            f"response.{kind}", item_id=self._last["id"], output_index=self._index, **fields
+            f"response.{kind}",
+            item_id=self._last["id"],
+            output_index=self._index,
+            **fields,
         )
 
     def _content_event(self, kind: str, **fields: Any) -> bytes:
@@ -581,7 +590,11 @@ class ResponsesReply(SingleReply):
     """The `ReplyFormat` that writes the one run of a request as a response."""
 
     def __init__(
-        self, runs: RequestRuns, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking
+        self,
+        runs: RequestRuns,
+        request: ServiceRequest,
+        body: ResponsesRequest,
+        thinking: Thinking,
     ) -> None:
         super().__init__(runs, request, thinking)
         self._request = body

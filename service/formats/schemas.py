@@ -180,7 +180,11 @@ P = TypeVar("P", bound=Options)
 def _extended(model: type[P], fields: JsonFields) -> type[P]:
     """Return *model* with more *fields*, given by their types and defaults."""
     return create_model(
-        model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
+        model.__name__,
+        __base__=model,
+        __doc__=model.__doc__,
+        __module__=model.__module__,
+        **fields,
     )
 
 
@@ -225,7 +229,11 @@ class Schema(Part):
     """A part with a JSON schema in its field ``schema``."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, protected_namespaces=(), populate_by_name=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        protected_namespaces=(),
+        populate_by_name=True,
     )
 
 

@@ -135,7 +135,9 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
         return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
     if error["type"] == "none_required":
         return bad_request(
-            f"{param} is not supported: leave it out", param, "unsupported_parameter"
+            f"{param} is not supported: leave it out",
+            param,
+            "unsupported_parameter",
         )
     messages = _joined(_message(other) for other, other_path in errors if other_path == path)
     return bad_request(f"{param}: {messages}", param)

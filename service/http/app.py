@@ -201,13 +201,18 @@ class Service:
     """
 
     def __init__(
-        self, offer: Offer, settings: ServiceSettings, observers: Sequence[ServiceObserver] = ()
+        self,
+        offer: Offer,
+        settings: ServiceSettings,
+        observers: Sequence[ServiceObserver] = (),
     ) -> None:
         all_observers: list[ServiceObserver] = [*observers]
         observe = notify(all_observers)
         self.context = context = ServiceContext(offer, settings, observe)
         self.metrics = metrics = Metrics(
-            context.admission, offer.version, lambda: offer.engine.waiting
+            context.admission,
+            offer.version,
+            lambda: offer.engine.waiting,
         )
         all_observers.append(metrics)
 
@@ -250,7 +255,9 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     if exc.status_code == 404:
         hint = near(path, (route.path for route in request.app.routes))
         raise ApiError(
-            404, f"there is no path {path}{hint}; /openapi.json lists all paths", code="not_found"
+            404,
+            f"there is no path {path}{hint}; /openapi.json lists all paths",
+            code="not_found",
         )
     raise ApiError(
         exc.status_code,
@@ -293,7 +300,10 @@ def _listening(host: str, port: int) -> socket.socket:
         both = socket.has_dualstack_ipv6()
         try:
             return socket.create_server(
-                (host, port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=both
+                (host, port),
+                family=socket.AF_INET6,
+                backlog=BACKLOG,
+                dualstack_ipv6=both,
             )
         except OSError as exc:
             if exc.errno not in NO_IPV6:
@@ -312,7 +322,10 @@ class ServiceServer(uvicorn.Server):
     """
 
     def __init__(
-        self, service: Service, settings: ServiceSettings, log: Callable[[str], None]
+        self,
+        service: Service,
+        settings: ServiceSettings,
+        log: Callable[[str], None],
     ) -> None:
         self._warn = OncePerSecond(log)
 

@@ -110,7 +110,11 @@ class RequestMiddleware:
             forget_frames(request.error)
 
     async def _handle(
-        self, request: ServiceRequest, scope: Scope, receive: Receive, send: Send
+        self,
+        request: ServiceRequest,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         try:
             self._check(request)
@@ -167,7 +171,9 @@ class RequestMiddleware:
                     message = await receive()
             except TimeoutError:
                 raise ApiError(
-                    408, f"the body did not arrive within {seconds:g} s", retry=True
+                    408,
+                    f"the body did not arrive within {seconds:g} s",
+                    retry=True,
                 ) from None
             size += len(message.get("body", b""))
             complete = not message.get("more_body", False)
@@ -293,7 +299,11 @@ class ClientConnection:
         """Whether the response is complete."""
 
     async def start(
-        self, headers: HttpHeaders, status: int = 200, *, failure: LastEvent | None = None
+        self,
+        headers: HttpHeaders,
+        status: int = 200,
+        *,
+        failure: LastEvent | None = None,
     ) -> None:
         """Send status and *headers*. *failure* makes the last event of a stream that fails."""
         self._failure = failure
@@ -358,7 +368,11 @@ class StreamedResponse(Response):
     """
 
     def __init__(
-        self, request: ServiceRequest, work: Work, send_seconds: float, aborted: asyncio.Event
+        self,
+        request: ServiceRequest,
+        work: Work,
+        send_seconds: float,
+        aborted: asyncio.Event,
     ) -> None:
         super().__init__()
         self._request = request
@@ -369,7 +383,9 @@ class StreamedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = ClientConnection(self._request, send, self._send_seconds)
         async with background(
-            self._work(connection), _disconnected(receive), self._aborted.wait()
+            self._work(connection),
+            _disconnected(receive),
+            self._aborted.wait(),
         ) as tasks:
             working, disconnecting, _ = tasks
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -74,7 +74,9 @@ def _object(**properties: Any) -> JsonObject:
 
 ERROR = _object(error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL))
 ANTHROPIC_ERROR = _object(
-    type={"const": "error"}, error=_object(type=TEXT, message=TEXT), request_id=TEXT
+    type={"const": "error"},
+    error=_object(type=TEXT, message=TEXT),
+    request_id=TEXT,
 )
 
 
@@ -183,7 +185,10 @@ def messages_router(context: ServiceContext) -> APIRouter:
     @router.post(
         COUNT_PATH,
         **_route(
-            "The number of tokens.", JSON, errors=ANTHROPIC_ERRORS, request="CountTokensRequest"
+            "The number of tokens.",
+            JSON,
+            errors=ANTHROPIC_ERRORS,
+            request="CountTokensRequest",
         ),
     )
     async def count_tokens(http_request: Request) -> Response:
@@ -317,7 +322,10 @@ class ModelCall:
 
     @classmethod
     async def read(
-        cls, context: ServiceContext, http_request: Request, default: str | None = None
+        cls,
+        context: ServiceContext,
+        http_request: Request,
+        default: str | None = None,
     ) -> ModelCall:
         """
         Read the body and find the model.

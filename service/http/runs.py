@@ -94,7 +94,10 @@ class Runs(RequestRuns):
     """
 
     def __init__(
-        self, context: ServiceContext, request: ServiceRequest, run_requests: Sequence[RunRequest]
+        self,
+        context: ServiceContext,
+        request: ServiceRequest,
+        run_requests: Sequence[RunRequest],
     ) -> None:
         super().__init__(run_requests, context.offer.engine.large)
         self._context = context
@@ -211,7 +214,11 @@ def _is_one_of(events: tuple[type[Event], ...], item: RunItem) -> bool:
 
 
 async def reply(
-    runs: Runs, format: ReplyFormat, connection: ClientConnection, *, stream: bool
+    runs: Runs,
+    format: ReplyFormat,
+    connection: ClientConnection,
+    *,
+    stream: bool,
 ) -> None:
     """
     Run *runs* and answer over *connection*.

@@ -171,7 +171,9 @@ class ServerReply:
         return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
 
     async def read(
-        self, seconds: float, healthy: Callable[[], Awaitable[bool]] | None = None
+        self,
+        seconds: float,
+        healthy: Callable[[], Awaitable[bool]] | None = None,
     ) -> bytes:
         """
         Return the next part; b"" at the end.
@@ -327,7 +329,10 @@ class Forwarding:
             raise reply.call.error(EndpointUnavailable, f"no answer: {exc}") from exc
 
     async def _open(
-        self, server: VllmEndpoint, call: Call, priority: int | None
+        self,
+        server: VllmEndpoint,
+        call: Call,
+        priority: int | None,
     ) -> aiohttp.ClientResponse:
         """
         Send the request and return the answer, which has begun.
@@ -443,7 +448,9 @@ class Forwarding:
         connection = self._connection
         call = reply.call
         answer = ForwardedAnswer(
-            self._request.path, counted=self._counted, hidden=self._hides_usage
+            self._request.path,
+            counted=self._counted,
+            hidden=self._hides_usage,
         )
         first = await reply.first_event(answer)
         headers = {**EVENT_STREAM, **reply.headers}

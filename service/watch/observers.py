@@ -80,7 +80,10 @@ class RequestLog:
                 self._run_result(request, choice, solution)
             case RequestFailed(request, exception):
                 self.log.error(
-                    "failed", request_id=request.id, path=request.path, exc_info=exception
+                    "failed",
+                    request_id=request.id,
+                    path=request.path,
+                    exc_info=exception,
                 )
             case RequestFinished(request):
                 self._request(request)
@@ -216,13 +219,19 @@ class Metrics:
         gauge = partial(Gauge, namespace=NAMESPACE, registry=registry)
         histogram = partial(Histogram, namespace=NAMESPACE, registry=registry, buckets=SECONDS)
         self._requests = counter(
-            "requests", "Answered requests, by HTTP status.", (*labels, "status")
+            "requests",
+            "Answered requests, by HTTP status.",
+            (*labels, "status"),
         )
         self._seconds = histogram(
-            "request_seconds", "Seconds from request to end of answer.", labels
+            "request_seconds",
+            "Seconds from request to end of answer.",
+            labels,
         )
         self._first = histogram(
-            "first_step_seconds", "Seconds from a request to its first verified step.", labels
+            "first_step_seconds",
+            "Seconds from a request to its first verified step.",
+            labels,
         )
         self._queued = histogram("queue_seconds", "Seconds that a request waited for admission.")
         self._overhead = histogram(
@@ -238,7 +247,9 @@ class Metrics:
         )
         self._add_run_metrics(counter, histogram)
         self._clients = counter(
-            "client_requests", "Answered requests of a named client.", ("client", "status")
+            "client_requests",
+            "Answered requests of a named client.",
+            ("client", "status"),
         )
         self._client_tokens = counter(
             "client_large_tokens",
@@ -261,12 +272,16 @@ class Metrics:
         Info(NAMESPACE, "Version of the service.", registry=registry).info({"version": version})
 
     def _add_run_metrics(
-        self, counter: Callable[..., Counter], histogram: Callable[..., Histogram]
+        self,
+        counter: Callable[..., Counter],
+        histogram: Callable[..., Histogram],
     ) -> None:
         self._steps = counter("steps", "Written steps, by fate.", ("model", "author", "fate"))
         self._tokens = counter("tokens", "Written tokens, by fate.", ("model", "role", "fate"))
         self._prompt = counter(
-            "prompt_tokens", "Prompt tokens sent to a server.", ("model", "role", "cached")
+            "prompt_tokens",
+            "Prompt tokens sent to a server.",
+            ("model", "role", "cached"),
         )
         self._waste = histogram(
             "waste_ratio",
@@ -288,13 +303,19 @@ class Metrics:
         )
         self._failed = counter("upstream_errors", "Failed requests to a model.", ("role", "verb"))
         self._decisions = counter(
-            "decisions", "Decisions of auto: the method, or the large model.", ("model", "choice")
+            "decisions",
+            "Decisions of auto: the method, or the large model.",
+            ("model", "choice"),
         )
         self._answers = counter(
-            "judged_answers", "Answers that a verifier judged.", ("model", "outcome")
+            "judged_answers",
+            "Answers that a verifier judged.",
+            ("model", "outcome"),
         )
         self._fallbacks = counter(
-            "verifier_failures", "Failures of the verifier, by fallback.", ("stage", "fallback")
+            "verifier_failures",
+            "Failures of the verifier, by fallback.",
+            ("stage", "fallback"),
         )
 
     def scrape(self) -> tuple[bytes, str]:

@@ -219,7 +219,11 @@ class Tracing:
         span.end()
 
     def _add_client_span(
-        self, parent: Span, origin: int, call: Called | UpstreamCall, about: Attributes
+        self,
+        parent: Span,
+        origin: int,
+        call: Called | UpstreamCall,
+        about: Attributes,
     ) -> None:
         """
         Make the span of *call*, a request to a model, below *parent*.

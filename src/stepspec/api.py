@@ -271,7 +271,11 @@ class Solver:
         """
         run = self.resolve(budget=budget, policy=name, options=options)
         models = self._connections.models(
-            run.budget.budget(), run.sampling.seeded(), observe, trace.Stopwatch(), AnswerPlan()
+            run.budget.budget(),
+            run.sampling.seeded(),
+            observe,
+            trace.Stopwatch(),
+            AnswerPlan(),
         )
         return models.policy_of(run)
 
@@ -413,11 +417,19 @@ class Solver:
         if decides:
             sampling = sampling.model_copy(update={"seed": None})
         models = self._connections.models(
-            prepared.budget, sampling, watch, recorder.clock, prepared.answering
+            prepared.budget,
+            sampling,
+            watch,
+            recorder.clock,
+            prepared.answering,
         )
         large = models.policy_of(run.model_copy(update={"policy": "large", "options": {}}))
         auto = self.auto.run(
-            run.policy, run.options, run.ahead, large if decides else None, run.lead
+            run.policy,
+            run.options,
+            run.ahead,
+            large if decides else None,
+            run.lead,
         )
         parts = models.parts(
             run,
@@ -489,7 +501,9 @@ class Solver:
 
     @asynccontextmanager
     async def stream(
-        self, problem: str | Sequence[Message], **arguments: Unpack[StreamArguments]
+        self,
+        problem: str | Sequence[Message],
+        **arguments: Unpack[StreamArguments],
     ) -> AsyncGenerator[EventStream]:
         """
         Solve one problem while its events are iterated over; the *arguments* are those of `solve`.

@@ -56,7 +56,10 @@ from .settings import Settings
 
 
 def connected(
-    settings: Endpoint | NestedPair, table: str = "", *, optional: bool = False
+    settings: Endpoint | NestedPair,
+    table: str = "",
+    *,
+    optional: bool = False,
 ) -> ModelEndpoint:
     """
     Make the endpoint of one model or of a nested pair. *table* is its table in the settings.
@@ -270,7 +273,10 @@ class Connections:
         )
 
     async def answering(
-        self, tools: Toolset | None, run: RunOptions, format: Format | None
+        self,
+        tools: Toolset | None,
+        run: RunOptions,
+        format: Format | None,
     ) -> AnswerPlan:
         """
         Return how the answer of *run* is written.
@@ -291,7 +297,11 @@ class Connections:
 
 
 async def context_room(
-    chain: Chain, small: ModelEndpoint, large: ModelEndpoint, *, needs_small: bool = False
+    chain: Chain,
+    small: ModelEndpoint,
+    large: ModelEndpoint,
+    *,
+    needs_small: bool = False,
 ) -> tuple[int, EndpointError | None]:
     """
     Count the tokens that both contexts hold beyond the problem and a judge's question.
@@ -323,7 +333,9 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
     room = endpoint.room - prompt - JUDGING_TOKENS
     if room < MIN_ROOM:
         raise ContextTooLong(
-            no_room(prompt, endpoint.room), role=endpoint.role, url=endpoint.settings.url
+            no_room(prompt, endpoint.room),
+            role=endpoint.role,
+            url=endpoint.settings.url,
         )
     return room
 

@@ -140,7 +140,11 @@ async def built(
             if name in (AUTO, *policies.METHODS):
                 cure = "start its server with --served-model-name and the model's own name"
                 logs.log.warning(
-                    "served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure
+                    "served_as_a_method",
+                    role=role,
+                    model=name,
+                    listed=f"{role}:{name}",
+                    cure=cure,
                 )
         observers: list[ServiceObserver] = [logs]
         if _traces():

@@ -207,7 +207,10 @@ class Settings(RunOptions, BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
     )
 
     small: Annotated[SmallModel | None, NoDecode, _for_role("small")] = None
@@ -215,7 +218,9 @@ class Settings(RunOptions, BaseSettings):
     large: Annotated[Endpoint | None, NoDecode, _for_role("large")] = None
     """The large model: a URL or a table."""
     critic: Annotated[
-        Annotated[Critic, Field(discriminator="kind")] | None, NoDecode, BeforeValidator(_critic)
+        Annotated[Critic, Field(discriminator="kind")] | None,
+        NoDecode,
+        BeforeValidator(_critic),
     ] = None
     """
     What rates steps for the policies that need it, or judges the answer: a reward model, by its URL
@@ -353,7 +358,9 @@ def _explain(errors: Sequence[ErrorDetails], found: Sequence[Layer]) -> str:
 
 
 def named(
-    exc: ConfigurationError, settings: Settings, arguments: Mapping[str, Any]
+    exc: ConfigurationError,
+    settings: Settings,
+    arguments: Mapping[str, Any],
 ) -> ConfigurationError:
     """
     Return the error of a policy or its options with the flag, variable or key that is wrong.

@@ -117,7 +117,11 @@ def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int)
 
 
 def stream_body(
-    model: str, prompt: Prompt, sampling: Sampling, form: StreamForm, format: Format | None
+    model: str,
+    prompt: Prompt,
+    sampling: Sampling,
+    form: StreamForm,
+    format: Format | None,
 ) -> Body:
     """Ask for a stream of tokens in this *form*, whose text has this *format*."""
     body = completion_body(model, prompt, sampling, form.limit) | {

@@ -186,7 +186,11 @@ class Connection:
 
     @asynccontextmanager
     async def stream(
-        self, call: Call, body: Body, *, path: str = COMPLETIONS
+        self,
+        call: Call,
+        body: Body,
+        *,
+        path: str = COMPLETIONS,
     ) -> AsyncGenerator[Events]:
         """
         Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the
@@ -197,7 +201,10 @@ class Connection:
             ends = asyncio.get_running_loop().time() + deadlines.total
             beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
             events = await _within(
-                call, deadlines.unstreamed, "no token in the first {:g} s", beginning
+                call,
+                deadlines.unstreamed,
+                "no token in the first {:g} s",
+                beginning,
             )
             try:
                 yield events
@@ -216,7 +223,12 @@ class Connection:
         return events
 
     async def fetch(
-        self, call: Call, path: str, body: Body | None = None, *, retries: int | None = None
+        self,
+        call: Call,
+        path: str,
+        body: Body | None = None,
+        *,
+        retries: int | None = None,
     ) -> bytes:
         """
         Send *body* to *path*, or read *path* without one. Return the body of the reply.
@@ -237,7 +249,10 @@ class Connection:
         longest = self.endpoint.deadlines.unstreamed
         async with self._admitted(path):
             return await _within(
-                call, longest, "no answer after {:g} s", self._retry(fetch_once, longest, retries)
+                call,
+                longest,
+                "no answer after {:g} s",
+                self._retry(fetch_once, longest, retries),
             )
 
     @asynccontextmanager
@@ -281,7 +296,11 @@ class Connection:
         try:
             self._session = self._session or self._open_session()
             response = await self._session.request(
-                method, url, data=content, headers=headers, proxy=self.proxy
+                method,
+                url,
+                data=content,
+                headers=headers,
+                proxy=self.proxy,
             )
             self._heard = asyncio.get_running_loop().time()
             log.debug("%s %s: %d", method, url, response.status)
@@ -292,7 +311,10 @@ class Connection:
         return response
 
     async def _retry(
-        self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None
+        self,
+        send: Callable[[], Awaitable[T]],
+        deadline: float,
+        retries: int | None = None,
     ) -> T:
         """Call *send*, again after each failure that may pass, if that ends by the *deadline*."""
         loop = asyncio.get_running_loop()
@@ -324,7 +346,10 @@ class Connection:
         server = f"the {self.endpoint.role} model at {self.endpoint.url}"
         while True:
             waiting.info(
-                "waiting for %s: try %d of %d", server, self._try, 1 + self.endpoint.retries
+                "waiting for %s: try %d of %d",
+                server,
+                self._try,
+                1 + self.endpoint.retries,
             )
             await asyncio.sleep(REPORT_SECONDS)
 
@@ -379,7 +404,10 @@ class ConnectedEndpoint(Generic[A]):
 
 
 def connection_error(
-    call: Call, exc: Exception, seconds: float, proxy: str | None
+    call: Call,
+    exc: Exception,
+    seconds: float,
+    proxy: str | None,
 ) -> EndpointUnreachable | LocalShortage:
     """
     Make the error of a request without an answer, with the exception *exc* of the HTTP client.

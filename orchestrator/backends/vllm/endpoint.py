@@ -216,7 +216,12 @@ class VllmEndpoint(VllmServer):
             return answer
 
     async def parse_tokens(
-        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+        self,
+        toolset: Toolset,
+        tokens: Sequence[Token],
+        state: ParserState,
+        *,
+        finished: bool,
     ) -> ParsedTokens:
         """
         Let the server's parser read the next *tokens* of an answer with *toolset*, after what

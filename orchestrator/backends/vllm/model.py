@@ -92,7 +92,10 @@ class VllmModel(SingleModel):
         return await sticky.write(chain, growing, until)
 
     async def _begin_sticky(
-        self, chain: Chain, growing: StepBuilder, sampling: Sampling
+        self,
+        chain: Chain,
+        growing: StepBuilder,
+        sampling: Sampling,
     ) -> StickyStream:
         """
         Open a stream for the next steps of *chain*, of which *growing* is the first.
@@ -219,7 +222,10 @@ class VllmModel(SingleModel):
         return replies.scored_spans(call, rows, encoded, top)
 
     async def _suffix(
-        self, before: EncodedPrompt, ids: Sequence[int], top: int
+        self,
+        before: EncodedPrompt,
+        ids: Sequence[int],
+        top: int,
     ) -> Sequence[replies.Row] | None:
         """Score *ids* after *before*. None: the server may not have computed all of them."""
         prompt = before.plus(ids)
@@ -242,7 +248,12 @@ class VllmModel(SingleModel):
         return replies.computed_rows(reply, ids, len(before))
 
     async def ask(
-        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+        self,
+        chain: Chain,
+        question: str,
+        choices: Sequence[str],
+        *,
+        opening: str = "",
     ) -> Mapping[str, float]:
         """
         Ask as `Model.ask` says. `ModelTokenizer.question` is the layout of the question.
@@ -271,7 +282,9 @@ class VllmModel(SingleModel):
         return dict.fromkeys(choices, 0.0) | found
 
     async def _ask_by_id(
-        self, prompts: Sequence[EncodedPrompt], numbers: Mapping[str, int]
+        self,
+        prompts: Sequence[EncodedPrompt],
+        numbers: Mapping[str, int],
     ) -> dict[str, float] | None:
         """
         Ask for the log-probabilities of the choices' token ids. None: the server cannot do that.

@@ -72,7 +72,10 @@ class _Probe:
     """The requests of one probe, with a *prompt* and with *digits* to choose from."""
 
     def __init__(
-        self, encoder: ModelTokenizer, prompt: Sequence[int], digits: Sequence[int]
+        self,
+        encoder: ModelTokenizer,
+        prompt: Sequence[int],
+        digits: Sequence[int],
     ) -> None:
         self._connection = encoder.connection
         self._model = encoder.model

@@ -143,7 +143,10 @@ class Chunk(NamedTuple):
 
 
 def parse_chunk(
-    call: Call, event: bytes, logprobs: int | None, closing: Sequence[int] = ()
+    call: Call,
+    event: bytes,
+    logprobs: int | None,
+    closing: Sequence[int] = (),
 ) -> Chunk:
     """
     Read one event of a stream. Raise the error that it carries, or `MalformedReply`.
@@ -202,7 +205,11 @@ def ending(call: Call, choice: Reply) -> Stop | None:
 
 
 def _tokens(
-    choice: Reply, ids: Sequence[int], logprobs: int | None, *, matched: bool
+    choice: Reply,
+    ids: Sequence[int],
+    logprobs: int | None,
+    *,
+    matched: bool,
 ) -> tuple[Token, ...]:
     """Return the tokens of *choice*. *matched*: its text ends at a stop string."""
     text = choice["text"]
@@ -257,7 +264,11 @@ def finite(logprob: float | None) -> float:
 
 
 def spell(
-    text: str, ids: Sequence[int], pieces: Sequence[str], *, cut: bool = False
+    text: str,
+    ids: Sequence[int],
+    pieces: Sequence[str],
+    *,
+    cut: bool = False,
 ) -> list[tuple[str, int]]:
     """
     Divide *text* among the tokens *ids*, whose single spellings are *pieces*.

@@ -59,7 +59,10 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         """Seconds for which a rating waits while the server is down."""
 
     def critic(
-        self, *, observe: Observer = lambda event: None, clock: Clock | None = None
+        self,
+        *,
+        observe: Observer = lambda event: None,
+        clock: Clock | None = None,
     ) -> VllmRewardModel:
         """
         Make the critic of one run. *clock* returns the seconds since the run began; by default it
@@ -154,7 +157,10 @@ class VllmRewardModel:
         gone = retry_if_exception_type(EndpointUnavailable)
         ends = stop_after_delay(self._endpoint.patience)
         return await AsyncRetrying(
-            retry=gone, stop=ends, wait=wait_fixed(PAUSE_SECONDS), reraise=True
+            retry=gone,
+            stop=ends,
+            wait=wait_fixed(PAUSE_SECONDS),
+            reraise=True,
         )(self._rate, chain)
 
     async def _rate(self, chain: Chain) -> Rating:

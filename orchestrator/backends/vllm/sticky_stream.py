@@ -37,7 +37,10 @@ class StickyStream:
     """
 
     def __init__(
-        self, open_request: OpenRequest, observe: CallObserver, bounds: StepBounds
+        self,
+        open_request: OpenRequest,
+        observe: CallObserver,
+        bounds: StepBounds,
     ) -> None:
         self._open_request = open_request
         self._observe = observe

@@ -155,7 +155,11 @@ class TextEncoder:
     ) -> list[int]:
         """Encode what the chat template shows, with all special tokens that *messages* spell."""
         body = tokenize_messages_body(
-            self.model, messages, generate=generate, template=template, tools=tools
+            self.model,
+            messages,
+            generate=generate,
+            template=template,
+            tools=tools,
         )
         return (await self.tokenize(body))[0]
 

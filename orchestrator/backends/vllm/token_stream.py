@@ -72,7 +72,12 @@ class TokenStream:
     """The tokens of the reply to *body*, and then the reason why the text ended."""
 
     def __init__(
-        self, call: Call, events: Events, meter: RequestMeter, body: Body, divider: TextDivider
+        self,
+        call: Call,
+        events: Events,
+        meter: RequestMeter,
+        body: Body,
+        divider: TextDivider,
     ) -> None:
         self._call = call
         self._events = events
@@ -117,7 +122,11 @@ class TokenStream:
 
 @asynccontextmanager
 async def generate(
-    connection: Connection, call: Call, body: Body, meter: RequestMeter, divider: TextDivider
+    connection: Connection,
+    call: Call,
+    body: Body,
+    meter: RequestMeter,
+    divider: TextDivider,
 ) -> AsyncGenerator[TokenStream]:
     """
     Send *body* and yield the stream of tokens. Leaving the block before its end aborts the request.

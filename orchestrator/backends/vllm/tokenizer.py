@@ -187,7 +187,11 @@ class ModelTokenizer(TextEncoder):
         return await self.between(self.template.turn, question, answer + opening)
 
     async def prefix(
-        self, messages: Messages, tools: Tools = (), *, thinks: bool = True
+        self,
+        messages: Messages,
+        tools: Tools = (),
+        *,
+        thinks: bool = True,
     ) -> EncodedPrompt:
         """
         Encode what stands before the first step: *messages*, with the *tools* that the template

@@ -169,7 +169,10 @@ def _call(fields: Reply) -> ToolCall:
 def _piece(piece: Reply) -> Calling:
     function: Reply = piece.get("function") or {}
     return Calling(
-        int(piece["index"]), piece.get("id") or "", function.get("name") or "", _arguments(function)
+        int(piece["index"]),
+        piece.get("id") or "",
+        function.get("name") or "",
+        _arguments(function),
     )
 
 

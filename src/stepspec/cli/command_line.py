@@ -28,7 +28,11 @@ def print_json(value: object) -> None:
 
 
 def numbers(
-    flag: str, text: str, kind: Callable[[str], Any], *, positive: bool = True
+    flag: str,
+    text: str,
+    kind: Callable[[str], Any],
+    *,
+    positive: bool = True,
 ) -> list[Any]:
     """
     Return the different numbers in *text*, with commas between them; [] if it is empty.

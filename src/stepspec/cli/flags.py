@@ -81,13 +81,17 @@ DataFile: TypeAlias = Annotated[
 ProblemColumn: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--problem-column", help="Column of the problems in a file of your own.", metavar="NAME"
+        "--problem-column",
+        help="Column of the problems in a file of your own.",
+        metavar="NAME",
     ),
 ]
 AnswerColumn: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--answer-column", help="Column of the answers in a file of your own.", metavar="NAME"
+        "--answer-column",
+        help="Column of the answers in a file of your own.",
+        metavar="NAME",
     ),
 ]
 MetricName: TypeAlias = Annotated[
@@ -111,13 +115,18 @@ PromptName: TypeAlias = Annotated[
 SettingsOutput: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE"
+        "--output",
+        "-o",
+        help="Where to write the settings to use, as TOML.",
+        metavar="FILE",
     ),
 ]
 Testbed: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--testbed", help="Start the miniature pair on this CPU, and use that.", is_eager=True
+        "--testbed",
+        help="Start the miniature pair on this CPU, and use that.",
+        is_eager=True,
     ),
 ]
 
@@ -279,7 +288,9 @@ def with_settings(
 
 
 def read_flags(
-    flags: Mapping[str, Flag], words: Mapping[str, Any], config: Path | None = None
+    flags: Mapping[str, Flag],
+    words: Mapping[str, Any],
+    config: Path | None = None,
 ) -> CommandLine:
     """Put the *words* of the *flags* in the places of their settings. None and [] set nothing."""
     values: dict[str, Any] = {}

@@ -64,7 +64,10 @@ def show_trace(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Where to write the page; - is standard output.", metavar="OUT"
+            "--output",
+            "-o",
+            help="Where to write the page; - is standard output.",
+            metavar="OUT",
         ),
     ] = None,
 ) -> None:

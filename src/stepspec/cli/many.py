@@ -84,7 +84,9 @@ class SolutionFile:
         self._file.flush()
 
     def _solutions(
-        self, path: Path, content: bytes
+        self,
+        path: Path,
+        content: bytes,
     ) -> Iterator[tuple[bytes, tuple[str | int, str]]]:
         """Yield the complete lines that hold a solution, with the keys of their problems."""
         for number, line in enumerate(content.splitlines(keepends=True), 1):

@@ -107,7 +107,10 @@ def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
                 _interrupted()
 
     verbose = inspect.Parameter(
-        "verbose", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Verbose
+        "verbose",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Verbose,
     )
     parameters = [
         parameter.replace(annotation=_named_value(parameter.name, parameter.annotation))

@@ -49,7 +49,9 @@ SERVICE = (
         "Deadline of a request in seconds; then it is answered from the thinking so far.",
     ),
     flag(
-        "service.drain_seconds", float, "Seconds that running requests have to finish at shutdown."
+        "service.drain_seconds",
+        float,
+        "Seconds that running requests have to finish at shutdown.",
     ),
     flag("service.root_path", str, "Path under which a proxy serves the service."),
     flag("service.log_format", str, "console or json."),
@@ -59,7 +61,12 @@ SERVICE = (
 
 
 @with_settings(
-    "serve", SERVERS, SAMPLING, SEED, SERVICE, help={"policy": "The method that `auto` means."}
+    "serve",
+    SERVERS,
+    SAMPLING,
+    SEED,
+    SERVICE,
+    help={"policy": "The method that `auto` means."},
 )
 def serve() -> None:
     """

@@ -144,7 +144,11 @@ def command(
                 on_part("answers")
                 try:
                     accuracy = await compare_answers(
-                        solver, best.arm, chosen.tasks, users, 60 * graded
+                        solver,
+                        best.arm,
+                        chosen.tasks,
+                        users,
+                        60 * graded,
                     )
                     report = replace(report, accuracy=accuracy)
                 except asyncio.CancelledError:

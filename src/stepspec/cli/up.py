@@ -100,7 +100,10 @@ def up(
         )
     wait(
         testbed.up(
-            profile, json_output=json, log_dir=log_dir, speculation=speculations(speculation)
+            profile,
+            json_output=json,
+            log_dir=log_dir,
+            speculation=speculations(speculation),
         )
     )
 
