@@ -25,7 +25,7 @@ def proxy_of(url: str) -> str | None:
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     host = parts.hostname or ""
-    server = parts.netloc.lower()
+    server = parts.netloc.rpartition("@")[2].lower()
     if not parts.port:
         server += f":{DEFAULT_PORTS[parts.scheme]}"
     entries = ENTRY.findall(proxies.get("no", "").lower())
