@@ -24,12 +24,15 @@ from .schemas import (
 
 P = TypeVar("P", bound=BaseModel)
 
+PENALTIES = ("presence_penalty", "frequency_penalty")
+"""Parameters that are known, and may only be 0."""
+
 _CURES: Mapping[str, Sequence[str]] = {
     FUNCTION_TOOLS_CURE: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
     "send tools, which have replaced it": ["functions", "function_call", "messages.function_call"],
     "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
     " and set repetition_penalty, which counts the whole chain, or send the request to the served"
-    " model itself": ["presence_penalty", "frequency_penalty"],
+    " model itself": PENALTIES,
     "the steps come from two models, and their probabilities do not compare;"
     f" {SERVED_MODEL_CURE}": ["logprobs", "top_logprobs", "prompt_logprobs"],
     f"the token ids of two models do not agree; {SERVED_MODEL_CURE}": [
@@ -129,6 +132,8 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
         code = "unsupported_parameter"
         if name == "thread":  # Anthropic's SDK sends the whole conversation then
             code = "thread_unsupported_request"
+        elif name in PENALTIES:
+            code = "invalid_value"
         return bad_request(f"{param} {verb}: {cure}", param, code)
     if unknown:
         hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
