@@ -100,7 +100,7 @@ def prepare(version: str, folder: Path) -> Path:
     complete = home / "complete"
     if complete.exists():
         return python.absolute()
-    stderr.print(f"making {home}")
+    stderr.print("making", home)
     venv.create(home, with_pip=True, clear=True)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     lock = Path("requirements/lock.txt").read_text(encoding="utf-8").splitlines()
@@ -120,7 +120,7 @@ def prepare(version: str, folder: Path) -> Path:
 def try_version(version: str, folder: Path) -> Tried:
     """Run the tests against servers of vLLM *version*."""
     python = prepare(version, folder)
-    stderr.print(version)
+    stderr.print("trying vLLM", version)
     report = folder / f"{version}.txt"
     with report.open("w", encoding="utf-8") as output:
         subprocess.run(
@@ -188,7 +188,7 @@ def check_bodies(version: str, folder: Path) -> str:
     """
     target = folder / f"{version}-source"
     if not target.exists():
-        stderr.print(f"fetching {target}")
+        stderr.print("fetching", target)
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         run([*pip, "--target", str(target), f"vllm=={version}"])
     bodies = folder / "bodies.json"

@@ -405,8 +405,6 @@ class AutoRun:
         record.repair_tokens += call.written - 1
         if CHANGED_PACE_RATIO * record.repair_seconds < alone.pace * record.repair_tokens:
             self.auto.timings.forget("alone", "beside")
-            record.repair_seconds = 0.0
-            record.repair_tokens = 0.0
 
     def _judge(self, accepted: bool) -> None:
         """Add a verdict to the evidence of the run, and to that of the method."""

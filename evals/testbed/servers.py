@@ -28,7 +28,12 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import Served, ServerCommand, TokenSpeculation, launch
-from stepspec.servers.launcher.commands import ZEROED_MEMORY, arguments
+from stepspec.servers.launcher.commands import (
+    ZEROED_MEMORY,
+    arguments,
+    known_flags,
+    vllm_version,
+)
 from stepspec.servers.launcher.up import show_progress
 
 MODELS = Path(__file__).parent / "models"
@@ -277,7 +282,7 @@ def _server(
         name=role,
         model=model,
         served_name=f"{SERVED}{model.name}",
-        args=tuple(arguments(flags)),
+        args=tuple(arguments(known_flags(flags, vllm_version()))),
         env=env,
     )
 

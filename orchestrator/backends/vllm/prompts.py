@@ -99,7 +99,7 @@ def write_body(body: Mapping[str, Any]) -> bytes:
 def _written(value: object) -> object:
     """Return *value*, with the JSON of a prompt, or of each prompt in a list, in its place."""
     if isinstance(value, EncodedPrompt):
-        return orjson.Fragment(b"[%b]" % b"".join(value.parts))
+        return orjson.Fragment(b"".join((b"[", *value.parts, b"]")))
     if isinstance(value, list):
         members = cast("list[object]", value)
         if members and isinstance(members[0], EncodedPrompt):

@@ -517,8 +517,19 @@ def _beginning(chain: Chain) -> tuple[object, ...]:
 
 
 def shared_steps(known: Sequence[Step], steps: Sequence[Step]) -> int:
-    """Return how many steps *known* and *steps* begin with alike."""
-    for index, (ours, theirs) in enumerate(zip(known, steps, strict=False)):
-        if ours is not theirs and ours != theirs:
-            return index
-    return min(len(known), len(steps))
+    """
+    Return how many steps *known* and *steps* begin with alike.
+
+    This is a binary search: to compare steps that are the same objects is fast.
+    """
+    most = min(len(known), len(steps))
+    if known[:most] == steps[:most]:
+        return most
+    least = 0
+    while least < most:
+        middle = (least + most + 1) // 2
+        if known[least:middle] == steps[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
