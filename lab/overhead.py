@@ -34,10 +34,14 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.chain_costs import (
+    LENGTHS,
     MANY_STEPS,
     ROOM,
+    ROUNDS,
     SHAPE,
     STEP_TOKENS,
+    STEPS,
+    Figure,
     Run,
     crowds,
     grown,
@@ -51,6 +55,7 @@ from stepspec.evals.results import Interval
 from stepspec.orchestrator.chain import Chain
 from tests.stand_in import StandIn, stand_in_process
 
+JSON = {"Content-Type": "application/json"}
 TOKEN_MS = 20.0
 MAX_OF_AIOHTTP = 1.5
 MAX_LONGER = 1.3
@@ -159,6 +164,22 @@ async def replay_sdk(client: AsyncOpenAI, requests: Sequence[Sent]) -> str:
     return "".join(written)
 
 
+async def bare_step(tokens: int) -> Figure:
+    """Measure the requests of a step after a chain of so many *tokens*, by bare aiohttp."""
+    async with aiohttp.ClientSession(headers=JSON) as http:
+        with stand_in_process(*SHAPE) as url:
+            async with solver_at(url) as solver:
+                chain = grown(tokens, solver.small.vocabulary)
+            requests = await recorded(chain, STEPS)
+            rounds: list[float] = []
+            for _ in range(ROUNDS):
+                began = time.process_time()
+                await replay_bare(http, url, requests)
+                rounds.append(time.process_time() - began)
+    name = f"the same requests by bare aiohttp at {tokens:,} tokens"
+    return Figure(name, 1000 * min(rounds) / STEPS, "ms")
+
+
 async def server_seconds(http: aiohttp.ClientSession, base: str) -> float:
     """Read the CPU time of the server in seconds."""
     async with http.get(f"{base}/metrics") as reply:
@@ -177,9 +198,8 @@ async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Consol
     async with AsyncExitStack() as stack:
         solver = await stack.enter_async_context(solver_at(base))
         connector = aiohttp.TCPConnector(limit=0)
-        headers = {"Content-Type": "application/json"}
         http = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=connector, headers=headers)
+            aiohttp.ClientSession(connector=connector, headers=JSON)
         )
         sdk = AsyncOpenAI(
             base_url=f"{base}/v1",
@@ -366,7 +386,8 @@ def main(
     measured: list[Round] = [] if only_growth else _measured(rounds, token_ms)
     if measured:
         _print(console, measured, token_ms)
-    console.print(table_of([*lengths(), *crowds()]))
+    bare = [asyncio.run(bare_step(tokens)) for tokens in LENGTHS]
+    console.print(table_of([*lengths(), *bare, *crowds()]))
     command = "python -m lab.overhead --growth" if only_growth else "python -m lab.overhead"
     console.print(f"{datetime.date.today()}, {platform.machine()}: {command}", style="dim")
     if any(value > bar for _, value, bar in verdicts(measured)):
