@@ -37,7 +37,7 @@ from stepspec.orchestrator.interfaces import Model
 from stepspec.policies import Cascade
 
 EVIDENCE = Path("build/judges.jsonl")
-AT_ONCE = 4  # solutions that are read at the same time
+AT_ONCE = 12  # solutions that are read at the same time
 CONTINUED_TOKENS = 56  # of the large model's own step
 RESAMPLES = 400
 PENALTY = 3.0  # of the weights of a combination
