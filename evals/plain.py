@@ -17,9 +17,8 @@ import orjson
 
 from stepspec.api import Solver
 from stepspec.orchestrator.answer import extract
-from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.backends.vllm.bodies import Body, completion_body
-from stepspec.orchestrator.backends.vllm.http_errors import Call, reply_error
+from stepspec.orchestrator.http.client import ConnectedEndpoint
+from stepspec.orchestrator.backends.vllm.bodies import completion_body
 from stepspec.orchestrator.backends.vllm.replies import ending, usage
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Message, Role
@@ -27,6 +26,8 @@ from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
+from stepspec.orchestrator.http.http_errors import Call, reply_error
+from stepspec.orchestrator.http.paths import Body
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
 from stepspec.orchestrator.solution import Solution
@@ -168,7 +169,7 @@ async def solve_plain(
         request["chat_template_kwargs"] = large.settings.template
 
     async def ask(server: Server) -> tuple[Reply, float]:
-        assert isinstance(server, VllmEndpoint)
+        assert isinstance(server, ConnectedEndpoint)
         reply = Reply()
         began = clock()
         call = server.connection.call("write")

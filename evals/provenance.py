@@ -19,12 +19,12 @@ import orjson
 
 from stepspec import prompts
 from stepspec.api import Solver
-from stepspec.orchestrator.backends.vllm.bodies import METRICS, MODELS, VERSION
-from stepspec.orchestrator.backends.vllm.client import Connection
-from stepspec.orchestrator.backends.vllm.http_errors import object_in
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.metrics import cache_labels
 from stepspec.orchestrator.errors import EndpointError
+from stepspec.orchestrator.http.client import Connection
+from stepspec.orchestrator.http.http_errors import object_in
+from stepspec.orchestrator.http.paths import METRICS, MODELS, VERSION
 from stepspec.orchestrator.nesting import leaves
 
 from .sample import Task

@@ -34,10 +34,11 @@ Target = Callable[[bytes], object]
 
 def stream() -> Target:
     """The events of a stream are the same however the network divides its bytes."""
-    from stepspec.orchestrator.backends.vllm import http_errors, replies
-    from stepspec.orchestrator.backends.vllm.sse import Events
+    from stepspec.orchestrator.backends.vllm import replies
     from stepspec.orchestrator.endpoints.settings import Deadlines
     from stepspec.orchestrator.errors import EndpointError
+    from stepspec.orchestrator.http import http_errors
+    from stepspec.orchestrator.http.sse import Events
 
     call = http_errors.Call("small", "http://host", "write")
 

@@ -21,10 +21,11 @@ from pydantic import BaseModel, ValidationError
 
 from stepspec.evals.benchmarks import loading
 from stepspec.orchestrator import trace
-from stepspec.orchestrator.backends.vllm import http_errors, replies, tool_protocol
-from stepspec.orchestrator.backends.vllm.http_errors import Call
+from stepspec.orchestrator.backends.vllm import replies, tool_protocol
 from stepspec.orchestrator.endpoints import metrics
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
+from stepspec.orchestrator.http import client, http_errors
+from stepspec.orchestrator.http.http_errors import Call
 from stepspec.service.formats.chat import ChatRequest, LiveRequest
 from stepspec.service.formats.messages import CountTokensRequest, MessagesRequest
 from stepspec.service.formats.responses import ResponsesRequest
@@ -88,7 +89,7 @@ REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
     "error": (ERROR, lambda reply: replies.parse_chunk(CALL, orjson.dumps(reply), None)),
     "models": (
         {"data": [{"id": "m", "parent": None}]},
-        lambda reply: replies.model_names(CALL, reply),
+        lambda reply: client.model_names(CALL, reply),
     ),
     "tokenize": (
         {"tokens": [1, 2], "max_model_len": 9},

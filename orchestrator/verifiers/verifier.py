@@ -14,10 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self, TypeAlias
 
 from ..answer import answer_text
-from ..backends.vllm.bodies import DECISIONS, Body
-from ..backends.vllm.client import Connection
-from ..backends.vllm.http_errors import JUDGE, reading
-from ..backends.vllm.request_meter import RequestMeter
 from ..chain import Chain, Rating, Step
 from ..endpoints.interfaces import or_now
 from ..errors import (
@@ -28,6 +24,10 @@ from ..errors import (
     VerifierFailed,
 )
 from ..events import AnswerJudged, FellBack, Observer, Stage
+from ..http.client import Connection
+from ..http.http_errors import JUDGE, reading
+from ..http.paths import DECISIONS, Body
+from ..http.request_meter import RequestMeter
 from ..interfaces import REQUEST, Model, RequestContext, requesting
 from .functions import VERIFIERS, Candidate, FunctionRater, read_rating
 from .settings import DecisionsVerifier, FunctionVerifier

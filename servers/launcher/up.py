@@ -24,11 +24,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from stepspec.orchestrator.backends.vllm.client import Connection
 from stepspec.orchestrator.backends.vllm.endpoint import warm_up
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints.settings import Endpoint, key_variable
 from stepspec.orchestrator.errors import EndpointError
+from stepspec.orchestrator.http.client import Connection
 
 from .check import check_pair, inspect_machine, why_taken
 from .commands import as_toml, outline, shell_line, solver_settings, visible_cards, waves

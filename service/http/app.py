@@ -26,8 +26,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stepspec.orchestrator.backends.vllm.failures import shortage
 from stepspec.orchestrator.errors import ConfigurationError, near
+from stepspec.orchestrator.http.failures import shortage
 
 from ..admission import Drain
 from ..errors import ApiError

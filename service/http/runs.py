@@ -14,10 +14,10 @@ from typing import Self
 
 import aiohttp
 
-from stepspec.orchestrator.backends.vllm.slots import waiting_at_most
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints.request_context import CARRIED
 from stepspec.orchestrator.events import Committed, Event
+from stepspec.orchestrator.http.slots import waiting_at_most
 from stepspec.orchestrator.json_values import write_json
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Stopwatch

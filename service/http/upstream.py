@@ -15,17 +15,6 @@ from typing import Any, Literal, cast
 import aiohttp
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.backends.vllm.client import connection_error
-from stepspec.orchestrator.backends.vllm.http_errors import (
-    Call,
-    http_date,
-    http_error,
-    no_reply,
-    no_stream,
-    object_in,
-    retry_after,
-)
-from stepspec.orchestrator.backends.vllm.sse import DONE, EventReader, EventTooLarge, begins_events
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import ModelEndpoint, ReplicatedEndpoint
@@ -40,6 +29,17 @@ from stepspec.orchestrator.errors import (
     EndpointUnavailable,
     LocalShortage,
 )
+from stepspec.orchestrator.http.client import connection_error
+from stepspec.orchestrator.http.http_errors import (
+    Call,
+    http_date,
+    http_error,
+    no_reply,
+    no_stream,
+    object_in,
+    retry_after,
+)
+from stepspec.orchestrator.http.sse import DONE, EventReader, EventTooLarge, begins_events
 from stepspec.orchestrator.json_values import write_json
 from stepspec.orchestrator.nesting import leaves
 

@@ -15,7 +15,6 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.auto import Auto
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
-from stepspec.orchestrator.backends.vllm.slots import MIN_CONCURRENCY
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
@@ -30,6 +29,7 @@ from stepspec.orchestrator.endpoints.metrics import poll_queue
 from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
+from stepspec.orchestrator.http.slots import MIN_CONCURRENCY
 from stepspec.orchestrator.interfaces import Policy, PolicyFactory
 from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.orchestrator.nesting import described, leaves, named, require_agreement

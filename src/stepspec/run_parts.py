@@ -14,7 +14,6 @@ from typing import Any
 
 from stepspec.orchestrator.auto import AutoRun
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, connect
-from stepspec.orchestrator.backends.vllm.http_errors import no_room
 from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.chain import Chain, Role, Toolset
 from stepspec.orchestrator.concurrency import at_once
@@ -28,6 +27,7 @@ from stepspec.orchestrator.endpoints.answer_parser import ServerParser
 from stepspec.orchestrator.endpoints.interfaces import Format, RunModel
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
 from stepspec.orchestrator.events import Observer, Stage
+from stepspec.orchestrator.http.http_errors import no_room
 from stepspec.orchestrator.interfaces import (
     AnsweredBy,
     AnswerParser,

@@ -9,10 +9,10 @@ import orjson
 import pytest
 
 from stepspec.orchestrator.backends.vllm import replies
-from stepspec.orchestrator.backends.vllm.prompts import EncodedPrompt
 from stepspec.orchestrator.chain import Step, Token
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
 from stepspec.orchestrator.events import Committed, Drafted
+from stepspec.orchestrator.http.prompts import EncodedPrompt
 from stepspec.orchestrator.tokens import Tokens
 from stepspec.orchestrator.trace import Moment, dump, parse
 

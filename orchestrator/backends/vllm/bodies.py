@@ -1,4 +1,4 @@
-"""The paths of vLLM's HTTP protocol and the bodies of its requests. Pure: no I/O."""
+"""The bodies of requests to vLLM. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any, TypeAlias
 from ...endpoints.chat_template import Fields
 from ...endpoints.interfaces import Format, ServerFormat
 from ...endpoints.settings import GREEDY, Sampling
-from .prompts import EncodedPrompt
-
-Body: TypeAlias = dict[str, Any]
-"""The JSON object of a request."""
+from ...http.paths import Body
+from ...http.prompts import EncodedPrompt
 
 Variables: TypeAlias = Mapping[str, Any]
 """Variables of a chat template."""
@@ -22,24 +20,6 @@ Prompt: TypeAlias = Sequence[int] | EncodedPrompt
 
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 """One prompt, or several in one request."""
-
-MODELS = "/v1/models"
-COMPLETIONS = "/v1/completions"
-DECISIONS = "/v1/decisions"
-POOLING = "/pooling"
-TOKENIZE = "/tokenize"
-DETOKENIZE = "/detokenize"
-METRICS = "/metrics"
-VERSION = "/version"
-HEALTH = "/health"
-GENERATE = "/inference/v1/generate"
-"""vLLM's own route, which takes token ids and all sampling parameters."""
-
-PRIORITISED = frozenset({COMPLETIONS, POOLING, GENERATE})
-"""The paths whose requests take a ``priority``."""
-
-WITHOUT_ENGINE = frozenset({HEALTH, METRICS, TOKENIZE, DETOKENIZE})
-"""The paths whose requests wait for no slot."""
 
 MAX_STOPS = 4
 """Stop strings in a request: vLLM refuses more. `StepBuilder` matches the others."""

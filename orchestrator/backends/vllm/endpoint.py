@@ -42,10 +42,10 @@ from ...errors import (
     StepspecError,
 )
 from ...events import Observer
+from ...http.http_errors import Call, Reply
+from ...http.paths import HEALTH, METRICS, Body
 from ...step_builder import text_of
 from . import bodies, tool_protocol
-from .bodies import HEALTH, METRICS, Body
-from .http_errors import Call, Reply
 from .model import VllmModel
 from .probe import probe
 from .server import VllmServer

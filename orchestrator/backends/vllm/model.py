@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,13 +14,14 @@ from ...endpoints.interfaces import Clock, Format, SingleModel
 from ...endpoints.settings import Sampling
 from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
 from ...events import Observer, Verb
+from ...http.http_errors import Call, Reply
+from ...http.paths import COMPLETIONS, GENERATE, Body
+from ...http.prompts import EncodedPrompt
+from ...http.request_meter import CallObserver, RequestMeter
 from ...interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, Until
 from ...step_builder import OUTSIDE, Closing, StepBounds, StepBuilder, grow, step_ends
-from . import bodies, http_errors, replies
-from .bodies import COMPLETIONS, GENERATE, Body, Prompts, StreamForm
-from .http_errors import Call, Reply
-from .prompts import EncodedPrompt
-from .request_meter import CallObserver, RequestMeter
+from . import bodies, replies
+from .bodies import Prompts, StreamForm
 from .server import VllmServer
 from .sticky_stream import StickyStream
 from .token_stream import TextDivider, TokenStream, generate
@@ -217,7 +218,8 @@ class VllmModel(SingleModel):
                 return replies.scored_spans(call, suffix, encoded, top, pieces)
         prompt = before.plus(read)
         body = bodies.scoring_body(self._endpoint.name, prompt, top)
-        reply = await self._post("score", [prompt], body, rows=len(read))
+        shorten = partial(replies.with_last_rows, count=len(read))
+        reply = await self._post("score", [prompt], body, shorten=shorten)
         rows = replies.prompt_rows(call, reply, len(read))
         return replies.scored_spans(call, rows, encoded, top)
 
@@ -231,13 +233,20 @@ class VllmModel(SingleModel):
         prompt = before.plus(ids)
         body = bodies.suffix_scoring_body(self._endpoint.name, prompt, top)
         # The row before these says that the first of them is not that of the first token.
-        rows = len(ids) + 1
+        shorten = partial(replies.with_last_rows, count=len(ids) + 1)
         try:
-            reply = await self._post("score", [prompt], body, path=GENERATE, retries=0, rows=rows)
+            reply = await self._post(
+                "score",
+                [prompt],
+                body,
+                path=GENERATE,
+                retries=0,
+                shorten=shorten,
+            )
         except ContextTooLong:
             raise
         except EndpointRejected as exc:
-            if http_errors.NOT_JSON_COMPLIANT in exc.cause:
+            if replies.NOT_JSON_COMPLIANT in exc.cause:
                 return None
             raise ConfigurationError(
                 f"suffix_scoring is set, but {exc}; start vLLM with --enable-scale-out"
@@ -362,18 +371,18 @@ class VllmModel(SingleModel):
         *,
         path: str = COMPLETIONS,
         retries: int | None = None,
-        rows: int | None = None,
+        shorten: Callable[[bytes], bytes] = bytes,
     ) -> Reply:
         """
         Send *body* with *prompts*, for each of which the server writes one token.
 
-        The first prompt is the longest. `Connection.post` explains *retries* and *rows*.
+        The first prompt is the longest. `Connection.post` explains *retries* and *shorten*.
         """
         self._room(verb, prompts[0])
         with self._meter(verb, sum(map(len, prompts))) as meter:
             call = self._call(verb)
             connection = self._endpoint.connection
-            reply = await connection.post(call, path, body, retries=retries, rows=rows)
+            reply = await connection.post(call, path, body, retries=retries, shorten=shorten)
             usage = replies.usage(reply)
             # The usage has the cached tokens of the last prompt, with which the others begin.
             meter.add(min(usage.written, len(prompts)), len(prompts) * usage.cached)

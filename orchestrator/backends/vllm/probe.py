@@ -13,9 +13,9 @@ from ...endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from ...endpoints.metrics import CacheConfig, read_cache_config
 from ...endpoints.settings import GREEDY
 from ...errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
+from ...http.http_errors import Reply
+from ...http.paths import COMPLETIONS, GENERATE, METRICS, VERSION, Body
 from . import bodies, replies
-from .bodies import COMPLETIONS, GENERATE, METRICS, VERSION, Body
-from .http_errors import Reply
 from .tokenizer import VOCABULARY_PROBE, ModelTokenizer
 
 T = TypeVar("T")

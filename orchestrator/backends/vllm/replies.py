@@ -14,8 +14,7 @@ import orjson
 
 from ...chain import Stop, Token
 from ...errors import ContextTooLong, EndpointUnavailable, MalformedReply
-from ...tokens import LARGEST_ID
-from .http_errors import (
+from ...http.http_errors import (
     Call,
     Reply,
     as_object,
@@ -26,7 +25,8 @@ from .http_errors import (
     reading,
     reply_error,
 )
-from .prompts import EncodedPrompt
+from ...http.prompts import EncodedPrompt
+from ...tokens import LARGEST_ID
 
 Row: TypeAlias = Mapping[str, Mapping[str, Any]]
 """One position of a prompt: by token id the fields ``logprob``, ``rank`` and ``decoded_token``."""
@@ -38,6 +38,9 @@ STOPS_BY_FINISH_REASON: Mapping[str, Stop] = {"length": "length", "repetition": 
 
 MAX_COUNTED_TOKENS = 2**40
 """Tokens of one request. Sums of larger numbers would not fit into JSON."""
+
+NOT_JSON_COMPLIANT = "not JSON compliant"
+"""vLLM's complaint if uninitialised memory holds no finite number."""
 
 MIN_LOGPROB = -9999.0
 """Nats that vLLM sends for minus infinity, which JSON has no number for."""
@@ -58,14 +61,6 @@ PROMPT_ROWS = "log-probabilities of the prompt"
 ROWS_KEY = b'"prompt_logprobs":['
 ROW_END = re.compile(rb'\}\},(?=\{"\d+":\{)')
 """Stands between two rows, and in no text: the quotes of a text would be escaped."""
-
-
-def model_names(call: Call, reply: Reply) -> list[str]:
-    """Return the names of the served models, adapters last. Raise `MalformedReply`."""
-    with reading(call, "list of models", reply):
-        models: list[Reply] = reply["data"] or []
-        adapters_last = sorted(models, key=lambda model: bool(model.get("parent")))
-        return [str(model["id"]) for model in adapters_last]
 
 
 def version(body: bytes) -> str | None:

@@ -26,12 +26,13 @@ from ...endpoints.interfaces import Clock, Messages, or_now
 from ...endpoints.settings import CriticEndpoint
 from ...errors import EndpointRejected, EndpointUnavailable
 from ...events import Observer
-from .bodies import POOLING, Body, pooling_body, tokenize_body
-from .client import ConnectedEndpoint
-from .http_errors import Call
-from .prompts import Ids
+from ...http.client import ConnectedEndpoint
+from ...http.http_errors import Call
+from ...http.paths import POOLING, Body
+from ...http.prompts import Ids
+from ...http.request_meter import RequestMeter
+from .bodies import pooling_body, tokenize_body
 from .replies import pooled_values, usage
-from .request_meter import RequestMeter
 from .text_encoder import AsyncCache, TextEncoder
 from .tokenizer import MAX_CONVERSATIONS, VOCABULARY_PROBE
 

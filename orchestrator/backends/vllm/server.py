@@ -11,7 +11,7 @@ from ...endpoints.capabilities import Capabilities
 from ...endpoints.metrics import CacheConfig
 from ...endpoints.settings import Endpoint
 from ...errors import EndpointError
-from .client import ConnectedEndpoint
+from ...http.client import ConnectedEndpoint
 from .tokenizer import ModelTokenizer
 
 SPELLING_SECONDS = 2.0

@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import Any, cast
 from unicodedata import category, normalize
 
+from ...http.prompts import Ids
 from ...json_values import json_text, read_json
-from .prompts import Ids
 from .replies import REPLACEMENT
 
 _DRAWN = secrets.token_hex(12)

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from ...chain import Chain, Step, Stop, Token
 from ...events import Called
+from ...http.request_meter import CallObserver
 from ...interfaces import REQUEST, Until
 from ...step_builder import StepBounds, StepBuilder, grown
-from .request_meter import CallObserver
 from .token_stream import TokenStream
 
 OpenRequest: TypeAlias = Callable[[CallObserver], AbstractAsyncContextManager[TokenStream]]

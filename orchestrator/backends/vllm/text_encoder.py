@@ -11,17 +11,10 @@ from unicodedata import normalize
 
 from ...endpoints.chat_template import Fields
 from ...errors import MissingCapability
-from .bodies import (
-    DETOKENIZE,
-    TOKENIZE,
-    Body,
-    Variables,
-    detokenize_body,
-    tokenize_body,
-    tokenize_messages_body,
-)
-from .client import Connection
-from .prompts import EncodedPrompt, Ids
+from ...http.client import Connection
+from ...http.paths import DETOKENIZE, TOKENIZE, Body
+from ...http.prompts import EncodedPrompt, Ids
+from .bodies import Variables, detokenize_body, tokenize_body, tokenize_messages_body
 from .replies import detokenized, tokenized, tokenized_prompt
 from .special_tokens import (
     SENTINEL,

@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 from ...chain import Stop, Token
 from ...errors import EndpointUnavailable, MalformedReply
-from .bodies import Body
-from .client import Connection
-from .http_errors import Call
+from ...http.client import Connection
+from ...http.http_errors import Call
+from ...http.paths import Body
+from ...http.request_meter import RequestMeter
+from ...http.sse import Events
 from .replies import REPLACEMENT, parse_chunk, spell
-from .request_meter import RequestMeter
-from .sse import Events
 
 Spell: TypeAlias = Callable[[Sequence[int]], Awaitable[Mapping[int, str]]]
 """Asks the server how tokens are spelt. Those that it cannot spell are left out."""

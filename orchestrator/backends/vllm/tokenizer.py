@@ -17,17 +17,13 @@ from ...endpoints.chat_template import CONVERSATIONS, PLAIN_QUESTION, Fields, Te
 from ...endpoints.interfaces import Messages, Tools
 from ...endpoints.settings import GREEDY, Endpoint
 from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, MissingCapability
+from ...http.client import Connection
+from ...http.http_errors import reading
+from ...http.paths import COMPLETIONS
+from ...http.prompts import EncodedPrompt, Ids
 from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from ...step_builder import text_of
-from .bodies import (
-    COMPLETIONS,
-    completion_body,
-    tokenize_body,
-    tokenize_messages_body,
-)
-from .client import Connection
-from .http_errors import reading
-from .prompts import EncodedPrompt, Ids
+from .bodies import completion_body, tokenize_body, tokenize_messages_body
 from .replies import spell
 from .text_encoder import MAX_CACHED_TEXTS, AsyncCache, TextEncoder
 from .tool_protocol import message_fields, tool_fields

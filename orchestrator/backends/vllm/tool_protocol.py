@@ -18,9 +18,10 @@ from ...chain import Message, Tool, ToolCall, Toolset
 from ...endpoints.interfaces import ParsedAnswer, ParsedTokens, ParserState, ServerFormat
 from ...errors import EndpointRejected, MissingCapability
 from ...events import Calling
+from ...http.http_errors import Call, Reply, reading
+from ...http.paths import Body
 from ...json_values import json_text, read_json, readable_json
-from .bodies import Body, Variables
-from .http_errors import Call, Reply, reading
+from .bodies import Variables
 
 RENDER = "/v1/chat/completions/render"
 DERENDER = "/v1/chat/completions/derender"

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from stepspec.orchestrator.backends.vllm.request_meter import RequestMeter
 from stepspec.orchestrator.backends.vllm.sticky_stream import StickyStream
 from stepspec.orchestrator.backends.vllm.token_stream import TokenStream
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Started
+from stepspec.orchestrator.http.request_meter import RequestMeter
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN
 from stepspec.orchestrator.reason import reason
 from stepspec.orchestrator.step_builder import Closing

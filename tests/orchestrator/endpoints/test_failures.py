@@ -19,8 +19,6 @@ import pytest
 from aiohttp import web
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.backends.vllm.client import Connection
-from stepspec.orchestrator.backends.vllm.failures import no_connection
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import (
@@ -31,6 +29,8 @@ from stepspec.orchestrator.errors import (
     MalformedReply,
     ModelGone,
 )
+from stepspec.orchestrator.http.client import Connection
+from stepspec.orchestrator.http.failures import no_connection
 
 from ...stand_in import FakeVllm
 

@@ -11,7 +11,6 @@ from math import log
 import pytest
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.backends.vllm.client import Connection
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.metrics import (
@@ -24,6 +23,7 @@ from stepspec.orchestrator.endpoints.metrics import (
     read_queue,
     total,
 )
+from stepspec.orchestrator.http.client import Connection
 
 from ...fakes import jumping
 from ...service.served import until

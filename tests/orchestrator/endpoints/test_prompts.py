@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec.orchestrator.backends.vllm.prompts import (
+from stepspec.orchestrator.http.prompts import (
     MAX_PARTS,
     EncodedPrompt,
     write_body,

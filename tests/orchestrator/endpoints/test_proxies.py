@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepspec.orchestrator.backends.vllm.client import Connection
 from stepspec.orchestrator.endpoints.settings import Address
+from stepspec.orchestrator.http.client import Connection
 
 PROXY = "http://proxy:3128"
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from stepspec.orchestrator import Chain, Step
-from stepspec.orchestrator.backends.vllm import VllmEndpoint, client, connect
+from stepspec.orchestrator.backends.vllm import VllmEndpoint, connect
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint
 from stepspec.orchestrator.errors import (
     ContextTooLong,
@@ -25,6 +25,7 @@ from stepspec.orchestrator.errors import (
     EndpointUnavailable,
     MalformedReply,
 )
+from stepspec.orchestrator.http import client
 
 from ...fakes import ScriptedModel, counting, jumping
 from ...stand_in import FakeVllm, Refuse

@@ -15,10 +15,7 @@ import orjson
 import pytest
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 
-from stepspec.orchestrator.backends.vllm import VllmEndpoint, slots
-from stepspec.orchestrator.backends.vllm import client as module
-from stepspec.orchestrator.backends.vllm.client import Connection
-from stepspec.orchestrator.backends.vllm.sse import Events
+from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Deadlines, Endpoint
 from stepspec.orchestrator.errors import (
@@ -28,6 +25,10 @@ from stepspec.orchestrator.errors import (
     EndpointUnavailable,
     MalformedReply,
 )
+from stepspec.orchestrator.http import client as module
+from stepspec.orchestrator.http import slots
+from stepspec.orchestrator.http.client import Connection
+from stepspec.orchestrator.http.sse import Events
 
 from ...fakes import jumping, run
 from ...stand_in import Break, FakeVllm, Refuse, Stall

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from stepspec.orchestrator import Chain, Ledger, Message, Step
-from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, client, reward_model
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, reward_model
 from stepspec.orchestrator.backends.vllm.reward_model import paragraphs, reward, sigmoid
 from stepspec.orchestrator.chain import Speaker
 from stepspec.orchestrator.endpoints import CriticEndpoint
@@ -25,6 +25,7 @@ from stepspec.orchestrator.errors import (
     MalformedReply,
 )
 from stepspec.orchestrator.events import Called, Event
+from stepspec.orchestrator.http import client
 
 from ...stand_in import SPECIAL, FakeVllm
 

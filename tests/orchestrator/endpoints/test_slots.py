@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from stepspec.orchestrator.backends.vllm.slots import Slots, waiting_at_most
 from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.errors import LocalShortage
+from stepspec.orchestrator.http.slots import Slots, waiting_at_most
 
 from ...fakes import jumping
 

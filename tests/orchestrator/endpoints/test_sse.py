@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from stepspec.orchestrator.backends.vllm import sse
-from stepspec.orchestrator.backends.vllm.http_errors import Call
-from stepspec.orchestrator.backends.vllm.sse import EventReader, Events
 from stepspec.orchestrator.endpoints import Deadlines
 from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.http import sse
+from stepspec.orchestrator.http.http_errors import Call
+from stepspec.orchestrator.http.sse import EventReader, Events
 
 STREAM = (
     b": ping\n\ndata: {1}\n\nevent: x\r\ndata:{2}\r\n\r\ndata: {3}\n\ndata: [DONE]\n\ndata: {4}\n\n"

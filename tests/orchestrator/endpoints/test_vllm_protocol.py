@@ -8,7 +8,6 @@ import orjson
 import pytest
 
 from stepspec.orchestrator.backends.vllm import replies
-from stepspec.orchestrator.backends.vllm.http_errors import Call, http_error, no_stream, retry_after
 from stepspec.orchestrator.chain import Token
 from stepspec.orchestrator.errors import (
     ContextTooLong,
@@ -17,6 +16,7 @@ from stepspec.orchestrator.errors import (
     EndpointUnavailable,
     MalformedReply,
 )
+from stepspec.orchestrator.http.http_errors import Call, http_error, no_stream, retry_after
 
 CALL = Call("large", "http://host", "write")
 

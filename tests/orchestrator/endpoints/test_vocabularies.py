@@ -15,9 +15,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from stepspec.orchestrator.backends.vllm import replies
-from stepspec.orchestrator.backends.vllm.http_errors import Call
 from stepspec.orchestrator.backends.vllm.tokenizer import ModelTokenizer
 from stepspec.orchestrator.chain import Chain, Step, Token
+from stepspec.orchestrator.http.http_errors import Call
 from stepspec.orchestrator.step_builder import StepBounds, StepBuilder
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load

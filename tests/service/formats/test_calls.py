@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec.orchestrator.backends.vllm.http_errors import Call
 from stepspec.orchestrator.backends.vllm.tool_protocol import parsed_tokens
 from stepspec.orchestrator.chain import ToolCall
 from stepspec.orchestrator.events import Calling
+from stepspec.orchestrator.http.http_errors import Call
 from stepspec.service.formats.chat import ChatRequest
 from stepspec.service.formats.deltas import CallPieces, Delta, written_arguments
 from stepspec.service.formats.messages import ContentBlocks, MessagesRequest

@@ -17,10 +17,10 @@ import pytest
 from aiohttp import web
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.backends.vllm.sse import EventReader
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import StepspecError
+from stepspec.orchestrator.http.sse import EventReader
 from stepspec.service.errors import ApiError
 from stepspec.service.http.upstream import BrokenAnswer, ForwardedAnswer, reads_likeliest
 

@@ -15,10 +15,10 @@ import pytest
 
 from stepspec import Solver
 from stepspec import settings as configuration
-from stepspec.orchestrator.backends.vllm.failures import shortage
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, LocalShortage
+from stepspec.orchestrator.http.failures import shortage
 from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.service.errors import api_error
 from stepspec.service.http.descriptors import OncePerSecond, connections_left

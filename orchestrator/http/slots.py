@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 
-from ...endpoints.settings import Address
-from ...errors import LocalShortage
-from ...interfaces import holding
+from ..endpoints.settings import Address
+from ..errors import LocalShortage
+from ..interfaces import holding
 
 MIN_CONCURRENCY = 64
 """Requests at a time, where the settings name no number."""

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import orjson
 
-from ...json_values import write_json
+from ..json_values import write_json
 
 Ids: TypeAlias = tuple[int, ...]
 """Token ids."""

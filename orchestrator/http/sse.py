@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import aiohttp
 
-from ...endpoints.settings import Deadlines
-from ...errors import EndpointError, EndpointUnavailable, MalformedReply
+from ..endpoints.settings import Deadlines
+from ..errors import EndpointError, EndpointUnavailable, MalformedReply
 from .http_errors import Call, no_stream
 
 CONNECTION_ERRORS = (aiohttp.ClientError, OSError)

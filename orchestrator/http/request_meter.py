@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from ...chain import Party
-from ...endpoints.interfaces import Clock
-from ...errors import EndpointError, EndpointUnreachable
-from ...events import Called, Fate, Verb
-from ...interfaces import REQUEST, RequestContext
+from ..chain import Party
+from ..endpoints.interfaces import Clock
+from ..errors import EndpointError, EndpointUnreachable
+from ..events import Called, Fate, Verb
+from ..interfaces import REQUEST, RequestContext
 
 CallObserver: TypeAlias = Callable[[Called], None]
 """Receives the end of a request."""

@@ -25,11 +25,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from ...concurrency import background
-from ...endpoints.breaker import UNUSABLE_STATUSES
-from ...endpoints.request_context import CACHE, CARRIED, RUN, priority
-from ...endpoints.settings import Address
-from ...errors import (
+from ..concurrency import background
+from ..endpoints.breaker import UNUSABLE_STATUSES
+from ..endpoints.request_context import CACHE, CARRIED, RUN, priority
+from ..endpoints.settings import Address
+from ..errors import (
     WAITING,
     ConfigurationError,
     EndpointError,
@@ -39,8 +39,7 @@ from ...errors import (
     LocalShortage,
     ModelGone,
 )
-from ...interfaces import REQUEST
-from .bodies import COMPLETIONS, HEALTH, METRICS, MODELS, PRIORITISED, WITHOUT_ENGINE, Body
+from ..interfaces import REQUEST
 from .failures import no_connection, shortage
 from .http_errors import (
     JUDGE,
@@ -50,12 +49,13 @@ from .http_errors import (
     http_date,
     http_error,
     parse_object,
+    reading,
     refused_elsewhere,
     retry_after,
 )
+from .paths import COMPLETIONS, HEALTH, METRICS, MODELS, PRIORITISED, WITHOUT_ENGINE, Body
 from .prompts import write_body
 from .proxies import proxy_of
-from .replies import model_names, with_last_rows
 from .slots import Slots
 from .sse import CONNECTION_ERRORS, Events
 
@@ -154,17 +154,15 @@ class Connection:
         body: Body,
         *,
         retries: int | None = None,
-        rows: int | None = None,
+        shorten: Callable[[bytes], bytes] = bytes,
     ) -> Reply:
         """
         Send *body* to *path* and return the reply. *retries* None means the settings' number.
 
-        Of the rows of the prompt's tokens only the last *rows* are read; None reads all.
+        *shorten* leaves out of the reply's JSON what nobody reads, before it is parsed.
         """
         answer = await self.fetch(call, path, body, retries=retries)
-        if rows is not None:
-            answer = with_last_rows(answer, rows)
-        reply = parse_object(call, answer)
+        reply = parse_object(call, shorten(answer))
         return reply if call.verb == JUDGE else checked(call, reply)
 
     async def model_name(self) -> str:
@@ -417,6 +415,14 @@ def connection_error(
     if reason := shortage(exc):
         return LocalShortage(reason)
     return call.error(EndpointUnreachable, no_connection(exc, call.url, seconds, proxy))
+
+
+def model_names(call: Call, reply: Reply) -> list[str]:
+    """Return the names of the served models, adapters last. Raise `MalformedReply`."""
+    with reading(call, "list of models", reply):
+        models: list[Reply] = reply["data"] or []
+        adapters_last = sorted(models, key=lambda model: bool(model.get("parent")))
+        return [str(model["id"]) for model in adapters_last]
 
 
 async def _refusal(call: Call, response: aiohttp.ClientResponse, path: str) -> EndpointError:

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import orjson
 
-from ...chain import Party
-from ...endpoints.settings import key_variable
-from ...errors import (
+from ..chain import Party
+from ..endpoints.settings import key_variable
+from ..errors import (
     ContextTooLong,
     EndpointError,
     EndpointRejected,
@@ -25,15 +25,12 @@ from ...errors import (
     MissingCapability,
     ModelGone,
 )
-from .bodies import COMPLETIONS, DETOKENIZE, MODELS, PRIORITISED, TOKENIZE
+from .paths import COMPLETIONS, DETOKENIZE, MODELS, PRIORITISED, TOKENIZE
 
 Reply: TypeAlias = Mapping[str, Any]
 """The JSON object of a response."""
 
 E = TypeVar("E", bound=EndpointError)
-
-NOT_JSON_COMPLIANT = "not JSON compliant"
-"""vLLM's complaint if uninitialised memory holds no finite number."""
 
 CONTEXT_COMPLAINT = re.compile(
     "max_model_len|maximum model length|context"

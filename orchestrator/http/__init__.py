@@ -1,0 +1,1 @@
+"""HTTP connections to the servers of models and verifiers, whatever their protocol is."""
