@@ -8,11 +8,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies import METHODS
 
 from ..arms import LARGE
 from ..sample import Sample
@@ -24,8 +23,10 @@ from .verdict import MAX_LOSS, Verdict, headline, judge_methods
 MAX_SLOWEST_CASES = 5
 MAX_CHANGED_CASES = 12
 """The most cases that were lost, and the most that were gained."""
-HASH_CHARACTERS = 12
-"""Characters of a prompt's hash in the list."""
+CONDITIONS = ("problems", "sampling", "budget", "repeats", "seed", "concurrency")
+"""The conditions of a run that are listed. "problems" is a hash."""
+PROGRAM = ("commit", "versions", "platform", "cpus", "python")
+"""What is listed of the program and of the machine that measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +138,10 @@ class Section:
             )
         if about["concurrency"] > 1:
             yield (
-                "Runs of different arms were in flight at the same time and shared the servers: an"
-                " arm is slower beside a demanding one. To avoid that, measure each arm in a run of"
-                " its own, or with --concurrency 1."
-            )
-            yield (
-                f"{about['concurrency']} runs were executed at the same time: seconds are measured"
-                " under that load, and busy seconds are an upper bound, because requests of"
-                " different runs shared the servers."
+                f"{about['concurrency']} runs were executed at the same time, also of different"
+                " arms, and shared the servers: an arm is slower beside a demanding one, and busy"
+                " seconds are an upper bound. To avoid that, measure each arm in a run of its own,"
+                " or with --concurrency 1."
             )
         hosts = self._hosts("small") & self._hosts("large")
         if hosts:
@@ -251,63 +248,25 @@ def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:
 def provenance(section: Section) -> Iterator[tuple[str, str]]:
     """Yield the rows, name and value, of the list "How it was measured"."""
     run = section.run
-    about = run.about
     first = run.sessions[0]
-    benchmark = run.record["benchmark"]
-    parts = (benchmark["source"], benchmark["subset"], benchmark["split"])
-    source = " ".join(filter(None, parts)) if benchmark["source"] else benchmark["name"]
     yield "run folder", str(run.path)
     for command in dict.fromkeys(shlex.join(session["command"]) for session in run.sessions):
         yield "command", command
     times = [f"{s['date']} to {s.get('ended', 'interrupted')}" for s in run.sessions]
     yield "measured", "; ".join(times)
-    yield (
-        "problems",
-        f"{section.problems}, {source}; licence: {benchmark['licence']}; hash {about['problems']}",
-    )
-    yield "graded as", ", ".join(run.metrics)
-    yield "sampling", _join(about["sampling"])
-    yield "budget", _join(about["budget"])
-    yield (
-        "samples",
-        f"{about['repeats']} a problem, seed {about['seed']}, {about['concurrency']} at a time",
-    )
+    yield "benchmark", words(run.record["benchmark"])
+    for name in CONDITIONS:
+        yield name, words(run.about[name])
     for server in first["servers"]:
-        yield f"{server['role']} server", _server(server)
-    yield "prompts", _prompts(run)
-    yield "code", f"commit {first['commit'] or 'unknown'}; {_join(first['versions'])}"
-    yield "machine", f"{first['platform']}, {first['cpus']} CPUs, Python {first['python']}"
+        version = server["version"] or "of an unknown version"
+        yield f"{server['role']} server", f"vLLM {version} at {server['url']}"
+    for name in PROGRAM:
+        yield name, words(first[name])
 
 
-def _prompts(run: Run) -> str:
-    """Return the hashes of the texts that decide how problems are put and steps are judged."""
-    replaced: Mapping[str, str] = run.about.get("prompts", {})
-    hashes: dict[str, str] = {**run.sessions[0].get("prompts", {}), **replaced}
-    used = set(replaced)
-    for arm in run.arms:
-        if arm.policy in METHODS:
-            used.update(METHODS[arm.policy].prompts)
-    template = run.record["benchmark"].get("prompt")
-    if template:
-        used.add(template)
-        hashes.setdefault(template, run.about["prompt"])
-    shown = [
-        f"{name} {hashes[name][:HASH_CHARACTERS]}{' (replaced)' if name in replaced else ''}"
-        for name in sorted(used & hashes.keys())
-    ]
-    return ", ".join(shown) or "none"
-
-
-def _server(server: Mapping[str, Any]) -> str:
-    models = [
-        f"{model['id']}, context {model.get('max_model_len', 'unknown')}"
-        for model in server["models"] or ()
-    ]
-    return (
-        f"vLLM {server['version'] or 'unknown'} at {server['url']}:"
-        f" {'; '.join(models) or 'unknown'}"
-    )
-
-
-def _join(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+def words(value: object) -> str:
+    """Write a *value* of JSON. Of a table, names without a value are left out."""
+    if not isinstance(value, dict):
+        return str(value)
+    fields = cast("Mapping[str, object]", value)
+    return ", ".join(f"{name} {field}" for name, field in fields.items() if field not in (None, ""))
