@@ -159,7 +159,7 @@ def main(
     """
     if not 0 < limit <= LARGEST:
         raise ConfigurationError(
-            f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0"
+            f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0",
         )
     sizes = (300, 1000, 4000)
     with progress_bars(stderr) as progress:

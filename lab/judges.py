@@ -253,7 +253,8 @@ class Reader:
         small: Sequence[Token],
     ) -> StepEvidence:
         yes, _ = await Cascade(self._large, self._large).check(
-            self._large, chain.extend(Step(text, "small"))
+            self._large,
+            chain.extend(Step(text, "small")),
         )
         continued: str | None = None
         if self._continues:
@@ -441,7 +442,8 @@ class JudgeFigures:
 
 
 def figures(
-    solutions: Sequence[Solution], evidence: Mapping[str, Evidence]
+    solutions: Sequence[Solution],
+    evidence: Mapping[str, Evidence],
 ) -> tuple[list[JudgeFigures], int, int]:
     """Return the figures of every reading, and how many right and wrong steps they rest on."""
     known = [solution for solution in solutions if solution.id in evidence]
@@ -466,7 +468,7 @@ def figures(
                 auroc=auroc_interval(reported, reading),
                 f1=first_wrong_f1(halves[False], reading, threshold),
                 slips=of_slips if reads_tokens_alone(name) and slipped else None,
-            )
+            ),
         )
     wrong_steps = sum(not step.right for step in reported)
     return rows, len(reported) - wrong_steps, wrong_steps
@@ -495,7 +497,8 @@ def command(
     small: Annotated[str | None, typer.Option(help="URL of the small model's server.")] = None,
     large: Annotated[str | None, typer.Option(help="URL of the large model's server.")] = None,
     evidence: Annotated[
-        Path, typer.Option(help="What the models said; a new run goes on there.")
+        Path,
+        typer.Option(help="What the models said; a new run goes on there."),
     ] = EVIDENCE,
     continues: Annotated[
         bool,

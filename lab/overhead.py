@@ -199,7 +199,7 @@ async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Consol
         solver = await stack.enter_async_context(solver_at(base))
         connector = aiohttp.TCPConnector(limit=0)
         http = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=connector, headers=JSON)
+            aiohttp.ClientSession(connector=connector, headers=JSON),
         )
         sdk = AsyncOpenAI(
             base_url=f"{base}/v1",
@@ -369,13 +369,16 @@ Examples:
 
 def main(
     rounds: Annotated[
-        int, typer.Option(min=1, help="Number of measurements of each, in turns.")
+        int,
+        typer.Option(min=1, help="Number of measurements of each, in turns."),
     ] = 5,
     token_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds per token of the server.")
+        float,
+        typer.Option(min=0, help="Milliseconds per token of the server."),
     ] = TOKEN_MS,
     only_growth: Annotated[
-        bool, typer.Option("--growth", help="Measure nothing but lengths and crowds.")
+        bool,
+        typer.Option("--growth", help="Measure nothing but lengths and crowds."),
     ] = False,
 ) -> None:
     """

@@ -62,10 +62,12 @@ def replay(
     file: Annotated[Path, typer.Argument(help="Log of steps, as lab/data/README.md says.")] = LOG,
     json: Json = False,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw the problems into this SVG or PNG file.")
+        Path | None,
+        typer.Option(help="Draw the problems into this SVG or PNG file."),
     ] = None,
     orders: Annotated[
-        int, typer.Option(min=1, help="Random orders of the runs of one solver.")
+        int,
+        typer.Option(min=1, help="Random orders of the runs of one solver."),
     ] = 2,
 ) -> None:
     """Print the time of each arm over that of the large model alone."""

@@ -127,11 +127,11 @@ class Soak:
     samples: list[Sample] = field(default_factory=list[Sample])
     """The resources, in their order."""
     seconds: dict[Part, list[float]] = field(
-        default_factory=lambda: {part: [] for part in get_args(Part)}
+        default_factory=lambda: {part: [] for part in get_args(Part)},
     )
     """The latencies of answered requests in seconds."""
     fates: dict[Part, Counter[Fate]] = field(
-        default_factory=lambda: {part: Counter() for part in get_args(Part)}
+        default_factory=lambda: {part: Counter() for part in get_args(Part)},
     )
     """What became of the requests."""
     notes: list[str] = field(default_factory=list[str])
@@ -203,7 +203,7 @@ class Load:
         self._soak.hostile += 1
         if not refused(reply.status, len(answer), failing="faults" in (part, self.part)):
             self._soak.notes.append(
-                f"{self.part}: HTTP {reply.status}, {len(answer)} bytes for {body[:80]!r}"
+                f"{self.part}: HTTP {reply.status}, {len(answer)} bytes for {body[:80]!r}",
             )
 
     async def look(self) -> None:
@@ -360,19 +360,21 @@ def stalls(soak: Soak) -> list[str]:
     if not late:
         return []
     return [
-        f"/health took more than {HEALTH_WITHIN:g} s {len(late)} times, at most {max(late):.2f} s"
+        f"/health took more than {HEALTH_WITHIN:g} s {len(late)} times, at most {max(late):.2f} s",
     ]
 
 
 def main(
     minutes: Annotated[float, typer.Option(min=1, help="Minutes in all.")] = 30.0,
     calm: Annotated[
-        float, typer.Option(min=0.2, help="Minutes without faults, at each end.")
+        float,
+        typer.Option(min=0.2, help="Minutes without faults, at each end."),
     ] = 3.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Chains at once.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the faults.")] = 0,
     output: Annotated[
-        Path | None, typer.Option(help="Write the samples to FILE.json.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Write the samples to FILE.json.", metavar="FILE"),
     ] = None,
 ) -> None:
     """
@@ -394,12 +396,13 @@ def main(
     if soak.health:
         console.print(
             f"{soak.hostile} hostile bodies refused; /health took at most {max(soak.health):.2f} s"
-            f" (median {statistics.median(soak.health):.3f} s of {len(soak.health)})"
+            f" (median {statistics.median(soak.health):.3f} s of {len(soak.health)})",
         )
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.with_suffix(".json").write_text(
-            json.dumps([asdict(each) for each in soak.samples]), encoding="utf-8"
+            json.dumps([asdict(each) for each in soak.samples]),
+            encoding="utf-8",
         )
     exit_with(complaints(soak) + stalls(soak), console)
 

@@ -151,7 +151,8 @@ def read_report(version: str, text: str) -> Tried:
 
 def command(
     versions: Annotated[
-        list[str] | None, typer.Argument(help=f"By default {', '.join(VERSIONS)}.")
+        list[str] | None,
+        typer.Argument(help=f"By default {', '.join(VERSIONS)}."),
     ] = None,
     newest: Annotated[str, typer.Option(help="The version whose request classes are read.")] = (
         NEWEST
@@ -174,7 +175,7 @@ def command(
     print(Sheet(("vLLM", "passed", "failed", "which"), rows, "Tests by version").markdown())
     unknown = check_bodies(newest, folder)
     print(
-        f"\nvLLM {newest}, request classes: {unknown or 'every field that stepspec sends is known'}"
+        f"\nvLLM {newest}, request classes: {unknown or 'every field that stepspec sends is known'}",
     )
     if unknown or any(each.failed for each in tried):
         raise typer.Exit(1)

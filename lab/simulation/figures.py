@@ -54,7 +54,7 @@ class SimulatedSolver(Solver):
     ) -> None:
         small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
         super().__init__(
-            Settings(small=small.settings, large=large.settings, sampling=GREEDY, budget=BUDGET)
+            Settings(small=small.settings, large=large.settings, sampling=GREEDY, budget=BUDGET),
         )
         self.small = small
         self.large = large

@@ -92,7 +92,7 @@ def read_pairs(path: Path = GPUS) -> dict[str, Pair]:
         }
     except (OSError, KeyError, TypeError, ValueError) as exc:
         raise ConfigurationError(
-            f"{path}: not the costs of servers and their pairs ({exc})"
+            f"{path}: not the costs of servers and their pairs ({exc})",
         ) from exc
     return found
 
@@ -102,7 +102,7 @@ def find_pair(path: Path, name: str) -> Pair:
     found = read_pairs(path)
     if name not in found:
         raise ConfigurationError(
-            f"there is no pair {name!r} in {path.name}; there are: {', '.join(found)}"
+            f"there is no pair {name!r} in {path.name}; there are: {', '.join(found)}",
         )
     return found[name]
 

@@ -113,6 +113,6 @@ def rows(arms: Sequence[tuple[str, Arm]], pair: str) -> list[dict[str, Any]]:
                     "ratio": ours / large,
                     "measured ratio": each.seconds / each.large,
                     "over the floor": ours / floor(known, each),
-                }
+                },
             )
     return table
