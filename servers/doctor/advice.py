@@ -21,10 +21,10 @@ from stepspec.orchestrator.events import Fallback
 from .report import (
     LACKS,
     CriticReport,
-    Diagnosis,
     EndpointReport,
     Finding,
     FindingOutcome,
+    PairReport,
     WritePace,
     milliseconds,
     tokens_read,
@@ -71,7 +71,7 @@ MAX_PACE_RATIO = 0.7
 MIN_DIGITS_PROBABILITY = 0.5
 
 
-def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> Diagnosis:
+def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> PairReport:
     """Make the diagnosis from the reports of both endpoints and of the *others*, their replicas."""
     same_vocabulary = None
     if small.vocabulary and large.vocabulary:
@@ -83,7 +83,7 @@ def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointRepo
     for other in others:
         first = small if other.role == "small" else large
         findings += _about(f"{other.role} at {other.url}", _about_replica(other, first))
-    return Diagnosis(small, large, same_vocabulary, tuple(findings), others)
+    return PairReport(small, large, same_vocabulary, tuple(findings), others)
 
 
 def _about(subject: str, findings: Iterable[Finding]) -> list[Finding]:

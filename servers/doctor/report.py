@@ -178,7 +178,7 @@ class EndpointReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class PairReport:
     """What is known of a pair."""
 
     small: EndpointReport
@@ -214,20 +214,20 @@ class CriticReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Diagnosis:
     """What `stepspec doctor` found."""
 
     ok: bool
     """Whether everything that was checked can work."""
     summary: str
     """How many findings there are of each kind, in words."""
-    pairs: tuple[Diagnosis, ...]
+    pairs: tuple[PairReport, ...]
     """The pair. A nested pair has several: each model with the next larger one, which judges it."""
     critic: CriticReport | None = None
     """The reward model or verifier; None without one."""
 
     @classmethod
-    def of(cls, pairs: Sequence[Diagnosis], critic: CriticReport | None = None) -> Report:
+    def of(cls, pairs: Sequence[PairReport], critic: CriticReport | None = None) -> Diagnosis:
         findings = [finding for pair in pairs for finding in pair.findings]
         if critic:
             findings.extend(critic.findings)
@@ -252,8 +252,8 @@ def _summary(counts: Counter[FindingOutcome]) -> str:
     return f"It {works}: {', '.join(phrases)}."
 
 
-def report_json(report: Report) -> dict[str, Any]:
-    values: dict[str, Any] = TypeAdapter(Report).dump_python(report, mode="json")
+def report_json(report: Diagnosis) -> dict[str, Any]:
+    values: dict[str, Any] = TypeAdapter(Diagnosis).dump_python(report, mode="json")
     return values
 
 
@@ -277,7 +277,7 @@ ROWS = (
 """The names of the rows of a pair's table."""
 
 
-def render(report: Report) -> Iterator[RenderableType]:
+def render(report: Diagnosis) -> Iterator[RenderableType]:
     """Yield the tables and lines of *report* for a terminal. The last line is its summary."""
     for pair in report.pairs:
         if len(report.pairs) > 1:
@@ -300,7 +300,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
         yield Text()
 
 
-def _table(pair: Diagnosis) -> Table:
+def _table(pair: PairReport) -> Table:
     reports = (pair.small, pair.large, *pair.others)
     table = _columns(*(report.role for report in reports))
     rows = [*zip(ROWS, *map(_cells, reports), strict=True)]
