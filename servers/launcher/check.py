@@ -8,7 +8,6 @@ end of vLLM's log.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from stepspec.orchestrator.errors import VLLM_FOR_CPUS, ConfigurationError, install_command
+from stepspec.orchestrator.errors import ConfigurationError
 
 from .commands import visible_cards
 from .pair import VISIBLE, Drafter, Pair, StartedServer
@@ -39,8 +38,6 @@ Address: TypeAlias = tuple[str, int]
 class Machine:
     """What this machine has for one pair."""
 
-    vllm: bool = True
-    """Whether vLLM is installed."""
     cards: int | None = None
     """The number of GPUs that may be used; None if the driver does not tell."""
     card: float | None = None
@@ -65,7 +62,6 @@ def inspect_machine(pair: Pair) -> Machine:
     sizes = [memory[name] for card, name in enumerate(names) if card in used and name in memory]
     is_known = visible is not None or memory
     return Machine(
-        vllm=importlib.util.find_spec("vllm") is not None,
         cards=len(names) if is_known else None,
         card=min(sizes or memory.values(), default=None),
         taken={address: reason for address in addresses if (reason := why_taken(*address))},
@@ -140,8 +136,6 @@ def check_pair(pair: Pair, machine: Machine) -> None:
 
 
 def _errors(pair: Pair, machine: Machine) -> Iterator[str]:
-    if pair.started and not machine.vllm:
-        yield f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}"
     ports: dict[int, str] = {}
     cards: set[int] = set()
     for path, server in pair.started.items():

@@ -11,13 +11,12 @@ import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias, cast
 
 from stepspec.orchestrator.endpoints.settings import Endpoint
-from stepspec.orchestrator.toml import one_line
 
 from .launch import RunningServer, ServerCommand
 from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedServer
@@ -202,11 +201,6 @@ def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[st
     return settings
 
 
-def as_toml(settings: Mapping[str, Any]) -> str:
-    """Write `solver_settings` as a settings file: one dotted key per line."""
-    return "\n".join(f"{name} = {one_line(value)}" for name, value in _dotted(settings))
-
-
 def _endpoint_settings(
     model: Endpoint | StartedServer, running: RunningServer
 ) -> str | dict[str, Any]:
@@ -225,11 +219,3 @@ def _endpoint_settings(
     if others or (isinstance(model, Endpoint) and model.api_key):
         return {"url": running.base_url, **others}
     return running.base_url
-
-
-def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict) and SMALL in value:
-            yield from _dotted(cast("dict[str, Any]", value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

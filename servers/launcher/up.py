@@ -29,9 +29,10 @@ from stepspec.orchestrator.backends.vllm.endpoint import warm_up
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints.settings import Endpoint, key_variable
 from stepspec.orchestrator.errors import EndpointError
+from stepspec.orchestrator.toml import document
 
 from .check import check_pair, inspect_machine, why_taken
-from .commands import as_toml, outline, shell_line, solver_settings, visible_cards, waves
+from .commands import outline, shell_line, solver_settings, visible_cards, waves
 from .launch import Progress, RunningServer, Served, ServerCommand, launch
 from .pair import Pair, load
 
@@ -124,7 +125,7 @@ async def up(
             if json_output:
                 text = json.dumps(outline(pair, lambda path: asdict(models[path])))
             else:
-                text = as_toml(solver_settings(pair, models))
+                text = document(solver_settings(pair, models)).rstrip()
             print(text, flush=True)
             for note in _notes(pair, settings_printed=not json_output):
                 console.print(note, style="dim", highlight=False, soft_wrap=True)
