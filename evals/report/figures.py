@@ -38,8 +38,6 @@ class ArmFigures:
     """The mean of each field of a party's `Account`. A party without requests is left out."""
     busy: Mapping[Party, float]
     """The mean of the seconds of a sample with a request of the party open."""
-    rejections: Mapping[str, int]
-    """Rejected drafts by reason, over all samples."""
 
     @property
     def result(self) -> Result:
@@ -100,8 +98,6 @@ def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> A
         party: [getattr(sample.ledger, party) for sample in samples] for party in PARTIES
     }
     firsts = [sample.first for sample in samples if sample.first is not None]
-    # A rejected bet on a rejected draft is never repaired.
-    repairs = [step.reason for sample in samples for step in sample.steps if step.repair]
     return ArmFigures(
         arm=arm,
         standing=standing,
@@ -115,7 +111,6 @@ def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> A
             if any(account.requests for account in spent)
         },
         busy={party: fmean(map(_busy, samples, spent)) for party, spent in accounts.items()},
-        rejections=dict(Counter(repairs)),
     )
 
 

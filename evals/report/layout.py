@@ -98,14 +98,12 @@ def _join_names(arms: Sequence[ArmFigures]) -> str:
 
 def _case_table(title: str, cases: Sequence[Case], section: Section, links: Links) -> Table:
     rows = [_case_row(case, section) for case in cases]
-    targets = [links.get((case.number, case.arm)) for case in cases]
+    targets = [links.get((case.number, case.arm), "") for case in cases]
     if not any(targets):
         note = "No traces: `stepspec eval --traces` keeps them; this table then links to them."
         return Table(title, rows, note, words=4)
-    linked = [
-        {**row, "trace": Link("look", target) if target else ""}
-        for row, target in zip(rows, targets, strict=True)
-    ]
+    traces = [Link("look", target) if target else "" for target in targets]
+    linked = [{**row, "trace": trace} for row, trace in zip(rows, traces, strict=True)]
     return Table(title, linked, words=4)
 
 

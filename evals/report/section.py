@@ -41,6 +41,10 @@ class Case:
     """The name of the method's arm."""
     outcome: str
     """The outcome of the sample."""
+    right: bool
+    """Whether the answer is right."""
+    baseline_right: bool
+    """Whether the baseline's answer is right."""
     seconds: float
     """Wall seconds of the sample."""
     baseline_seconds: float
@@ -212,17 +216,14 @@ def choose_cases(
 ) -> Cases:
     """Choose cases of the methods from the *samples* of every arm by their number."""
     theirs = samples[baseline]
-    cases: list[Case] = []
-    lost: list[Case] = []
-    gained: list[Case] = []
-    for arm in [f.arm.name for f in arms if f.method]:
-        for number, sample in samples[arm].items():
-            case = _case(number, repeats, sample, theirs[number])
-            cases.append(case)
-            if sample.correct and not theirs[number].correct:
-                gained.append(case)
-            if theirs[number].correct and not sample.correct:
-                lost.append(case)
+    cases = [
+        _case(number, repeats, sample, theirs[number])
+        for f in arms
+        if f.method
+        for number, sample in samples[f.arm.name].items()
+    ]
+    lost = [case for case in cases if case.baseline_right and not case.right]
+    gained = [case for case in cases if case.right and not case.baseline_right]
     cases.sort(key=lambda case: -case.seconds)
     return {
         "slowest": cases[:MAX_SLOWEST_CASES],
@@ -238,6 +239,8 @@ def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:
         problem=number // repeats,
         arm=sample.arm,
         outcome=sample.outcome,
+        right=sample.correct,
+        baseline_right=theirs.correct,
         seconds=sample.seconds,
         baseline_seconds=theirs.seconds,
         drafts=ledger.drafts,

@@ -172,7 +172,6 @@ def steps_table(section: Section) -> Table:
 def _steps(f: ArmFigures) -> Row:
     steps = f.steps
     kept = steps["small"] + steps["large"]
-    reasons = sorted(f.rejections.items(), key=lambda entry: -entry[1])
     return {
         "": f.arm.name,
         "by small": number(steps["small"], 1),
@@ -181,5 +180,4 @@ def _steps(f: ArmFigures) -> Row:
         "rejected": number(steps["rejected"]),
         "lost": number(steps["lost"]),
         "drafts accepted": percent(f.result.accept_rate),
-        "reasons of repairs": ", ".join(f"{reason} {count}" for reason, count in reasons),
     }

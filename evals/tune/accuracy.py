@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,6 +16,7 @@ from ..calibration.risk_bound import LossTest, Paired
 from ..grading.graders import Graders
 from ..results import difference
 from ..sample import Arm, Task, derive_seed, solve_once
+from .paces import at_most
 
 PROMISED_LOSS = 0.01  # of the problems: the promise that `stepspec calibrate` is asked for
 PROMISED_LEVEL = 0.05
@@ -81,8 +81,7 @@ async def compare_answers(
                 except StepspecError:
                     pass
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await at_once(map(both, count(), tasks))
+        async with at_most(seconds):
+            await at_once(map(both, count(), tasks))
     alone = [large for large, _ in outcomes]
     return Accuracy(sum(alone), Paired.of(alone, [ours for _, ours in outcomes]))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count, cycle, islice
+from itertools import count, cycle, islice, zip_longest
 from statistics import fmean
 
 from stepspec.api import Solver
@@ -25,7 +25,7 @@ from stepspec.settings import Settings
 from ..sample import Arm, derive_seed
 from .drafts import LargeChain, Place, Trier
 from .judging import is_error, make_slip
-from .paces import Arrival, PairPaces, ServerPace, opened, paces_of, write_streams
+from .paces import Arrival, PairPaces, ServerPace, at_most, opened, paces_of, write_streams
 from .prediction import MethodTrials, predict
 from .rounds import RoundWatch, SeenRun
 
@@ -41,14 +41,6 @@ SMALL_SHARE = 0.2
 PACES_SHARE = 0.25
 CHAINS_SHARE = 0.5
 DRAFTS_SHARE = 0.75
-
-
-@asynccontextmanager
-async def at_most(seconds: float) -> AsyncGenerator[None]:
-    """Leave the block after so many *seconds*."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            yield
 
 
 @dataclass
@@ -297,8 +289,8 @@ def spread(chains: Sequence[Sequence[Place]], rng: random.Random) -> Iterator[Pl
     The chains take turns, so that a cut leaves a fair part of the problems and of their chains.
     """
     queues = [rng.sample(places, min(CHAIN_PLACES, len(places))) for places in chains]
-    for index in range(CHAIN_PLACES):
-        yield from (queue[index] for queue in queues if index < len(queue))
+    for row in zip_longest(*queues):
+        yield from filter(None, row)
 
 
 def check_models(solver: Solver) -> None:

@@ -214,13 +214,22 @@ class Report:
     def record(self, toml: str) -> dict[str, Any]:
         """All figures, for ``--json``."""
         best = self.conclusion.best
+        methods = self.conclusion.methods
         measured = self.measured
         return {
             "verdict": self.conclusion.verdict,
             "headline": self.headline,
             "best": best.arm.name if best else None,
             "alike": [other.arm.name for other in self.conclusion.alike],
-            "methods": [self._method(method) for method in self.conclusion.methods],
+            "methods": [
+                {
+                    **asdict(method),
+                    **method.arm.record(),
+                    "arm": method.arm.name,
+                    "careless": method.careless,
+                }
+                for method in methods
+            ],
             "paces": asdict(measured.paces) if measured.paces else None,
             "chains": {"written": len(measured.chains), "ended": self.ended},
             "solved": self.solved,
@@ -232,18 +241,6 @@ class Report:
             "interrupted": measured.interrupted,
             "settings": toml,
         }
-
-    def _method(self, method: Figures) -> dict[str, Any]:
-        figures = asdict(method)
-        arm = method.arm
-        del figures["arm"]
-        about = {"name": arm.name, "policy": arm.policy, "options": dict(arm.options)}
-        more = {
-            "careless": method.careless,
-            "minutes_needed": method.minutes_needed(self.minutes),
-            "spread": min(method.spread, 1e9),
-        }
-        return {**about, **figures, **more}
 
 
 def endpoint_table(settings: Any) -> Mapping[str, Any]:

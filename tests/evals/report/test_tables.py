@@ -111,7 +111,6 @@ def test_time_tokens_and_steps(section: Section) -> None:
         "1.00",
         "1.00",
     ]
-    assert shipped["reasons of repairs"] == "grade 4"
 
 
 def test_links_lead_from_the_problems_to_their_traces(section: Section) -> None:
