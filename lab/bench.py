@@ -153,7 +153,13 @@ async def solvers(
     """
     roles = (*PAIR, TINY) if nested else PAIR
     async with AsyncExitStack() as stack:
-        starting = running(profile, roles, console=console, world=SHORT, speculation=speculation)
+        starting = running(
+            profile,
+            roles,
+            console=console,
+            world=SHORT,
+            speculation=speculation,
+        )
         served = await stack.enter_async_context(starting)
         large = endpoint(served["large"], "large")
 
@@ -206,7 +212,13 @@ async def measure_stacked(
             left = missing(over, tasks, samples)
             if left == 0:
                 continue
-            async with solvers(profile, console, over, seed + 1, speculation) as (solver, _):
+            async with solvers(
+                profile,
+                console,
+                over,
+                seed + 1,
+                speculation,
+            ) as (solver, _):
                 work = partial(measure, solver, over, tasks)
                 await measure_missing(work, method, left, samples, console)
     found = [samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms]
@@ -314,7 +326,13 @@ async def bench(
     tasks = fresh_tasks(problems, SEED)
     nested = {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
     all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
-    solving = solvers(profile, console, tuple(arms), SEED + 1, nested=nested)
+    solving = solvers(
+        profile,
+        console,
+        tuple(arms),
+        SEED + 1,
+        nested=nested,
+    )
     async with solving as (solver, others):
         by_arm = {
             named(arm, sampling): others[arm.name]
@@ -322,10 +340,23 @@ async def bench(
             for arm in arms
             if arm.name in others
         }
-        work = partial(measure, solver, all_arms, tasks, solvers=by_arm, base=SEED)
+        work = partial(
+            measure,
+            solver,
+            all_arms,
+            tasks,
+            solvers=by_arm,
+            base=SEED,
+        )
         with samples:
             left = missing(all_arms, tasks, samples)
-            await measure_missing(work, "measuring", left, samples, console)
+            await measure_missing(
+                work,
+                "measuring",
+                left,
+                samples,
+                console,
+            )
     results: dict[str, list[Result]] = {}
     for sampling in samplings:
         renamed = [
@@ -396,10 +427,25 @@ def main(
     console = Console(width=180 if stacked else 150)
     results: Mapping[str, list[Result]]
     if stacked:
-        measuring = measure_stacked(problems, profile, SEED, samples, progress)
+        measuring = measure_stacked(
+            problems,
+            profile,
+            SEED,
+            samples,
+            progress,
+        )
         results = {"greedy": asyncio.run(measuring)}
     else:
-        results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress))
+        results = asyncio.run(
+            bench(
+                arms,
+                samplings,
+                problems,
+                profile,
+                samples,
+                progress,
+            )
+        )
     rows: list[dict[str, Any]] = []
     for name, summary in results.items():
         rows.extend(report(summary, profile, explanation, name))

@@ -140,7 +140,14 @@ def simulate(
         none += promised == 0
         on_population()
     share = wilson(broken, populations)
-    return Row(kind, f"{n} problems", populations, share, none / populations, naively / populations)
+    return Row(
+        kind,
+        f"{n} problems",
+        populations,
+        share,
+        none / populations,
+        naively / populations,
+    )
 
 
 def _passing(outcomes: Sequence[Paired], passes: Callable[[Paired], bool]) -> int:
@@ -166,7 +173,14 @@ def main(
         bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
         advance = partial(progress.advance, bar)
         rows = [
-            simulate(kind, n, limit, populations, seed=seed, on_population=advance)
+            simulate(
+                kind,
+                n,
+                limit,
+                populations,
+                seed=seed,
+                on_population=advance,
+            )
             for kind in KINDS
             for n in sizes
         ]

@@ -106,7 +106,15 @@ def grown(tokens: int, vocabulary: str) -> Chain:
         written = Tokens.of(
             [Token(PIECES[number].decode(), logprob(number), id=number) for number in ids],
         )
-        steps.append(Step(written.text, "small", "delimiter", written, vocabulary))
+        steps.append(
+            Step(
+                written.text,
+                "small",
+                "delimiter",
+                written,
+                vocabulary,
+            )
+        )
     return Chain(chain.messages, tuple(steps), chain.ends)
 
 

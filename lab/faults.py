@@ -114,7 +114,13 @@ class Deployment:
         await self.serving.aclose()
         small, large, other = map(self.url, PLACES)
         log = self.folder / "service.log"
-        running = serve(small, f"{large},{other}", log, *self.flags, settings=SETTINGS)
+        running = serve(
+            small,
+            f"{large},{other}",
+            log,
+            *self.flags,
+            settings=SETTINGS,
+        )
         self.program = await self.serving.enter_async_context(running)
 
     async def start(self, *places: int, flags: Sequence[str] = ()) -> None:
@@ -383,7 +389,12 @@ async def killed_service(deployment: Deployment, requests: int) -> list[Outcome]
     return cut
 
 
-def always(role: str, text: str, allowed: frozenset[Fate], fault: str) -> Fault:
+def always(
+    role: str,
+    text: str,
+    allowed: frozenset[Fate],
+    fault: str,
+) -> Fault:
     """Return the fault *text* of the servers of *role*, which befalls all of their completions."""
     places = (SMALL,) if role == "small" else LARGES
     return Fault(f"{role}: {text}", allowed, failing([fault] * QUEUED_FAULTS, *places))

@@ -223,7 +223,13 @@ def read_evidence(path: Path) -> dict[str, Evidence]:
 class Reader:
     """Reads solutions with the models of a pair."""
 
-    def __init__(self, large: Model, small: Model | None, *, continues: bool) -> None:
+    def __init__(
+        self,
+        large: Model,
+        small: Model | None,
+        *,
+        continues: bool,
+    ) -> None:
         self._large = large
         self._small = small
         self._continues = continues
@@ -267,7 +273,12 @@ class Reader:
             yes=yes,
         )
 
-    async def _slip(self, chain: Chain, text: str, rng: random.Random) -> StepEvidence | None:
+    async def _slip(
+        self,
+        chain: Chain,
+        text: str,
+        rng: random.Random,
+    ) -> StepEvidence | None:
         changed = slip(text, rng)
         if changed is None:
             return None
@@ -331,7 +342,13 @@ def labelled_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]
 def slipped_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]:
     """Return the steps with slips in place of right ones."""
     return [
-        LabelledStep(solution.id, right=False, text="", before="", evidence=slipped)
+        LabelledStep(
+            solution.id,
+            right=False,
+            text="",
+            before="",
+            evidence=slipped,
+        )
         for slipped in evidence.slips
         if slipped is not None
     ]

@@ -169,7 +169,15 @@ async def measure(
             plain = undisturbed[number % len(tasks)]
             role: Role = rng.choice(ROLES)
             share = rng.uniform(0.05, 0.9)
-            found.append(await _kill_during(solver, plain, role, servers[role], share))
+            found.append(
+                await _kill_during(
+                    solver,
+                    plain,
+                    role,
+                    servers[role],
+                    share,
+                )
+            )
             tick()
             async with asyncio.timeout(PATIENCE):
                 await _all_used(solver, [*servers["small"], *servers["large"]])
@@ -243,7 +251,13 @@ def main(
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task("solutions with a kill", total=solutions)
         found = asyncio.run(
-            measure(solutions, profile, policy, seed, lambda: progress.advance(bar)),
+            measure(
+                solutions,
+                profile,
+                policy,
+                seed,
+                lambda: progress.advance(bar),
+            ),
         )
     console.print(table(found))
     different = [

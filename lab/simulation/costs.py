@@ -64,7 +64,12 @@ class ServerCosts:
                 " sequences",
             )
 
-    def seconds(self, sequences: int, prompt_tokens: int = 0, context: float = 0) -> float:
+    def seconds(
+        self,
+        sequences: int,
+        prompt_tokens: int = 0,
+        context: float = 0,
+    ) -> float:
         """
         Return the seconds of a pass in which *sequences* get a token and *prompt_tokens* are read.
 

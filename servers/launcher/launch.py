@@ -190,9 +190,6 @@ async def launch(
 
 
 def _check(servers: Sequence[ServerCommand]) -> None:
-    names = [server.name for server in servers]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
     if any({**os.environ, **server.env}.get("VLLM_API_KEY") for server in servers):
         raise ConfigurationError(
             "VLLM_API_KEY is set: unset it, or start a server with a key yourself, and name its url"

@@ -123,7 +123,8 @@ async def up(
                 starting = running(pair, log_dir=log_dir, on_progress=on_progress)
                 models = await stack.enter_async_context(starting)
             if json_output:
-                text = json.dumps(outline(pair, lambda path: asdict(models[path])))
+                shown = {path: asdict(model) for path, model in models.items()}
+                text = json.dumps(outline(pair, shown))
             else:
                 text = document(solver_settings(pair, models)).rstrip()
             print(text, flush=True)

@@ -399,7 +399,8 @@ def test_the_settings_of_pairs_nest_to_any_depth(read: Any) -> None:
     assert [line.split(" = ")[0] for line in printed(four).splitlines()] == [
         *("large", "", "[small]", "policy", "options", "large", "small"),
     ]
-    assert outline(Pair.model_validate(NESTED), str.upper) == {
+    nested = Pair.model_validate(NESTED)
+    assert outline(nested, {path: path.upper() for path in nested.models}) == {
         "large": "LARGE",
         "small": {
             "policy": "bild",
