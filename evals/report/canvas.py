@@ -73,7 +73,8 @@ SPACE = re.compile(r">\s+<")
 RULE = re.compile(r" *([\w-]+): *([^;]*[^; ]) *")
 FAMILY = re.compile(r"font-family: [^;]*")
 LEFT_OUT = re.compile(
-    r"^.*?<svg [^>]*>|<metadata>.*?</metadata>|<style [^>]*>.*?</style>", re.DOTALL
+    r"^.*?<svg [^>]*>|<metadata>.*?</metadata>|<style [^>]*>.*?</style>",
+    re.DOTALL,
 )
 DPI = 72  # A pixel is a point, the unit of a drawing.
 

@@ -87,7 +87,7 @@ def _plots(section: Section) -> list[Plot]:
             f"No measured arm is both faster and more accurate than {fronts} (grey line). Bars are"
             " 95% intervals.",
             charts.scatter(section.figures),
-        )
+        ),
     ]
 
 

@@ -63,7 +63,7 @@ def read_folder(path: Path) -> Run:
     about = JsonlStore.about(path / SAMPLES)
     if "arms" not in about:
         raise ConfigurationError(
-            f"no run in {path}: expected a folder of `stepspec eval`, with a file {SAMPLES}"
+            f"no run in {path}: expected a folder of `stepspec eval`, with a file {SAMPLES}",
         )
     try:
         arms = tuple(map(Arm.from_record, about["arms"]))
@@ -72,7 +72,7 @@ def read_folder(path: Path) -> Run:
         problems = tuple(line["problem"] for line in lines)
     except OSError as exc:
         raise ConfigurationError(
-            f"{exc.filename}: {exc.strerror}; run `stepspec eval` to write it again"
+            f"{exc.filename}: {exc.strerror}; run `stepspec eval` to write it again",
         ) from exc
     except (KeyError, TypeError, ValueError, ConfigurationError) as exc:
         raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc

@@ -189,13 +189,13 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
     known = [arm.name for arm in run.arms]
     if baseline not in known:
         raise ConfigurationError(
-            f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}"
+            f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}",
         )
     figures = compute_figures(run.done, run.arms, run.repeats, baseline)
     if not figures:
         raise ConfigurationError(
             f"{run.path}: no problem was solved by all arms yet; go on with the same"
-            " `stepspec eval`"
+            " `stepspec eval`",
         )
     samples = samples_by_number(run.done, run.arms, run.repeats)
     return Section(

@@ -140,7 +140,6 @@ def tokens_table(section: Section) -> Table:
 
 def _tokens(f: ArmFigures) -> Row:
     accounts = [(role, f.spent.get(role, {})) for role in MODELS]
-    cached = {f"{role} cached": percent(_cached(account)) for role, account in accounts}
     return {
         "": f.arm.name,
         **{f"{role} kept": number(account.get("kept"), 1) for role, account in accounts},
@@ -149,7 +148,7 @@ def _tokens(f: ArmFigures) -> Row:
         "judging": number(_spent(f, "judging"), 0),
         "by large": percent(f.result.share_large_tokens),
         "requests": number(_spent(f, "requests"), 1),
-        **cached,
+        **{f"{role} cached": percent(_cached(account)) for role, account in accounts},
     }
 
 

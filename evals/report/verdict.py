@@ -108,8 +108,7 @@ def judge_methods(
         counts = disagreements(own, by_arm[baseline])
         verdict = _judge(f, repeats, *counts, max_loss)
         if f.arm.like in by_arm:
-            worth = paired_difference(by_arm[f.arm.like], own, repeats)
-            verdict = replace(verdict, judge=worth)
+            verdict = replace(verdict, judge=paired_difference(by_arm[f.arm.like], own, repeats))
         verdicts.append(verdict)
     return verdicts
 

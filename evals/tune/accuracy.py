@@ -66,8 +66,12 @@ async def compare_answers(
     async with Graders() as graders:
 
         async def right(which: Arm, task: Task, number: int) -> bool:
-            sampling = solver.settings.run.sampling.with_seed(derive_seed(0, number, 0))
-            solved = await solve_once(solver, which, task.problem, sampling=sampling)
+            solved = await solve_once(
+                solver,
+                which,
+                task.problem,
+                sampling=solver.settings.run.sampling.with_seed(derive_seed(0, number, 0)),
+            )
             text = solved.solution.text if solved.solution else ""
             return bool(text) and await task.gold.grade(text, graders) == "right"
 

@@ -17,10 +17,9 @@ from statistics import fmean
 
 from stepspec.api import Solver
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint
+from stepspec.orchestrator.endpoints import ModelEndpoint
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, StepspecError
-from stepspec.settings import Settings
 
 from ..sample import Arm, derive_seed
 from .drafts import LargeChain, Place, Trier
@@ -34,7 +33,6 @@ MAX_CHAIN_TOKENS = 2048
 CHAIN_PLACES = 20  # places of one chain
 ALONE_PLACES = 4  # places in which nothing else runs, to time verdicts
 MAX_SLIPS = 60
-UNLIMITED = {"max_concurrency": 4096}  # of an endpoint: the queue is to be the server's
 READY_SHARE = 0.1  # of the time, at which this part ends
 LARGE_SHARE = 0.15
 SMALL_SHARE = 0.2
@@ -158,7 +156,7 @@ class Measuring:
             raise StepspecError(
                 f"the {endpoint.role} model at {endpoint.settings.url} wrote no two tokens in"
                 f" {seconds:.0f} s: does `stepspec solve` get an answer from it? Then give more"
-                " --minutes"
+                " --minutes",
             )
         first = min(some[1].seconds - some[0].seconds for some in streams if len(some) > 1)
         return ServerPace(tokens, first)
@@ -267,8 +265,7 @@ class Measuring:
     async def _run(self, arm: Arm, size: int, seconds: float) -> list[SeenRun]:
         """Solve problems with *arm*, *size* at the same time, for so many *seconds*."""
         defaults = self._solver.settings.run
-        update = {"auto": False, "ahead": defaults.ahead}
-        options = arm.resolve(defaults).model_copy(update=update)
+        options = arm.resolve(defaults).model_copy(update={"auto": False, "ahead": defaults.ahead})
         watches: list[RoundWatch] = []
 
         async def user(first: int) -> None:
@@ -299,16 +296,5 @@ def check_models(solver: Solver) -> None:
         raise ConfigurationError(
             f"both servers serve {solver.large.name!r}: no model drafts for itself or judges"
             " itself; name a smaller one with --small, or serve two different models under their"
-            " own names (--served-model-name)"
+            " own names (--served-model-name)",
         )
-
-
-def unlimited(settings: Settings) -> Settings:
-    """Return *settings* of a solver with which no request to a model waits in this program."""
-    ends = {"small": settings.small, "large": settings.large}
-    update = {
-        role: end.model_copy(update=UNLIMITED)
-        for role, end in ends.items()
-        if isinstance(end, Endpoint)
-    }
-    return settings.model_copy(update=update)

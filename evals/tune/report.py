@@ -184,14 +184,19 @@ class Report:
         if any(isinstance(end, Endpoint) and end.api_key for end in ends.values()):
             comments.append(
                 "API keys are not in this file: set STEPSPEC_SMALL__API_KEY and"
-                " STEPSPEC_LARGE__API_KEY."
+                " STEPSPEC_LARGE__API_KEY.",
             )
         head = [
             textwrap.fill(line, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
             for line in comments
         ]
-        servers = {role: endpoint_table(end) for role, end in ends.items() if end}
-        text = document({**changed_settings(settings), **self._choice(), **servers})
+        text = document(
+            {
+                **changed_settings(settings),
+                **self._choice(),
+                **{role: endpoint_table(end) for role, end in ends.items() if end},
+            },
+        )
         return "\n".join([*head, text])
 
     def _choice(self) -> dict[str, Any]:

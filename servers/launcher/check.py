@@ -109,21 +109,18 @@ def _weight_bytes(model: str, revision: str | None) -> int:
 
 def model_folder(model: str, revision: str | None = None) -> Path | None:
     """Return the folder with the files of *model*; None if they would have to be downloaded."""
-    folder = Path(model)
-    if not folder.is_absolute():
-        folder = _hub_folder(model, revision or "main")
-    return folder if (folder / "config.json").is_file() else None
-
-
-def _hub_folder(model: str, revision: str) -> Path:
-    """Return the folder of *model* in the cache of the hub. It need not exist."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    repository = cache / f"models--{model.replace('/', '--')}"
-    reference = repository / "refs" / revision
-    if reference.is_file():
-        revision = reference.read_text(encoding="utf-8").strip()
-    return repository / "snapshots" / revision
+    if Path(model).is_absolute():
+        return Path(model) if Path(model, "config.json").is_file() else None
+    try:
+        from huggingface_hub import try_to_load_from_cache  # which comes with vLLM
+    except ImportError:
+        return None
+    cache = os.environ.get("HF_HUB_CACHE")
+    try:
+        config = try_to_load_from_cache(model, "config.json", cache, revision)
+    except ValueError:  # It is no name on the hub.
+        return None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def check_pair(pair: Pair, machine: Machine) -> None:

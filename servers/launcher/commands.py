@@ -203,7 +203,8 @@ def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[st
 
 
 def _endpoint_settings(
-    model: Endpoint | StartedServer, running: RunningServer
+    model: Endpoint | StartedServer,
+    running: RunningServer,
 ) -> str | dict[str, Any]:
     """
     Return the settings of one endpoint.

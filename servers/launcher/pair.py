@@ -224,7 +224,7 @@ def _check_flag(flag: str, value: object) -> None:
         raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
     if flag in SECRET_FLAGS and not isinstance(value, bool):
         raise ValueError(
-            f"flags: {flag!r} would be seen in the list of processes: {SECRET_FLAGS[flag]}"
+            f"flags: {flag!r} would be seen in the list of processes: {SECRET_FLAGS[flag]}",
         )
 
 
@@ -262,7 +262,7 @@ class Roles(BaseModel, frozen=True, extra="forbid"):
         if not isinstance(described, str | dict | BaseModel):
             raise ValueError(
                 f"write a table with a `model` to start, or the URL of a running server: {value!r}"
-                " is neither"
+                " is neither",
             )
         if _tag(value) == CONNECTED and not isinstance(value, Endpoint):
             return for_role(value, role)

@@ -113,7 +113,7 @@ _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ?")
 _STAMP = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?")
 _FAILURE = re.compile(
     r"^([\w.]*(Error|Exception|Interrupt|Exit)\b|[\w.]+: error: |error: |Killed|Fatal"
-    r" |Segmentation)"
+    r" |Segmentation)",
 )
 _MESSAGE_LINES = 3  # indented lines after an exception's first line that may still be its message
 

@@ -61,7 +61,8 @@ def command_lines(pair: Pair) -> str:
 
 
 def shell_lines(
-    waves: Sequence[Sequence[ServerCommand]], running: Mapping[str, str] | None = None
+    waves: Sequence[Sequence[ServerCommand]],
+    running: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """
     Yield the shell command of every server, with a comment between two *waves*.
@@ -160,7 +161,7 @@ async def running(
     describes as running. Raise `ServerError` as `launch` does.
     """
     endpoints = await asyncio.gather(
-        *(_connect(path, endpoint) for path, endpoint in pair.connected.items())
+        *(_connect(path, endpoint) for path, endpoint in pair.connected.items()),
     )
     found = dict(zip(pair.connected, endpoints, strict=True))
     async with AsyncExitStack() as stack:
@@ -187,7 +188,7 @@ async def _warm_up(pair: Pair, served: Served) -> None:
             suffix_scoring=pair.started[served.name].suffix_scoring,
             retries=0,
             priorities=False,
-        )
+        ),
     )
 
 
@@ -244,7 +245,8 @@ def show_progress(console: Console) -> Generator[Callable[[Progress], None]]:
             latest[progress.name] = progress
             if progress.state == "ready":
                 console.print(
-                    f"{progress.name} is ready after {progress.seconds:.0f} s", style="dim"
+                    f"{progress.name} is ready after {progress.seconds:.0f} s",
+                    style="dim",
                 )
             status.update(progress_line(latest.values()))
 

@@ -144,15 +144,14 @@ def test_the_weights_of_local_models_and_drafters_are_known() -> None:
 def test_models_in_the_hubs_cache_are_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    repository = tmp_path / "hub" / "models--org--name"
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--name"
     snapshot = repository / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     (snapshot / "a.safetensors").write_bytes(b"12345")
     (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("abc\n")
+    (repository / "refs" / "main").write_text("abc")
     assert model_folder("org/name") == model_folder("org/name", "abc") == snapshot
     assert model_folder("org/name", "v2") is None
     assert model_folder("org/other") is None
