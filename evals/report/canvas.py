@@ -63,7 +63,6 @@ PLACEHOLDERS = {name: f"#0102{number:02x}" for number, name in enumerate(VARIABL
 INK, SOFT, EDGE, LINE, CARD = (
     PLACEHOLDERS[name] for name in ("ink", "soft", "edge", "line", "card")
 )
-METADATA = {"Date": None, "Creator": None, "Type": None, "Format": None}
 KINDS = re.compile(r' id="(mark|label)"')
 OTHER_NAMES = re.compile(r' id="(?:\w+_\d+|[\w.]+_\d+)"')
 STYLE = re.compile(r' style="([^"]*)"')
@@ -114,7 +113,7 @@ def svg(figure: Figure, label: str) -> Markup:
     file = io.StringIO()
     # The names within a drawing are hashes. The same figures give the same file.
     with mpl.rc_context({"svg.hashsalt": label}):
-        figure.savefig(file, format="svg", transparent=True, metadata=METADATA)
+        figure.savefig(file, format="svg", transparent=True)
     drawn = LEFT_OUT.sub("", file.getvalue())
     drawn = STYLE.sub(_attributes, drawn)
     drawn = OTHER_NAMES.sub("", KINDS.sub(r' class="\1"', drawn))

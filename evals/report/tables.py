@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from stepspec.orchestrator.chain import Party
 
-from ..results import noted_outcomes
+from ..results import accuracy_rows
 from .figures import ArmFigures
 from .section import Section
 
@@ -53,43 +53,17 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def accuracy_table(section: Section) -> Table:
-    outcomes = noted_outcomes([f.standing for f in section.figures])
-    rows = [
-        _accuracy(f, section.baseline)
-        | {outcome: f.standing.count(outcome) for outcome in outcomes}
-        for f in section.figures
-    ]
-    note = ACCURACY_NOTE
-    if outcomes:
-        note += (
-            " Truncated runs ran out of tokens, time or context; they count as right if their"
-            " answer is right."
-        )
-    return Table("Accuracy", rows, note)
+    rows = accuracy_rows([f.standing for f in section.figures], section.baseline)
+    return Table("Accuracy", rows, ACCURACY_NOTE)
 
 
 ACCURACY_NOTE = (
     "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the difference"
     " on the same problems (with several samples per problem, a bootstrap over the problems for"
     " both). p: McNemar's exact test. The oracle takes the small model's sample where it is right"
-    " and the large model's elsewhere: no choice of a model per problem is more accurate."
+    " and the large model's elsewhere: no choice of a model per problem is more accurate. Truncated"
+    " runs ran out of tokens, time or context; they count as right if their answer is right."
 )
-
-
-def _accuracy(f: ArmFigures, baseline: str) -> dict[str, Cell]:
-    r = f.result
-    difference = ""
-    p = ""
-    if r.name != baseline:
-        difference = f"{f.standing.difference.points:+.1f}"
-        p = number(f.standing.p, 3)
-    return {
-        "": r.name,
-        "right": f"{round(r.accuracy * r.n)} of {r.n}",
-        "accuracy": f"{r.accuracy_estimate:.1%}",
-        f"difference from {baseline}, points": difference,
-        "p": p,
-    }
 
 
 def time_table(section: Section) -> Table:

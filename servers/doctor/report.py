@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -253,8 +252,7 @@ def _summary(counts: Counter[FindingOutcome]) -> str:
 
 
 def report_json(report: Diagnosis) -> dict[str, Any]:
-    values: dict[str, Any] = TypeAdapter(Diagnosis).dump_python(report, mode="json")
-    return values
+    return asdict(report)
 
 
 def render(report: Diagnosis) -> Iterator[RenderableType]:
