@@ -556,7 +556,7 @@ def _aligned(rows: Sequence[Mapping[str, str]]) -> Table:
 
 def accuracy_rows(summaries: Sequence[ArmSummary], baseline: str) -> list[dict[str, str]]:
     """Return the rows of the table of accuracy. Outcomes that an arm has get columns."""
-    outcomes = [
+    outcomes: list[Outcome] = [
         outcome
         for outcome in OPTIONAL_OUTCOME_COLUMNS
         if any(outcome in summary.outcomes for summary in summaries)

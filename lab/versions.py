@@ -175,7 +175,7 @@ def command(
     print(Sheet(("vLLM", "passed", "failed", "which"), rows, "Tests by version").markdown())
     unknown = check_bodies(newest, folder)
     print(
-        f"\nvLLM {newest}, request classes: {unknown or 'every field that stepspec sends is known'}",
+        f"\nvLLM {newest}, request classes: {unknown or 'every field that stepspec sends is known'}"
     )
     if unknown or any(each.failed for each in tried):
         raise typer.Exit(1)

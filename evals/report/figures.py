@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Literal, TypeAlias
 
 from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.ledger import COUNTED, Account
@@ -16,6 +17,7 @@ from ..sample import Arm, Sample
 from ..store import Place
 
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
+ArmKind: TypeAlias = Literal["bound", "small", "large", "control", "method"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +46,25 @@ class ArmFigures:
         return self.standing.result
 
     @property
-    def bound(self) -> bool:
-        """Whether this is the oracle, which is computed from both models alone and never ran."""
-        return self.arm.name == ORACLE
+    def kind(self) -> ArmKind:
+        """What the arm is. A bound is the oracle, which is computed and never ran."""
+        known: dict[str, ArmKind] = {
+            ORACLE: "bound",
+            SMALL.name: "small",
+            LARGE.name: "large",
+            PLAIN.name: "large",
+        }
+        if self.arm.name in known:
+            return known[self.arm.name]
+        return "control" if self.arm.like else "method"
 
     @property
-    def alone(self) -> bool:
-        """Whether one model does everything."""
-        return self.arm.name in (PLAIN.name, LARGE.name, SMALL.name)
+    def bound(self) -> bool:
+        return self.kind == "bound"
 
     @property
     def method(self) -> bool:
-        """Whether this is a method: neither a model alone nor a control nor a bound."""
-        return not (self.bound or self.alone or self.arm.like)
+        return self.kind == "method"
 
 
 def compute_figures(
