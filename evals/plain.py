@@ -17,7 +17,6 @@ import orjson
 
 from stepspec.api import Solver
 from stepspec.orchestrator.answer import extract
-from stepspec.orchestrator.http.client import ConnectedEndpoint
 from stepspec.orchestrator.backends.vllm.bodies import completion_body
 from stepspec.orchestrator.backends.vllm.replies import ending, usage
 from stepspec.orchestrator.budget import Budget
@@ -26,6 +25,7 @@ from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
+from stepspec.orchestrator.http.client import ConnectedEndpoint
 from stepspec.orchestrator.http.http_errors import Call, reply_error
 from stepspec.orchestrator.http.paths import Body
 from stepspec.orchestrator.ledger import Account, Ledger

@@ -534,12 +534,8 @@ def tables(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> list[
     problem, a third one has pass@k and maj@k. Each fits into 80 columns unless an arm has a long
     name. `small_print` explains the columns.
     """
-    outcomes = noted_outcomes(summaries)
     parts = [
-        [
-            _right(s, baseline) | {outcome: s.count(outcome) for outcome in outcomes}
-            for s in summaries
-        ],
+        accuracy_rows(summaries, baseline),
         [_cost(s, baseline) for s in summaries],
         [_several(s.result.name, s.several) for s in summaries if s.several is not None],
     ]
@@ -558,12 +554,16 @@ def _aligned(rows: Sequence[Mapping[str, str]]) -> Table:
     return rendered
 
 
-def noted_outcomes(summaries: Sequence[ArmSummary]) -> list[Outcome]:
-    """Return the outcomes that get a column: those that an arm of *summaries* has."""
-    return [
+def accuracy_rows(summaries: Sequence[ArmSummary], baseline: str) -> list[dict[str, str]]:
+    """Return the rows of the table of accuracy. Outcomes that an arm has get columns."""
+    outcomes: list[Outcome] = [
         outcome
         for outcome in OPTIONAL_OUTCOME_COLUMNS
         if any(outcome in summary.outcomes for summary in summaries)
+    ]
+    return [
+        _right(summary, baseline) | {outcome: summary.count(outcome) for outcome in outcomes}
+        for summary in summaries
     ]
 
 

@@ -72,7 +72,12 @@ def acceptances_between(earlier: ByRole, later: ByRole) -> ByRole:
     }
 
 
-async def _sample(solver: Solver, arm: Arm, task: Task, seed: int) -> Sample:
+async def _sample(
+    solver: Solver,
+    arm: Arm,
+    task: Task,
+    seed: int,
+) -> Sample:
     before = await read_acceptances(solver)
     sample = await sample_once(solver, arm, task, seed)
     return replace(sample, speculation=acceptances_between(before, await read_acceptances(solver)))

@@ -140,7 +140,14 @@ def simulate(
         none += promised == 0
         on_population()
     share = wilson(broken, populations)
-    return Row(kind, f"{n} problems", populations, share, none / populations, naively / populations)
+    return Row(
+        kind,
+        f"{n} problems",
+        populations,
+        share,
+        none / populations,
+        naively / populations,
+    )
 
 
 def _passing(outcomes: Sequence[Paired], passes: Callable[[Paired], bool]) -> int:
@@ -159,14 +166,21 @@ def main(
     """
     if not 0 < limit <= LARGEST:
         raise ConfigurationError(
-            f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0"
+            f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0",
         )
     sizes = (300, 1000, 4000)
     with progress_bars(stderr) as progress:
         bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
         advance = partial(progress.advance, bar)
         rows = [
-            simulate(kind, n, limit, populations, seed=seed, on_population=advance)
+            simulate(
+                kind,
+                n,
+                limit,
+                populations,
+                seed=seed,
+                on_population=advance,
+            )
             for kind in KINDS
             for n in sizes
         ]

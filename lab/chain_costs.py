@@ -104,9 +104,17 @@ def grown(tokens: int, vocabulary: str) -> Chain:
     for first in range(0, tokens, STEP_TOKENS):
         ids = [server.token(place) for place in range(first, first + STEP_TOKENS)]
         written = Tokens.of(
-            [Token(PIECES[number].decode(), logprob(number), id=number) for number in ids]
+            [Token(PIECES[number].decode(), logprob(number), id=number) for number in ids],
         )
-        steps.append(Step(written.text, "small", "delimiter", written, vocabulary))
+        steps.append(
+            Step(
+                written.text,
+                "small",
+                "delimiter",
+                written,
+                vocabulary,
+            )
+        )
     return Chain(chain.messages, tuple(steps), chain.ends)
 
 

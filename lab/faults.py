@@ -100,7 +100,7 @@ class Deployment:
     serving: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Ends the service."""
     servers: dict[int, tuple[AsyncExitStack, Child]] = field(
-        default_factory=dict[int, tuple[AsyncExitStack, Child]]
+        default_factory=dict[int, tuple[AsyncExitStack, Child]],
     )
     """The servers that run, by their place, with what ends them."""
     text: str = ""
@@ -114,7 +114,13 @@ class Deployment:
         await self.serving.aclose()
         small, large, other = map(self.url, PLACES)
         log = self.folder / "service.log"
-        running = serve(small, f"{large},{other}", log, *self.flags, settings=SETTINGS)
+        running = serve(
+            small,
+            f"{large},{other}",
+            log,
+            *self.flags,
+            settings=SETTINGS,
+        )
         self.program = await self.serving.enter_async_context(running)
 
     async def start(self, *places: int, flags: Sequence[str] = ()) -> None:
@@ -184,7 +190,8 @@ class Deployment:
             "stream": stream,
         }
         async with self.http.post(
-            f"{self.program.base}/v1/chat/completions", data=json.dumps(body)
+            f"{self.program.base}/v1/chat/completions",
+            data=json.dumps(body),
         ) as reply:
             if reply.status != 200:
                 return refusal(reply.status, orjson.loads(await reply.read()), reply.headers)
@@ -336,7 +343,7 @@ def frozen(*places: int) -> Work:
 async def hostile(deployment: Deployment, requests: int) -> list[Outcome]:
     """Send every problem of `HOSTILE`, as a stream and not."""
     return await asyncio.gather(
-        *(deployment.ask(number, problem=problem) for problem in HOSTILE for number in range(2))
+        *(deployment.ask(number, problem=problem) for problem in HOSTILE for number in range(2)),
     )
 
 
@@ -382,7 +389,12 @@ async def killed_service(deployment: Deployment, requests: int) -> list[Outcome]
     return cut
 
 
-def always(role: str, text: str, allowed: frozenset[Fate], fault: str) -> Fault:
+def always(
+    role: str,
+    text: str,
+    allowed: frozenset[Fate],
+    fault: str,
+) -> Fault:
     """Return the fault *text* of the servers of *role*, which befalls all of their completions."""
     places = (SMALL,) if role == "small" else LARGES
     return Fault(f"{role}: {text}", allowed, failing([fault] * QUEUED_FAULTS, *places))
@@ -524,7 +536,7 @@ def sheet(results: Sequence[Result]) -> Sheet:
                 *(str(counts[fate] or "") for fate in FATES),
                 ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items())),
                 "never" if result.recovered is None else f"{result.recovered:.1f}",
-            )
+            ),
         )
     return Sheet(COLUMNS, made)
 
@@ -532,11 +544,9 @@ def sheet(results: Sequence[Result]) -> Sheet:
 def main(
     requests: Annotated[int, typer.Option(min=2, help="Number of requests under each fault.")] = 16,
     only: Annotated[
-        list[str] | None, typer.Option(help="The name of a fault; again for more. Default: all.")
+        list[str] | None,
+        typer.Option(help="The name of a fault; again for more. Default: all."),
     ] = None,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table for a document.")
-    ] = False,
 ) -> None:
     """
     Try every fault on a real service. Exit with 1 if a request is lost or answered wrongly, or
@@ -550,18 +560,14 @@ def main(
         raise ConfigurationError(f"--only {unknown[0]}: there are: {', '.join(names)}")
     chosen = [fault for fault in FAULTS if not only or fault.name in only]
     results = asyncio.run(
-        suite(chosen, requests, lambda result: errors.print(f"tried: {result.fault.name}"))
+        suite(chosen, requests, lambda result: errors.print(f"tried: {result.fault.name}")),
     )
-    table = sheet(results)
-    if as_markdown:
-        print(table.markdown())
-    else:
-        console.print(table.table())
+    console.print(sheet(results).table())
     complaints = [complaint for result in results for complaint in result.complaints]
     fates = Counter(outcome.fate for result in results for outcome in result.outcomes)
     console.print(
         f"{len(results)} faults, {sum(fates.values())} requests, lost {fates['lost']}, wrong"
-        f" {fates['wrong']}"
+        f" {fates['wrong']}",
     )
     exit_with(complaints[:30], console)
 

@@ -52,17 +52,19 @@ def reason(task: Task, mark: Mark) -> str:
 def check(
     benchmark: Annotated[str, typer.Argument(help="A benchmark that comes with worked solutions.")],
     data: Annotated[
-        Path | None, typer.Option(help="Read it from this JSONL or Parquet file.")
+        Path | None,
+        typer.Option(help="Read it from this JSONL or Parquet file."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=2, help="Only this number of problems, the first ones.")
+        int | None,
+        typer.Option(min=2, help="Only this number of problems, the first ones."),
     ] = None,
 ) -> None:
     """Grade a benchmark's own solutions, and list those that do not agree with its answers."""
     tasks = [task for task in load(find(benchmark), data, limit=limit) if task.reference]
     if len(tasks) < 2:
         raise ConfigurationError(
-            f"{benchmark} comes without worked solutions: there is nothing to compare"
+            f"{benchmark} comes without worked solutions: there is nothing to compare",
         )
     own = [task.gold for task in tasks]
     others = [*own[1:], own[0]]
@@ -72,7 +74,7 @@ def check(
     seconds = time.perf_counter() - began
     print(
         f"{marks.count('right')} of {len(tasks)} solutions agree with the answer, in"
-        f" {seconds:.1f} s"
+        f" {seconds:.1f} s",
     )
     for number, (task, mark) in enumerate(zip(tasks, marks, strict=True)):
         if mark != "right":
@@ -81,7 +83,7 @@ def check(
     same = sum(gold == other for gold, other in zip(own, others, strict=True))
     print(
         f"against the next problem's answer: {swapped.count('right')} agree, of which {same} have"
-        " the same answer"
+        " the same answer",
     )
     for number, (task, other, mark) in enumerate(zip(tasks, others, swapped, strict=True)):
         if mark == "right" and task.gold != other:

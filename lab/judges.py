@@ -223,7 +223,13 @@ def read_evidence(path: Path) -> dict[str, Evidence]:
 class Reader:
     """Reads solutions with the models of a pair."""
 
-    def __init__(self, large: Model, small: Model | None, *, continues: bool) -> None:
+    def __init__(
+        self,
+        large: Model,
+        small: Model | None,
+        *,
+        continues: bool,
+    ) -> None:
         self._large = large
         self._small = small
         self._continues = continues
@@ -253,7 +259,8 @@ class Reader:
         small: Sequence[Token],
     ) -> StepEvidence:
         yes, _ = await Cascade(self._large, self._large).check(
-            self._large, chain.extend(Step(text, "small"))
+            self._large,
+            chain.extend(Step(text, "small")),
         )
         continued: str | None = None
         if self._continues:
@@ -266,7 +273,12 @@ class Reader:
             yes=yes,
         )
 
-    async def _slip(self, chain: Chain, text: str, rng: random.Random) -> StepEvidence | None:
+    async def _slip(
+        self,
+        chain: Chain,
+        text: str,
+        rng: random.Random,
+    ) -> StepEvidence | None:
         changed = slip(text, rng)
         if changed is None:
             return None
@@ -330,7 +342,13 @@ def labelled_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]
 def slipped_steps(solution: Solution, evidence: Evidence) -> list[LabelledStep]:
     """Return the steps with slips in place of right ones."""
     return [
-        LabelledStep(solution.id, right=False, text="", before="", evidence=slipped)
+        LabelledStep(
+            solution.id,
+            right=False,
+            text="",
+            before="",
+            evidence=slipped,
+        )
         for slipped in evidence.slips
         if slipped is not None
     ]
@@ -441,7 +459,8 @@ class JudgeFigures:
 
 
 def figures(
-    solutions: Sequence[Solution], evidence: Mapping[str, Evidence]
+    solutions: Sequence[Solution],
+    evidence: Mapping[str, Evidence],
 ) -> tuple[list[JudgeFigures], int, int]:
     """Return the figures of every reading, and how many right and wrong steps they rest on."""
     known = [solution for solution in solutions if solution.id in evidence]
@@ -466,7 +485,7 @@ def figures(
                 auroc=auroc_interval(reported, reading),
                 f1=first_wrong_f1(halves[False], reading, threshold),
                 slips=of_slips if reads_tokens_alone(name) and slipped else None,
-            )
+            ),
         )
     wrong_steps = sum(not step.right for step in reported)
     return rows, len(reported) - wrong_steps, wrong_steps
@@ -495,7 +514,8 @@ def command(
     small: Annotated[str | None, typer.Option(help="URL of the small model's server.")] = None,
     large: Annotated[str | None, typer.Option(help="URL of the large model's server.")] = None,
     evidence: Annotated[
-        Path, typer.Option(help="What the models said; a new run goes on there.")
+        Path,
+        typer.Option(help="What the models said; a new run goes on there."),
     ] = EVIDENCE,
     continues: Annotated[
         bool,

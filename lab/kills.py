@@ -161,7 +161,7 @@ async def measure(
         servers = await stack.enter_async_context(immortals(profile))
         small, large = (settings(role, servers[role]) for role in ROLES)
         solver = await stack.enter_async_context(
-            Solver(small, large, sampling=GREEDY, policy=policy)
+            Solver(small, large, sampling=GREEDY, policy=policy),
         )
         await solver.warm_up()
         undisturbed = [await _undisturbed(solver, task.problem) for task in tasks]
@@ -169,7 +169,15 @@ async def measure(
             plain = undisturbed[number % len(tasks)]
             role: Role = rng.choice(ROLES)
             share = rng.uniform(0.05, 0.9)
-            found.append(await _kill_during(solver, plain, role, servers[role], share))
+            found.append(
+                await _kill_during(
+                    solver,
+                    plain,
+                    role,
+                    servers[role],
+                    share,
+                )
+            )
             tick()
             async with asyncio.timeout(PATIENCE):
                 await _all_used(solver, [*servers["small"], *servers["large"]])
@@ -228,12 +236,14 @@ def table(found: Sequence[Killed]) -> Table:
 
 def main(
     solutions: Annotated[
-        int, typer.Option(min=1, help="Number of solutions, each with a kill.")
+        int,
+        typer.Option(min=1, help="Number of solutions, each with a kill."),
     ] = 50,
     profile: Annotated[str, typer.Option(help="Pacing profile of the servers.")] = "paced",
     policy: Annotated[str, typer.Option("--policy", "-p", help="The method.")] = "specreason",
     seed: Annotated[
-        int, typer.Option(help="Seed of the problems, the victims and the moments.")
+        int,
+        typer.Option(help="Seed of the problems, the victims and the moments."),
     ] = 0,
 ) -> None:
     """Kill a server during every solution. Exit with 1 if one is not that of an undisturbed run."""
@@ -241,7 +251,13 @@ def main(
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task("solutions with a kill", total=solutions)
         found = asyncio.run(
-            measure(solutions, profile, policy, seed, lambda: progress.advance(bar))
+            measure(
+                solutions,
+                profile,
+                policy,
+                seed,
+                lambda: progress.advance(bar),
+            ),
         )
     console.print(table(found))
     different = [

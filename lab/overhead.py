@@ -187,7 +187,12 @@ async def server_seconds(http: aiohttp.ClientSession, base: str) -> float:
     return float(re.findall(r"^process_cpu_seconds_total\S* (\S+)", text, re.MULTILINE)[0])
 
 
-async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Console) -> list[Round]:
+async def measure(
+    base: str,
+    cells: Sequence[Cell],
+    rounds: int,
+    console: Console,
+) -> list[Round]:
     """
     Measure every contender in each of the *cells*, *rounds* times, in turns.
 
@@ -199,7 +204,7 @@ async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Consol
         solver = await stack.enter_async_context(solver_at(base))
         connector = aiohttp.TCPConnector(limit=0)
         http = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=connector, headers=JSON)
+            aiohttp.ClientSession(connector=connector, headers=JSON),
         )
         sdk = AsyncOpenAI(
             base_url=f"{base}/v1",
@@ -369,13 +374,16 @@ Examples:
 
 def main(
     rounds: Annotated[
-        int, typer.Option(min=1, help="Number of measurements of each, in turns.")
+        int,
+        typer.Option(min=1, help="Number of measurements of each, in turns."),
     ] = 5,
     token_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds per token of the server.")
+        float,
+        typer.Option(min=0, help="Milliseconds per token of the server."),
     ] = TOKEN_MS,
     only_growth: Annotated[
-        bool, typer.Option("--growth", help="Measure nothing but lengths and crowds.")
+        bool,
+        typer.Option("--growth", help="Measure nothing but lengths and crowds."),
     ] = False,
 ) -> None:
     """
@@ -396,7 +404,13 @@ def main(
 
 def _measured(rounds: int, token_ms: float) -> list[Round]:
     """Measure all cells against a server of its own. Exit if no round is complete."""
-    with stand_in_process(*SHAPE, "--block", "0", "--token-ms", str(token_ms)) as base:
+    with stand_in_process(
+        *SHAPE,
+        "--block",
+        "0",
+        "--token-ms",
+        str(token_ms),
+    ) as base:
         measured = asyncio.run(measure(base, CELLS, rounds, Console(stderr=True)))
     if not measured:
         sys.exit(130)

@@ -62,10 +62,12 @@ def replay(
     file: Annotated[Path, typer.Argument(help="Log of steps, as lab/data/README.md says.")] = LOG,
     json: Json = False,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw the problems into this SVG or PNG file.")
+        Path | None,
+        typer.Option(help="Draw the problems into this SVG or PNG file."),
     ] = None,
     orders: Annotated[
-        int, typer.Option(min=1, help="Random orders of the runs of one solver.")
+        int,
+        typer.Option(min=1, help="Random orders of the runs of one solver."),
     ] = 2,
 ) -> None:
     """Print the time of each arm over that of the large model alone."""
@@ -189,7 +191,12 @@ def _mean_of_orders(
     return [fmean(by_run[place] for by_run in found) for place in range(len(runs))]
 
 
-def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) -> dict[int, float]:
+def seconds_of(
+    runs: Mapping[int, LoggedRun],
+    arm: Arm,
+    pair: Pair,
+    users: int,
+) -> dict[int, float]:
     """
     Return the seconds of each of *runs*, which one solver has in this order, *users* at once.
 
@@ -207,7 +214,14 @@ def seconds_of(runs: Mapping[int, LoggedRun], arm: Arm, pair: Pair, users: int) 
                 return await attempt(solver, led, task, seed)
 
             tasks = [Task(name, Answer("")) for name in scripts]
-            block = await run_block(users, tasks, tasks, solve, 0, warm_up=0)
+            block = await run_block(
+                users,
+                tasks,
+                tasks,
+                solve,
+                0,
+                warm_up=0,
+            )
         return {place: timing.latency for place, timing in zip(runs, block, strict=True)}
 
     return run_on_virtual_clock(work())[0]

@@ -47,7 +47,13 @@ def draw(figures: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             _draw_panel(axes, figures[pace], title)
         panels[0].invert_yaxis()  # for both: they share it
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper center",
+            ncols=2,
+            frameon=False,
+        )
         figure.supxlabel("time over that of the large model alone (1: no gain)", fontsize=12)
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, transparent=True, metadata=metadata)
@@ -60,8 +66,20 @@ def _draw_panel(axes: Axes, figures: Mapping[str, Any], title: str) -> None:
         for number, (arm, (label, colour)) in enumerate(ARMS.items()):
             height = place + (number - 1) * BAR_HEIGHT
             name = label if place == 0 else None
-            axes.barh(height, row[arm], height=BAR_HEIGHT, color=colour, label=name)
-            axes.text(row[arm] + 0.02, height, f"{row[arm]:.2f}", va="center", fontsize=9)
+            axes.barh(
+                height,
+                row[arm],
+                height=BAR_HEIGHT,
+                color=colour,
+                label=name,
+            )
+            axes.text(
+                row[arm] + 0.02,
+                height,
+                f"{row[arm]:.2f}",
+                va="center",
+                fontsize=9,
+            )
     names = [f"{name}\n{row['accept_rate']:.0%} accepted" for name, row in rows.items()]
     axes.set_yticks(range(len(rows)), names)
     axes.axvline(1.0, color=INK, linewidth=1, linestyle="--")

@@ -50,7 +50,12 @@ async def sent_bodies() -> dict[str, list[dict[str, Any]]]:
     return {path: list(by_fields.values()) for path, by_fields in found.items()}
 
 
-async def solve(small: Endpoint, large: Endpoint, policy: str, seed: int | None) -> None:
+async def solve(
+    small: Endpoint,
+    large: Endpoint,
+    policy: str,
+    seed: int | None,
+) -> None:
     """Solve the problem by *policy*. A method that needs a third model sends nothing."""
     try:
         async with asyncio.timeout(SECONDS):

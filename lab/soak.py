@@ -127,11 +127,11 @@ class Soak:
     samples: list[Sample] = field(default_factory=list[Sample])
     """The resources, in their order."""
     seconds: dict[Part, list[float]] = field(
-        default_factory=lambda: {part: [] for part in get_args(Part)}
+        default_factory=lambda: {part: [] for part in get_args(Part)},
     )
     """The latencies of answered requests in seconds."""
     fates: dict[Part, Counter[Fate]] = field(
-        default_factory=lambda: {part: Counter() for part in get_args(Part)}
+        default_factory=lambda: {part: Counter() for part in get_args(Part)},
     )
     """What became of the requests."""
     notes: list[str] = field(default_factory=list[str])
@@ -203,7 +203,7 @@ class Load:
         self._soak.hostile += 1
         if not refused(reply.status, len(answer), failing="faults" in (part, self.part)):
             self._soak.notes.append(
-                f"{self.part}: HTTP {reply.status}, {len(answer)} bytes for {body[:80]!r}"
+                f"{self.part}: HTTP {reply.status}, {len(answer)} bytes for {body[:80]!r}",
             )
 
     async def look(self) -> None:
@@ -228,7 +228,16 @@ class Load:
             memory = resident(pid)
             upstream = await self._upstream()
             files = len(os.listdir(f"/proc/{pid}/fd"))
-            self._soak.samples.append(Sample(second, self.part, memory, files, tasks, upstream))
+            self._soak.samples.append(
+                Sample(
+                    second,
+                    self.part,
+                    memory,
+                    files,
+                    tasks,
+                    upstream,
+                )
+            )
 
     async def _upstream(self) -> int:
         """Count the requests that the servers work on; one that is down has none."""
@@ -360,19 +369,21 @@ def stalls(soak: Soak) -> list[str]:
     if not late:
         return []
     return [
-        f"/health took more than {HEALTH_WITHIN:g} s {len(late)} times, at most {max(late):.2f} s"
+        f"/health took more than {HEALTH_WITHIN:g} s {len(late)} times, at most {max(late):.2f} s",
     ]
 
 
 def main(
     minutes: Annotated[float, typer.Option(min=1, help="Minutes in all.")] = 30.0,
     calm: Annotated[
-        float, typer.Option(min=0.2, help="Minutes without faults, at each end.")
+        float,
+        typer.Option(min=0.2, help="Minutes without faults, at each end."),
     ] = 3.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Chains at once.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the faults.")] = 0,
     output: Annotated[
-        Path | None, typer.Option(help="Write the samples to FILE.json.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Write the samples to FILE.json.", metavar="FILE"),
     ] = None,
 ) -> None:
     """
@@ -385,7 +396,15 @@ def main(
     with progress_bars(Console(stderr=True)) as progress:
         bar = progress.add_task(f"{concurrency} chains at once", total=60 * minutes)
         advance = partial(progress.advance, bar)
-        soak = asyncio.run(measure(minutes, calm, concurrency, seed, advance))
+        soak = asyncio.run(
+            measure(
+                minutes,
+                calm,
+                concurrency,
+                seed,
+                advance,
+            )
+        )
     console.print(table(soak))
     first, last = (quantile(soak.seconds[part], 0.99) for part in ("before", "after"))
     console.print(f"p99 after the faults over p99 before: {last / first:.2f}")
@@ -394,12 +413,13 @@ def main(
     if soak.health:
         console.print(
             f"{soak.hostile} hostile bodies refused; /health took at most {max(soak.health):.2f} s"
-            f" (median {statistics.median(soak.health):.3f} s of {len(soak.health)})"
+            f" (median {statistics.median(soak.health):.3f} s of {len(soak.health)})",
         )
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.with_suffix(".json").write_text(
-            json.dumps([asdict(each) for each in soak.samples]), encoding="utf-8"
+            json.dumps([asdict(each) for each in soak.samples]),
+            encoding="utf-8",
         )
     exit_with(complaints(soak) + stalls(soak), console)
 

@@ -78,7 +78,7 @@ def read_runs(path: Path = LOG) -> list[LoggedRun]:
     except (OSError, ValidationError) as exc:
         cause = f"cannot read the log {path}: {exc}"
         raise ConfigurationError(
-            f"{cause}; it needs the columns of lab/data/specreason-steps.csv"
+            f"{cause}; it needs the columns of lab/data/specreason-steps.csv",
         ) from exc
     if not steps:
         raise ConfigurationError(f"the log {path} has no step")

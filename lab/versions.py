@@ -151,7 +151,8 @@ def read_report(version: str, text: str) -> Tried:
 
 def command(
     versions: Annotated[
-        list[str] | None, typer.Argument(help=f"By default {', '.join(VERSIONS)}.")
+        list[str] | None,
+        typer.Argument(help=f"By default {', '.join(VERSIONS)}."),
     ] = None,
     newest: Annotated[str, typer.Option(help="The version whose request classes are read.")] = (
         NEWEST

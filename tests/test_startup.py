@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.cli import COMMANDS, app
-from stepspec.servers.doctor.report import Report
+from stepspec.servers.doctor.report import Diagnosis
 
 from .test_cli import call
 
@@ -63,7 +63,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line_and_130() -> None:
 def test_ctrl_c_in_a_command_without_requests_is_one_line_and_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(*_: object, **__: object) -> Report:
+    def interrupt(*_: object, **__: object) -> Diagnosis:
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("it went on")
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import re
-from hashlib import blake2b
 from html import escape
 from typing import Any
 
@@ -64,24 +63,22 @@ PLACEHOLDERS = {name: f"#0102{number:02x}" for number, name in enumerate(VARIABL
 INK, SOFT, EDGE, LINE, CARD = (
     PLACEHOLDERS[name] for name in ("ink", "soft", "edge", "line", "card")
 )
-METADATA = {"Date": None, "Creator": None, "Type": None, "Format": None}
 KINDS = re.compile(r' id="(mark|label)"')
 OTHER_NAMES = re.compile(r' id="(?:\w+_\d+|[\w.]+_\d+)"')
 STYLE = re.compile(r' style="([^"]*)"')
 FONT = re.compile(r"(?:^|; )font: (?:\w+ )?([\d.]+)px [^;]*")
 TAG = re.compile(r"<[^<>]*>")
 SPACE = re.compile(r">\s+<")
-REFERENCE = re.compile(r'(?<= id=")|(?<=url\(#)|(?<=href="#)')
 RULE = re.compile(r" *([\w-]+): *([^;]*[^; ]) *")
 FAMILY = re.compile(r"font-family: [^;]*")
 LEFT_OUT = re.compile(
-    r"^.*?<svg [^>]*>|<metadata>.*?</metadata>|<style [^>]*>.*?</style>", re.DOTALL
+    r"^.*?<svg [^>]*>|<metadata>.*?</metadata>|<style [^>]*>.*?</style>",
+    re.DOTALL,
 )
 DPI = 72  # A pixel is a point, the unit of a drawing.
 
 SETTINGS: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "stepspec",  # the same figures give the same file
     "font.size": 11,
     "text.color": SOFT,
     "text.parse_math": False,  # a name may have dollar signs
@@ -114,25 +111,21 @@ def plot(width: float, height: float) -> tuple[Figure, Axes]:
 def svg(figure: Figure, label: str) -> Markup:
     """Return the drawing. Screen readers treat it as one picture and read its *label*."""
     file = io.StringIO()
-    figure.savefig(file, format="svg", transparent=True, metadata=METADATA)
+    # The names within a drawing are hashes. The same figures give the same file.
+    with mpl.rc_context({"svg.hashsalt": label}):
+        figure.savefig(file, format="svg", transparent=True)
     drawn = LEFT_OUT.sub("", file.getvalue())
     drawn = STYLE.sub(_attributes, drawn)
     drawn = OTHER_NAMES.sub("", KINDS.sub(r' class="\1"', drawn))
     for name, placeholder in PLACEHOLDERS.items():
         drawn = drawn.replace(placeholder, f"var(--{name})")
-    drawn = _own_names(TAG.sub(_shorter, SPACE.sub("><", drawn)))
+    drawn = TAG.sub(_shorter, SPACE.sub("><", drawn))
     width, height = (f"{side * DPI:g}" for side in figure.get_size_inches())
     opening = (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink">'
     )
     return Markup(f"{opening}{drawn.strip()}")
-
-
-def _own_names(drawn: str) -> str:
-    """Rename what *drawn* refers to in itself: no two drawings of a page share a name."""
-    digest = blake2b(drawn.encode(), digest_size=4).hexdigest()
-    return REFERENCE.sub(f"{digest}-", drawn)
 
 
 def _shorter(tag: re.Match[str]) -> str:

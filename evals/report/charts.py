@@ -8,18 +8,26 @@ in their colours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from ..arms import LARGE, SMALL
+from ..arms import LARGE
 from .canvas import CARD, EDGE, INK, PLACEHOLDERS, WIDTH, Markup, plot, styled, svg
-from .figures import ArmFigures, by_time
+from .figures import ArmFigures, ArmKind, by_time
 
+MARKERS: Mapping[ArmKind, str] = {"bound": "d", "small": "o", "large": "s"}
 METHOD_MARKERS = "oD^vP*Xph<>"
-"""Markers of methods and controls. The large model alone has a square, the small one a disc."""
+"""Markers of methods and controls."""
+COLOURS: Mapping[ArmKind, str] = {
+    "bound": EDGE,
+    "small": PLACEHOLDERS["small"],
+    "large": PLACEHOLDERS["large"],
+    "control": PLACEHOLDERS["critic"],
+    "method": INK,
+}
 
 
 def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
@@ -34,29 +42,10 @@ def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
     return optimal
 
 
-def colour_of(f: ArmFigures) -> str:
-    """Return the colour of an arm: a model alone has its own, and so have all controls."""
-    if f.bound:
-        return EDGE
-    if f.method:
-        return INK
-    if f.arm.like:
-        return PLACEHOLDERS["critic"]
-    return PLACEHOLDERS["small" if f.arm.name == SMALL.name else "large"]
-
-
 def shapes(arms: Sequence[ArmFigures]) -> dict[str, str]:
     """Return the marker of each arm by its name: no two methods have the same one, up to eleven."""
     own = cycle(METHOD_MARKERS)
-    markers: dict[str, str] = {}
-    for f in arms:
-        if f.bound:
-            markers[f.arm.name] = "d"
-        elif f.alone:
-            markers[f.arm.name] = "o" if f.arm.name == SMALL.name else "s"
-        else:
-            markers[f.arm.name] = next(own)
-    return markers
+    return {f.arm.name: MARKERS.get(f.kind) or next(own) for f in arms}
 
 
 @styled
@@ -95,7 +84,7 @@ def scatter(arms: Sequence[ArmFigures]) -> Markup:
 def _point(axes: Axes, f: ArmFigures, marker: str) -> None:
     """Draw one arm with the interval of its accuracy. A bound has a hollow mark."""
     r = f.result
-    colour = colour_of(f)
+    colour = COLOURS[f.kind]
     face, edge = (CARD, EDGE) if f.bound else (colour, CARD)
     axes.plot([r.seconds] * 2, r.accuracy_interval, color=colour, linewidth=1.5, alpha=0.45)
     axes.plot(r.seconds, r.accuracy, marker, color=face, mec=edge, ms=11, gid="mark", label=r.name)
@@ -118,7 +107,7 @@ def speed_chart(arms: Sequence[ArmFigures], baseline: str = LARGE.name) -> Marku
     figure, axes = plot(WIDTH, 28 * len(ran) + 44)
     markers = shapes(ran)
     for place, (f, ratio) in enumerate(zip(ran, ratios, strict=True)):
-        colour = colour_of(f)
+        colour = COLOURS[f.kind]
         axes.plot((ratio.low, ratio.high), (place, place), color=colour, linewidth=2)
         marker = markers[f.arm.name]
         axes.plot(ratio.value, place, marker, color=colour, mec=CARD, ms=9, gid="mark")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Literal, TypeAlias
 
 from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.ledger import COUNTED, Account
@@ -16,6 +17,7 @@ from ..sample import Arm, Sample
 from ..store import Place
 
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
+ArmKind: TypeAlias = Literal["bound", "small", "large", "control", "method"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +40,31 @@ class ArmFigures:
     """The mean of each field of a party's `Account`. A party without requests is left out."""
     busy: Mapping[Party, float]
     """The mean of the seconds of a sample with a request of the party open."""
-    rejections: Mapping[str, int]
-    """Rejected drafts by reason, over all samples."""
 
     @property
     def result(self) -> Result:
         return self.standing.result
 
     @property
-    def bound(self) -> bool:
-        """Whether this is the oracle, which is computed from both models alone and never ran."""
-        return self.arm.name == ORACLE
+    def kind(self) -> ArmKind:
+        """What the arm is. A bound is the oracle, which is computed and never ran."""
+        known: dict[str, ArmKind] = {
+            ORACLE: "bound",
+            SMALL.name: "small",
+            LARGE.name: "large",
+            PLAIN.name: "large",
+        }
+        if self.arm.name in known:
+            return known[self.arm.name]
+        return "control" if self.arm.like else "method"
 
     @property
-    def alone(self) -> bool:
-        """Whether one model does everything."""
-        return self.arm.name in (PLAIN.name, LARGE.name, SMALL.name)
+    def bound(self) -> bool:
+        return self.kind == "bound"
 
     @property
     def method(self) -> bool:
-        """Whether this is a method: neither a model alone nor a control nor a bound."""
-        return not (self.bound or self.alone or self.arm.like)
+        return self.kind == "method"
 
 
 def compute_figures(
@@ -100,8 +106,6 @@ def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> A
         party: [getattr(sample.ledger, party) for sample in samples] for party in PARTIES
     }
     firsts = [sample.first for sample in samples if sample.first is not None]
-    # A rejected bet on a rejected draft is never repaired.
-    repairs = [step.reason for sample in samples for step in sample.steps if step.repair]
     return ArmFigures(
         arm=arm,
         standing=standing,
@@ -115,7 +119,6 @@ def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> A
             if any(account.requests for account in spent)
         },
         busy={party: fmean(map(_busy, samples, spent)) for party, spent in accounts.items()},
-        rejections=dict(Counter(repairs)),
     )
 
 

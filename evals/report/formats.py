@@ -145,7 +145,6 @@ def to_json(sections: Sequence[Section], origin: str) -> bytes:
 
 
 def _values(section: Section) -> dict[str, Any]:
-    verdicts = [{**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts]
     return {
         "benchmark": section.title,
         "about": section.stamp,
@@ -154,7 +153,9 @@ def _values(section: Section) -> dict[str, Any]:
         "verdict": {
             "headline": section.headline,
             "max_loss": section.max_loss,
-            "arms": verdicts,
+            "arms": [
+                {**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts
+            ],
         },
         "origin": [{"name": name, "value": value} for name, value in provenance(section)],
         "arms": [{**asdict(figures), "arm": figures.arm.record()} for figures in section.figures],

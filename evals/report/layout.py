@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from . import charts, tables
 from .canvas import Markup
-from .figures import ArmFigures
 from .section import Case, CaseKind, Section
 from .tables import Cell, Link, Table, number
 
@@ -50,6 +49,19 @@ def speed_plot(section: Section) -> Plot:
     )
 
 
+def accuracy_plot(section: Section) -> Plot:
+    """Return the plot of accuracy against time."""
+    names = ", ".join(f.arm.name for f in charts.front(section.figures))
+    return Plot(
+        "Accuracy against latency",
+        (
+            "The grey line joins the arms than which no other is both faster and more accurate:"
+            f" {names}. Bars are 95% intervals."
+        ),
+        charts.scatter(section.figures),
+    )
+
+
 def blocks(section: Section, links: Links) -> list[Block]:
     """Return the blocks of *section* in their order. Cases with a trace lead to their *links*."""
     titles: dict[CaseKind, str] = {
@@ -66,7 +78,7 @@ def blocks(section: Section, links: Links) -> list[Block]:
         Block(
             "Accuracy and time",
             [tables.accuracy_table(section), tables.time_table(section)],
-            _plots(section),
+            [accuracy_plot(section)],
         ),
         Block(
             "Steps and tokens by author",
@@ -76,36 +88,14 @@ def blocks(section: Section, links: Links) -> list[Block]:
     ]
 
 
-def _plots(section: Section) -> list[Plot]:
-    """Return the plot that compares arms; [] if only the baseline ran."""
-    if all(f.bound or f.arm.name == section.baseline for f in section.figures):
-        return []
-    fronts = _join_names(charts.front(section.figures))
-    return [
-        Plot(
-            "Accuracy against latency",
-            f"No measured arm is both faster and more accurate than {fronts} (grey line). Bars are"
-            " 95% intervals.",
-            charts.scatter(section.figures),
-        )
-    ]
-
-
-def _join_names(arms: Sequence[ArmFigures]) -> str:
-    *others, last = [f.arm.name for f in arms]
-    return f"{', '.join(others)} and {last}" if others else last
-
-
 def _case_table(title: str, cases: Sequence[Case], section: Section, links: Links) -> Table:
     rows = [_case_row(case, section) for case in cases]
-    targets = [links.get((case.number, case.arm)) for case in cases]
+    targets = [links.get((case.number, case.arm), "") for case in cases]
     if not any(targets):
         note = "No traces: `stepspec eval --traces` keeps them; this table then links to them."
         return Table(title, rows, note, words=4)
-    linked = [
-        {**row, "trace": Link("look", target) if target else ""}
-        for row, target in zip(rows, targets, strict=True)
-    ]
+    traces = [Link("look", target) if target else "" for target in targets]
+    linked = [{**row, "trace": trace} for row, trace in zip(rows, traces, strict=True)]
     return Table(title, linked, words=4)
 
 

@@ -19,8 +19,6 @@ from ..store import JsonlStore, Place, SampleStore
 
 Record: TypeAlias = Mapping[str, Any]
 
-OWN_CHECK = "a check of the benchmark"
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -34,8 +32,6 @@ class Run:
     """Its provenance: the benchmark, and the sessions that measured."""
     problems: tuple[str, ...]
     """The texts of the problems."""
-    metrics: tuple[str, ...]
-    """How answers are graded."""
     arms: tuple[Arm, ...]
     """The arms, in their order."""
     done: Mapping[Place, Sample]
@@ -67,18 +63,16 @@ def read_folder(path: Path) -> Run:
     about = JsonlStore.about(path / SAMPLES)
     if "arms" not in about:
         raise ConfigurationError(
-            f"no run in {path}: expected a folder of `stepspec eval`, with a file {SAMPLES}"
+            f"no run in {path}: expected a folder of `stepspec eval`, with a file {SAMPLES}",
         )
     try:
         arms = tuple(map(Arm.from_record, about["arms"]))
         record = orjson.loads((path / RUN).read_bytes())
         lines = map(orjson.loads, (path / PROBLEMS).read_bytes().splitlines())
-        problems, metrics = zip(
-            *((line["problem"], line.get("metric", OWN_CHECK)) for line in lines), strict=True
-        )
+        problems = tuple(line["problem"] for line in lines)
     except OSError as exc:
         raise ConfigurationError(
-            f"{exc.filename}: {exc.strerror}; run `stepspec eval` to write it again"
+            f"{exc.filename}: {exc.strerror}; run `stepspec eval` to write it again",
         ) from exc
     except (KeyError, TypeError, ValueError, ConfigurationError) as exc:
         raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc
@@ -87,7 +81,6 @@ def read_folder(path: Path) -> Run:
         about=about,
         record=record,
         problems=problems,
-        metrics=tuple(sorted(set(metrics))),
         arms=arms,
         done=SampleStore(path / SAMPLES, about).done,
     )

@@ -8,11 +8,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies import METHODS
 
 from ..arms import LARGE
 from ..sample import Sample
@@ -24,8 +23,10 @@ from .verdict import MAX_LOSS, Verdict, headline, judge_methods
 MAX_SLOWEST_CASES = 5
 MAX_CHANGED_CASES = 12
 """The most cases that were lost, and the most that were gained."""
-HASH_CHARACTERS = 12
-"""Characters of a prompt's hash in the list."""
+CONDITIONS = ("problems", "sampling", "budget", "repeats", "seed", "concurrency")
+"""The conditions of a run that are listed. "problems" is a hash."""
+PROGRAM = ("commit", "versions", "platform", "cpus", "python")
+"""What is listed of the program and of the machine that measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,10 @@ class Case:
     """The name of the method's arm."""
     outcome: str
     """The outcome of the sample."""
+    right: bool
+    """Whether the answer is right."""
+    baseline_right: bool
+    """Whether the baseline's answer is right."""
     seconds: float
     """Wall seconds of the sample."""
     baseline_seconds: float
@@ -137,14 +142,10 @@ class Section:
             )
         if about["concurrency"] > 1:
             yield (
-                "Runs of different arms were in flight at the same time and shared the servers: an"
-                " arm is slower beside a demanding one. To avoid that, measure each arm in a run of"
-                " its own, or with --concurrency 1."
-            )
-            yield (
-                f"{about['concurrency']} runs were executed at the same time: seconds are measured"
-                " under that load, and busy seconds are an upper bound, because requests of"
-                " different runs shared the servers."
+                f"{about['concurrency']} runs were executed at the same time, also of different"
+                " arms, and shared the servers: an arm is slower beside a demanding one, and busy"
+                " seconds are an upper bound. To avoid that, measure each arm in a run of its own,"
+                " or with --concurrency 1."
             )
         hosts = self._hosts("small") & self._hosts("large")
         if hosts:
@@ -188,13 +189,13 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
     known = [arm.name for arm in run.arms]
     if baseline not in known:
         raise ConfigurationError(
-            f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}"
+            f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}",
         )
     figures = compute_figures(run.done, run.arms, run.repeats, baseline)
     if not figures:
         raise ConfigurationError(
             f"{run.path}: no problem was solved by all arms yet; go on with the same"
-            " `stepspec eval`"
+            " `stepspec eval`",
         )
     samples = samples_by_number(run.done, run.arms, run.repeats)
     return Section(
@@ -215,17 +216,14 @@ def choose_cases(
 ) -> Cases:
     """Choose cases of the methods from the *samples* of every arm by their number."""
     theirs = samples[baseline]
-    cases: list[Case] = []
-    lost: list[Case] = []
-    gained: list[Case] = []
-    for arm in [f.arm.name for f in arms if f.method]:
-        for number, sample in samples[arm].items():
-            case = _case(number, repeats, sample, theirs[number])
-            cases.append(case)
-            if sample.correct and not theirs[number].correct:
-                gained.append(case)
-            if theirs[number].correct and not sample.correct:
-                lost.append(case)
+    cases = [
+        _case(number, repeats, sample, theirs[number])
+        for f in arms
+        if f.method
+        for number, sample in samples[f.arm.name].items()
+    ]
+    lost = [case for case in cases if case.baseline_right and not case.right]
+    gained = [case for case in cases if case.right and not case.baseline_right]
     cases.sort(key=lambda case: -case.seconds)
     return {
         "slowest": cases[:MAX_SLOWEST_CASES],
@@ -241,6 +239,8 @@ def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:
         problem=number // repeats,
         arm=sample.arm,
         outcome=sample.outcome,
+        right=sample.correct,
+        baseline_right=theirs.correct,
         seconds=sample.seconds,
         baseline_seconds=theirs.seconds,
         drafts=ledger.drafts,
@@ -251,63 +251,25 @@ def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:
 def provenance(section: Section) -> Iterator[tuple[str, str]]:
     """Yield the rows, name and value, of the list "How it was measured"."""
     run = section.run
-    about = run.about
     first = run.sessions[0]
-    benchmark = run.record["benchmark"]
-    parts = (benchmark["source"], benchmark["subset"], benchmark["split"])
-    source = " ".join(filter(None, parts)) if benchmark["source"] else benchmark["name"]
     yield "run folder", str(run.path)
     for command in dict.fromkeys(shlex.join(session["command"]) for session in run.sessions):
         yield "command", command
     times = [f"{s['date']} to {s.get('ended', 'interrupted')}" for s in run.sessions]
     yield "measured", "; ".join(times)
-    yield (
-        "problems",
-        f"{section.problems}, {source}; licence: {benchmark['licence']}; hash {about['problems']}",
-    )
-    yield "graded as", ", ".join(run.metrics)
-    yield "sampling", _join(about["sampling"])
-    yield "budget", _join(about["budget"])
-    yield (
-        "samples",
-        f"{about['repeats']} a problem, seed {about['seed']}, {about['concurrency']} at a time",
-    )
+    yield "benchmark", words(run.record["benchmark"])
+    for name in CONDITIONS:
+        yield name, words(run.about[name])
     for server in first["servers"]:
-        yield f"{server['role']} server", _server(server)
-    yield "prompts", _prompts(run)
-    yield "code", f"commit {first['commit'] or 'unknown'}; {_join(first['versions'])}"
-    yield "machine", f"{first['platform']}, {first['cpus']} CPUs, Python {first['python']}"
+        version = server["version"] or "of an unknown version"
+        yield f"{server['role']} server", f"vLLM {version} at {server['url']}"
+    for name in PROGRAM:
+        yield name, words(first[name])
 
 
-def _prompts(run: Run) -> str:
-    """Return the hashes of the texts that decide how problems are put and steps are judged."""
-    replaced: Mapping[str, str] = run.about.get("prompts", {})
-    hashes: dict[str, str] = {**run.sessions[0].get("prompts", {}), **replaced}
-    used = set(replaced)
-    for arm in run.arms:
-        if arm.policy in METHODS:
-            used.update(METHODS[arm.policy].prompts)
-    template = run.record["benchmark"].get("prompt")
-    if template:
-        used.add(template)
-        hashes.setdefault(template, run.about["prompt"])
-    shown = [
-        f"{name} {hashes[name][:HASH_CHARACTERS]}{' (replaced)' if name in replaced else ''}"
-        for name in sorted(used & hashes.keys())
-    ]
-    return ", ".join(shown) or "none"
-
-
-def _server(server: Mapping[str, Any]) -> str:
-    models = [
-        f"{model['id']}, context {model.get('max_model_len', 'unknown')}"
-        for model in server["models"] or ()
-    ]
-    return (
-        f"vLLM {server['version'] or 'unknown'} at {server['url']}:"
-        f" {'; '.join(models) or 'unknown'}"
-    )
-
-
-def _join(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+def words(value: object) -> str:
+    """Write a *value* of JSON. Of a table, names without a value are left out."""
+    if not isinstance(value, dict):
+        return str(value)
+    fields = cast("Mapping[str, object]", value)
+    return ", ".join(f"{name} {field}" for name, field in fields.items() if field not in (None, ""))

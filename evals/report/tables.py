@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from stepspec.orchestrator.chain import Party
 
-from ..results import noted_outcomes
+from ..results import accuracy_rows
 from .figures import ArmFigures
 from .section import Section
 
@@ -53,43 +53,17 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def accuracy_table(section: Section) -> Table:
-    outcomes = noted_outcomes([f.standing for f in section.figures])
-    rows = [
-        _accuracy(f, section.baseline)
-        | {outcome: f.standing.count(outcome) for outcome in outcomes}
-        for f in section.figures
-    ]
-    note = ACCURACY_NOTE
-    if outcomes:
-        note += (
-            " Truncated runs ran out of tokens, time or context; they count as right if their"
-            " answer is right."
-        )
-    return Table("Accuracy", rows, note)
+    rows = accuracy_rows([f.standing for f in section.figures], section.baseline)
+    return Table("Accuracy", rows, ACCURACY_NOTE)
 
 
 ACCURACY_NOTE = (
     "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the difference"
     " on the same problems (with several samples per problem, a bootstrap over the problems for"
     " both). p: McNemar's exact test. The oracle takes the small model's sample where it is right"
-    " and the large model's elsewhere: no choice of a model per problem is more accurate."
+    " and the large model's elsewhere: no choice of a model per problem is more accurate. Truncated"
+    " runs ran out of tokens, time or context; they count as right if their answer is right."
 )
-
-
-def _accuracy(f: ArmFigures, baseline: str) -> dict[str, Cell]:
-    r = f.result
-    difference = ""
-    p = ""
-    if r.name != baseline:
-        difference = f"{f.standing.difference.points:+.1f}"
-        p = number(f.standing.p, 3)
-    return {
-        "": r.name,
-        "right": f"{round(r.accuracy * r.n)} of {r.n}",
-        "accuracy": f"{r.accuracy_estimate:.1%}",
-        f"difference from {baseline}, points": difference,
-        "p": p,
-    }
 
 
 def time_table(section: Section) -> Table:
@@ -140,7 +114,6 @@ def tokens_table(section: Section) -> Table:
 
 def _tokens(f: ArmFigures) -> Row:
     accounts = [(role, f.spent.get(role, {})) for role in MODELS]
-    cached = {f"{role} cached": percent(_cached(account)) for role, account in accounts}
     return {
         "": f.arm.name,
         **{f"{role} kept": number(account.get("kept"), 1) for role, account in accounts},
@@ -149,7 +122,7 @@ def _tokens(f: ArmFigures) -> Row:
         "judging": number(_spent(f, "judging"), 0),
         "by large": percent(f.result.share_large_tokens),
         "requests": number(_spent(f, "requests"), 1),
-        **cached,
+        **{f"{role} cached": percent(_cached(account)) for role, account in accounts},
     }
 
 
@@ -172,7 +145,6 @@ def steps_table(section: Section) -> Table:
 def _steps(f: ArmFigures) -> Row:
     steps = f.steps
     kept = steps["small"] + steps["large"]
-    reasons = sorted(f.rejections.items(), key=lambda entry: -entry[1])
     return {
         "": f.arm.name,
         "by small": number(steps["small"], 1),
@@ -181,5 +153,4 @@ def _steps(f: ArmFigures) -> Row:
         "rejected": number(steps["rejected"]),
         "lost": number(steps["lost"]),
         "drafts accepted": percent(f.result.accept_rate),
-        "reasons of repairs": ", ".join(f"{reason} {count}" for reason, count in reasons),
     }

@@ -102,13 +102,14 @@ def judge_methods(
     by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
     verdicts: list[Verdict] = []
     for f in figures:
-        if f.method or f.arm.like:
-            counts = disagreements(by_arm[f.arm.name], by_arm[baseline])
-            verdict = _judge(f, repeats, *counts, max_loss)
-            if f.arm.like in by_arm:
-                worth = paired_difference(by_arm[f.arm.like], by_arm[f.arm.name], repeats)
-                verdict = replace(verdict, judge=worth)
-            verdicts.append(verdict)
+        if not (f.method or f.arm.like):
+            continue
+        own = by_arm[f.arm.name]
+        counts = disagreements(own, by_arm[baseline])
+        verdict = _judge(f, repeats, *counts, max_loss)
+        if f.arm.like in by_arm:
+            verdict = replace(verdict, judge=paired_difference(by_arm[f.arm.like], own, repeats))
+        verdicts.append(verdict)
     return verdicts
 
 
@@ -132,7 +133,7 @@ def _judge(f: ArmFigures, repeats: int, gained: int, lost: int, max_loss: float)
 
 
 def _speed(ratio: Interval, problems: int) -> Speed:
-    if not ratio.value or problems < MIN_PROBLEMS:
+    if problems < MIN_PROBLEMS:
         return "unknown"
     if ratio.high < 1:
         return "faster"
@@ -146,10 +147,7 @@ def _loss(apart: Interval, max_loss: float) -> Loss:
 
 
 def _reciprocal(ratio: Interval) -> Interval:
-    value, low, high = (
-        1 / figure if figure else math.inf for figure in (ratio.value, ratio.high, ratio.low)
-    )
-    return Interval(value, low, high)
+    return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
 
 
 def further_for_loss(
@@ -232,8 +230,6 @@ def points(share: float) -> str:
 
 def _speed_words(verdict: Verdict) -> str:
     s = verdict.speedup
-    if not math.isfinite(s.value):
-        return "no time measured"
     if verdict.speed != "unknown":
         return _times(verdict.speed, s if verdict.speed == "faster" else _reciprocal(s))
     return f"no difference in time shown ({s.value:.2f}x [{s.low:.2f}, {s.high:.2f}])"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,6 +16,7 @@ from ..calibration.risk_bound import LossTest, Paired
 from ..grading.graders import Graders
 from ..results import difference
 from ..sample import Arm, Task, derive_seed, solve_once
+from .paces import at_most
 
 PROMISED_LOSS = 0.01  # of the problems: the promise that `stepspec calibrate` is asked for
 PROMISED_LEVEL = 0.05
@@ -66,8 +66,12 @@ async def compare_answers(
     async with Graders() as graders:
 
         async def right(which: Arm, task: Task, number: int) -> bool:
-            sampling = solver.settings.run.sampling.with_seed(derive_seed(0, number, 0))
-            solved = await solve_once(solver, which, task.problem, sampling=sampling)
+            solved = await solve_once(
+                solver,
+                which,
+                task.problem,
+                sampling=solver.settings.run.sampling.with_seed(derive_seed(0, number, 0)),
+            )
             text = solved.solution.text if solved.solution else ""
             return bool(text) and await task.gold.grade(text, graders) == "right"
 
@@ -81,8 +85,7 @@ async def compare_answers(
                 except StepspecError:
                     pass
 
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await at_once(map(both, count(), tasks))
+        async with at_most(seconds):
+            await at_once(map(both, count(), tasks))
     alone = [large for large, _ in outcomes]
     return Accuracy(sum(alone), Paired.of(alone, [ours for _, ours in outcomes]))

@@ -76,8 +76,10 @@ class LargeChain:
     async def write(self, model: Model, limit: int) -> None:
         """Let *model* go on until the chain ends or has *limit* tokens."""
         while not self.ended and self.written.tokens < limit:
-            left = min(DEFAULT_LIMIT, limit - self.written.tokens)
-            step = await model.write(self.written, limit=left)
+            step = await model.write(
+                self.written,
+                limit=min(DEFAULT_LIMIT, limit - self.written.tokens),
+            )
             if step.stop not in WHOLE or not step.tokens:
                 return
             self.written = self.written.extend(step)
@@ -155,11 +157,10 @@ class KnownModel(SingleModel):
         return ()
 
     def _part(self, tokens: Sequence[Token], stop: Stop) -> Step:
-        text = "".join(token.text for token in tokens)
         return replace(
             self._step,
             author=self.role,
-            text=text,
+            text="".join(token.text for token in tokens),
             stop=stop,
             tokens=tuple(tokens),
             pieces=(),
@@ -250,13 +251,12 @@ class Trier:
         def over(chain: Chain) -> bool:
             return watch.between and (chain.finished or chain.whole or watch.tokens >= length)
 
-        policy = self.policy(
-            arm,
-            KnownModel(self.small, place.chain, draft),
-            KnownModel(self.large, place.chain, place.own),
-        )
         loop = Loop(
-            policy=policy,
+            policy=self.policy(
+                arm,
+                KnownModel(self.small, place.chain, draft),
+                KnownModel(self.large, place.chain, place.own),
+            ),
             chain=place.chain,
             control=LookaheadControl.of(0),
             observe=watch,

@@ -82,8 +82,11 @@ async def is_error(large: Model, place: Place, draft: Step) -> bool | None:
     drafted = set(numbers(draft.text))
     if target in drafted:
         return False
-    room = len(place.own.tokens) + len(place.following.tokens) + ROOM_TOKENS
-    going_on = await large.write(place.chain.extend(draft), stop=(), limit=room)
+    going_on = await large.write(
+        place.chain.extend(draft),
+        stop=(),
+        limit=len(place.own.tokens) + len(place.following.tokens) + ROOM_TOKENS,
+    )
     reached = set(numbers(going_on.text))
     foreign = drafted - known - {*new, *new_after}
     return target not in reached or bool(foreign and not foreign & reached)

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count, cycle, islice
+from itertools import count, cycle, islice, zip_longest
 from statistics import fmean
 
 from stepspec.api import Solver
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint
+from stepspec.orchestrator.endpoints import ModelEndpoint
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, StepspecError
-from stepspec.settings import Settings
 
 from ..sample import Arm, derive_seed
 from .drafts import LargeChain, Place, Trier
 from .judging import is_error, make_slip
-from .paces import Arrival, PairPaces, ServerPace, opened, paces_of, write_streams
+from .paces import Arrival, PairPaces, ServerPace, at_most, opened, paces_of, write_streams
 from .prediction import MethodTrials, predict
 from .rounds import RoundWatch, SeenRun
 
@@ -34,21 +33,12 @@ MAX_CHAIN_TOKENS = 2048
 CHAIN_PLACES = 20  # places of one chain
 ALONE_PLACES = 4  # places in which nothing else runs, to time verdicts
 MAX_SLIPS = 60
-UNLIMITED = {"max_concurrency": 4096}  # of an endpoint: the queue is to be the server's
 READY_SHARE = 0.1  # of the time, at which this part ends
 LARGE_SHARE = 0.15
 SMALL_SHARE = 0.2
 PACES_SHARE = 0.25
 CHAINS_SHARE = 0.5
 DRAFTS_SHARE = 0.75
-
-
-@asynccontextmanager
-async def at_most(seconds: float) -> AsyncGenerator[None]:
-    """Leave the block after so many *seconds*."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            yield
 
 
 @dataclass
@@ -166,7 +156,7 @@ class Measuring:
             raise StepspecError(
                 f"the {endpoint.role} model at {endpoint.settings.url} wrote no two tokens in"
                 f" {seconds:.0f} s: does `stepspec solve` get an answer from it? Then give more"
-                " --minutes"
+                " --minutes",
             )
         first = min(some[1].seconds - some[0].seconds for some in streams if len(some) > 1)
         return ServerPace(tokens, first)
@@ -275,8 +265,7 @@ class Measuring:
     async def _run(self, arm: Arm, size: int, seconds: float) -> list[SeenRun]:
         """Solve problems with *arm*, *size* at the same time, for so many *seconds*."""
         defaults = self._solver.settings.run
-        update = {"auto": False, "ahead": defaults.ahead}
-        options = arm.resolve(defaults).model_copy(update=update)
+        options = arm.resolve(defaults).model_copy(update={"auto": False, "ahead": defaults.ahead})
         watches: list[RoundWatch] = []
 
         async def user(first: int) -> None:
@@ -297,8 +286,8 @@ def spread(chains: Sequence[Sequence[Place]], rng: random.Random) -> Iterator[Pl
     The chains take turns, so that a cut leaves a fair part of the problems and of their chains.
     """
     queues = [rng.sample(places, min(CHAIN_PLACES, len(places))) for places in chains]
-    for index in range(CHAIN_PLACES):
-        yield from (queue[index] for queue in queues if index < len(queue))
+    for row in zip_longest(*queues):
+        yield from filter(None, row)
 
 
 def check_models(solver: Solver) -> None:
@@ -307,16 +296,5 @@ def check_models(solver: Solver) -> None:
         raise ConfigurationError(
             f"both servers serve {solver.large.name!r}: no model drafts for itself or judges"
             " itself; name a smaller one with --small, or serve two different models under their"
-            " own names (--served-model-name)"
+            " own names (--served-model-name)",
         )
-
-
-def unlimited(settings: Settings) -> Settings:
-    """Return *settings* of a solver with which no request to a model waits in this program."""
-    ends = {"small": settings.small, "large": settings.large}
-    update = {
-        role: end.model_copy(update=UNLIMITED)
-        for role, end in ends.items()
-        if isinstance(end, Endpoint)
-    }
-    return settings.model_copy(update=update)

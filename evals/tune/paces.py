@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from statistics import median
 
@@ -67,6 +67,14 @@ class PairPaces:
     def hopeless(self) -> bool:
         """Whether no method can pay, because the small model is hardly faster."""
         return self.ratio > MAX_RATIO
+
+
+@asynccontextmanager
+async def at_most(seconds: float) -> AsyncGenerator[None]:
+    """Leave the block after so many *seconds*."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            yield
 
 
 @asynccontextmanager

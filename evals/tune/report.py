@@ -184,14 +184,19 @@ class Report:
         if any(isinstance(end, Endpoint) and end.api_key for end in ends.values()):
             comments.append(
                 "API keys are not in this file: set STEPSPEC_SMALL__API_KEY and"
-                " STEPSPEC_LARGE__API_KEY."
+                " STEPSPEC_LARGE__API_KEY.",
             )
         head = [
             textwrap.fill(line, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
             for line in comments
         ]
-        servers = {role: endpoint_table(end) for role, end in ends.items() if end}
-        text = document({**changed_settings(settings), **self._choice(), **servers})
+        text = document(
+            {
+                **changed_settings(settings),
+                **self._choice(),
+                **{role: endpoint_table(end) for role, end in ends.items() if end},
+            },
+        )
         return "\n".join([*head, text])
 
     def _choice(self) -> dict[str, Any]:
@@ -214,13 +219,22 @@ class Report:
     def record(self, toml: str) -> dict[str, Any]:
         """All figures, for ``--json``."""
         best = self.conclusion.best
+        methods = self.conclusion.methods
         measured = self.measured
         return {
             "verdict": self.conclusion.verdict,
             "headline": self.headline,
             "best": best.arm.name if best else None,
             "alike": [other.arm.name for other in self.conclusion.alike],
-            "methods": [self._method(method) for method in self.conclusion.methods],
+            "methods": [
+                {
+                    **asdict(method),
+                    **method.arm.record(),
+                    "arm": method.arm.name,
+                    "careless": method.careless,
+                }
+                for method in methods
+            ],
             "paces": asdict(measured.paces) if measured.paces else None,
             "chains": {"written": len(measured.chains), "ended": self.ended},
             "solved": self.solved,
@@ -232,18 +246,6 @@ class Report:
             "interrupted": measured.interrupted,
             "settings": toml,
         }
-
-    def _method(self, method: Figures) -> dict[str, Any]:
-        figures = asdict(method)
-        arm = method.arm
-        del figures["arm"]
-        about = {"name": arm.name, "policy": arm.policy, "options": dict(arm.options)}
-        more = {
-            "careless": method.careless,
-            "minutes_needed": method.minutes_needed(self.minutes),
-            "spread": min(method.spread, 1e9),
-        }
-        return {**about, **figures, **more}
 
 
 def endpoint_table(settings: Any) -> Mapping[str, Any]:

@@ -94,7 +94,7 @@ class RoundWatch:
                 tokens=kept + written,
                 written=written,
                 verdict_seconds=seconds,
-            )
+            ),
         )
         self._kept = None
         self._judged.clear()

@@ -25,7 +25,7 @@ from stepspec.servers.launcher.up import show_progress
 
 from .figures import tables
 from .runs import METHODS, RUNS, Cell, Work, chosen_problems, read_samples, take, write_numbers
-from .weights import LARGE, SMALL, SMOL, prepare
+from .weights import LARGE, SMALL, prepare
 
 FOLDER = Path("build/real")
 READY = 1800.0  # seconds in which a server of a busy CPU is ready
@@ -80,20 +80,18 @@ async def pair(
     urls: dict[str, str | None],
     models: Path | None,
     folder: Path,
-    third: bool,
 ) -> AsyncGenerator[dict[str, str]]:
     """Yield the URLs of both servers: *urls*, or those of *models*, or of fetched models."""
     given = {role: url for role, url in urls.items() if url}
     if given:
         yield given
         return
-    drafter = SMOL if third else SMALL
     if models is not None:
-        folders = [models / drafter.name, models / LARGE.name]
+        folders = [models / SMALL.name, models / LARGE.name]
         for each in folders:
             check_model(each)
     else:
-        folders = [prepare(weights, folder, say) for weights in (drafter, LARGE)]
+        folders = [prepare(weights, folder, say) for weights in (SMALL, LARGE)]
     async with served(folders[0], folders[1], folder / "logs") as running:
         yield running
 
@@ -102,7 +100,7 @@ def check_model(folder: Path) -> None:
     """Raise `ConfigurationError` if there is no model in *folder*."""
     if not (folder / "config.json").exists():
         raise ConfigurationError(
-            f"--models: no model in {folder}; leave it out to fetch the models"
+            f"--models: no model in {folder}; leave it out to fetch the models",
         )
 
 
@@ -123,30 +121,31 @@ def command(
         typer.Option(help="A folder with the models small and large; nothing is fetched."),
     ] = None,
     small: Annotated[
-        str | None, typer.Option(help="URL of a server that runs; with --large.")
+        str | None,
+        typer.Option(help="URL of a server that runs; with --large."),
     ] = None,
     large: Annotated[
-        str | None, typer.Option(help="URL of a server that runs; with --small.")
+        str | None,
+        typer.Option(help="URL of a server that runs; with --small."),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="A folder with gsm8k.jsonl and math500.jsonl, instead of the hub."),
     ] = None,
-    third: Annotated[
-        bool, typer.Option("--smol", help="Draft with SmolLM2-135M, which has another vocabulary.")
-    ] = False,
     only_table: Annotated[bool, typer.Option("--table", help="Solve nothing.")] = False,
     draft_tokens: Annotated[
-        list[int] | None, typer.Option(help="Replay drafts of this length; by default as recorded.")
+        list[int] | None,
+        typer.Option(help="Replay drafts of this length; by default as recorded."),
     ] = None,
     numbers: Annotated[
-        Path | None, typer.Option(help="Copy the samples into this folder, without texts.")
+        Path | None,
+        typer.Option(help="Copy the samples into this folder, without texts."),
     ] = None,
 ) -> None:
     """Solve problems with a real pair; print the figures of each method beside plain."""
     if bool(small) != bool(large):
         raise ConfigurationError(
-            "--small and --large belong together: name both servers, or neither"
+            "--small and --large belong together: name both servers, or neither",
         )
     if small and small == large:
         raise ConfigurationError("--small and --large are the same server: name two")
@@ -161,7 +160,7 @@ def command(
         urls = {"small": small, "large": large}
         work = Work(cells, chosen, concurrency, folder, data)
         try:
-            asyncio.run(solve(urls, models, fetched, third, work))
+            asyncio.run(solve(urls, models, fetched, work))
         except KeyboardInterrupt:
             say("interrupted; the samples stay, and a new run adds what is missing")
             raise typer.Exit(130) from None
@@ -175,12 +174,11 @@ async def solve(
     urls: dict[str, str | None],
     models: Path | None,
     fetched: Path,
-    third: bool,
     work: Work,
 ) -> None:
     """Take the samples that *work* lacks, from servers that run or are started."""
     (fetched / "logs").mkdir(parents=True, exist_ok=True)
-    async with pair(urls, models, fetched, third) as running:
+    async with pair(urls, models, fetched) as running:
         await take(running, work, say)
 
 

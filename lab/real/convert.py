@@ -35,8 +35,6 @@ CONFIG = {
     "max_position_embeddings": "context_length",
 }
 """Names in Hugging Face's configuration, and those in the file after the architecture."""
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
-PERMUTED = ("attn_q", "attn_k")  # of Llama, whose halves of each head GGUF interleaves
 
 
 def tensor_name(name: str) -> str | None:
@@ -66,13 +64,8 @@ def convert(file: Path, folder: Path) -> None:
             continue
         shape = tuple(int(size) for size in reversed(tensor.shape))
         weights = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).reshape(
-            shape
+            shape,
         )
-        if arch == "llama" and any(f".{part}." in tensor.name for part in PERMUTED):
-            name_of_count = "attention" if ".attn_q." in tensor.name else "key_value"
-            count = config[f"num_{name_of_count}_heads"]
-            halves = weights.reshape(count, weights.shape[0] // count // 2, 2, *weights.shape[1:])
-            weights = halves.swapaxes(1, 2).reshape(weights.shape)
         state[name] = weights.to(torch.bfloat16).contiguous()
     import_module("safetensors.torch").save_file(
         state,
@@ -81,7 +74,7 @@ def convert(file: Path, folder: Path) -> None:
     )
     end = field("tokenizer.ggml.eos_token_id")
     config |= {
-        "architectures": [ARCHITECTURES[arch]],
+        "architectures": ["Qwen2ForCausalLM"],
         "model_type": arch,
         "hidden_act": "silu",
         "rms_norm_eps": float(field(f"{arch}.attention.layer_norm_rms_epsilon")),
@@ -93,7 +86,8 @@ def convert(file: Path, folder: Path) -> None:
         "eos_token_id": end,
     }
     tokenizer: Any = import_module("transformers").AutoTokenizer.from_pretrained(
-        str(file.parent), gguf_file=file.name
+        str(file.parent),
+        gguf_file=file.name,
     )
     tokenizer.chat_template = field("tokenizer.chat_template") or tokenizer.chat_template
     tokenizer.save_pretrained(folder)

@@ -92,7 +92,12 @@ class Recorded:
         cut = self.cut(chain.tokens, len(draft.tokens))
         return Accept() if cut is None else Rollback(keep=cut - chain.tokens)
 
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+    async def repair(
+        self,
+        chain: Chain,
+        draft: Step,
+        rollback: Rollback,
+    ) -> Step:
         tokens = self.cuts[chain.tokens]
         await asyncio.sleep(self.repair_seconds * tokens)
         return self.step(chain.tokens, tokens, "large")

@@ -211,7 +211,15 @@ async def take(urls: Mapping[str, str], work: Work, say: Callable[[str], None]) 
             for cell, number in queue:
                 task = tasks[cell.benchmark][number]
                 try:
-                    stores[cell].add(await solve(solver, graders, cell, number, task))
+                    stores[cell].add(
+                        await solve(
+                            solver,
+                            graders,
+                            cell,
+                            number,
+                            task,
+                        )
+                    )
                 except EndpointError as exc:
                     say(f"{cell.file}, problem {number}: {exc}")
 

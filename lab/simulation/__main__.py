@@ -53,11 +53,13 @@ TUNED = (
 )
 SHARES = "0.2,0.5,0.8,0.95"
 Accepted = Annotated[
-    str, typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted.")
+    str,
+    typer.Option(metavar="SHARE,...", help="Shares of drafts that are accepted."),
 ]
 Gpus = Annotated[Path, typer.Option(help="File with the costs of servers, and their pairs.")]
 Pairs = Annotated[
-    list[str] | None, typer.Option(help="Pairs of gpus.toml; default: one H200, and two.")
+    list[str] | None,
+    typer.Option(help="Pairs of gpus.toml; default: one H200, and two."),
 ]
 Methods = Annotated[
     list[str] | None,
@@ -82,7 +84,8 @@ def grid(
     accepted: Accepted = "0.8",
     policy: Methods = None,
     auto: Annotated[
-        bool, typer.Option("--auto", help="Simulate each method also with `auto`.")
+        bool,
+        typer.Option("--auto", help="Simulate each method also with `auto`."),
     ] = False,
     steps: Steps = 40,
     tokens: StepTokens = 100,
@@ -125,14 +128,17 @@ def grid(
 @app.command("break-even")
 def break_even_command(
     speed: Annotated[
-        str, typer.Option(metavar="TIMES,...", help="How much faster the small model is.")
+        str,
+        typer.Option(metavar="TIMES,...", help="How much faster the small model is."),
     ] = "2,4,8",
     users: Users = "1,4,16,64",
     pair: Annotated[
-        str, typer.Option(help="Pair of gpus.toml whose large model is simulated.")
+        str,
+        typer.Option(help="Pair of gpus.toml whose large model is simulated."),
     ] = "qwen3-32b",
     policy: Annotated[
-        str, typer.Option("--policy", "-p", help="A method with its options.")
+        str,
+        typer.Option("--policy", "-p", help="A method with its options."),
     ] = "specreason",
     steps: Steps = 20,
     tokens: StepTokens = 100,
@@ -169,7 +175,8 @@ def break_even_command(
 def measured(
     policy: Methods = None,
     pair: Annotated[
-        str, typer.Option(help="Pair of gpus.toml: on one card, as measured, or on two.")
+        str,
+        typer.Option(help="Pair of gpus.toml: on one card, as measured, or on two."),
     ] = H200,
     output: Output = Path("build/simulated-measured.json"),
 ) -> None:
@@ -186,7 +193,8 @@ def tuned(
     users: Annotated[int, typer.Option(min=2, help="Problems at the same time, besides one.")] = 8,
     pair: Pairs = None,
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="Methods with their options.")
+        list[str] | None,
+        typer.Option("--policy", "-p", help="Methods with their options."),
     ] = None,
     steps: Steps = 40,
     tokens: StepTokens = 50,
@@ -229,7 +237,14 @@ def choosing(
     chains = Chains(steps=steps, tokens=tokens)
     work = product(_pairs(pair), _numbers("--users", users, int), _shares(accepted))
     rows = [
-        choose(known, number, share, chains, max(problems, number), seeds).row()
+        choose(
+            known,
+            number,
+            share,
+            chains,
+            max(problems, number),
+            seeds,
+        ).row()
         for known, number, share in _tracked(work)
     ]
     _write(output, {"chains": asdict(chains), "seeds": seeds, "cells": rows})

@@ -67,7 +67,14 @@ def choose(
     for seed in range(seeds):
         drawn = replace(chains, seed=seed)
         large, always, deciding = (
-            simulate_cell(pair, arm, users, drawn, accepted, problems).figures.mean
+            simulate_cell(
+                pair,
+                arm,
+                users,
+                drawn,
+                accepted,
+                problems,
+            ).figures.mean
             for arm in (LARGE, SHIPPED, AUTO)
         )
         method.append(always / large)

@@ -56,15 +56,20 @@ class ServerCosts:
             least = 0 if field.name.startswith("per_") else 1
             if value is not None and not (math.isfinite(value) and value >= least):
                 raise ConfigurationError(
-                    f"server costs: {field.name} is {value}, and has to be at least {least}"
+                    f"server costs: {field.name} is {value}, and has to be at least {least}",
                 )
         if self.tokens < self.sequences:
             raise ConfigurationError(
                 f"server costs: a pass of {self.tokens} tokens has no room for {self.sequences}"
-                " sequences"
+                " sequences",
             )
 
-    def seconds(self, sequences: int, prompt_tokens: int = 0, context: float = 0) -> float:
+    def seconds(
+        self,
+        sequences: int,
+        prompt_tokens: int = 0,
+        context: float = 0,
+    ) -> float:
         """
         Return the seconds of a pass in which *sequences* get a token and *prompt_tokens* are read.
 

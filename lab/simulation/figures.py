@@ -54,7 +54,7 @@ class SimulatedSolver(Solver):
     ) -> None:
         small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
         super().__init__(
-            Settings(small=small.settings, large=large.settings, sampling=GREEDY, budget=BUDGET)
+            Settings(small=small.settings, large=large.settings, sampling=GREEDY, budget=BUDGET),
         )
         self.small = small
         self.large = large
@@ -112,7 +112,16 @@ def simulate(
     if not scripts:
         raise ConfigurationError("a simulation needs the script of at least one problem")
     counted = [scripts[number % len(scripts)] for number in range(problems)]
-    block, _ = run(simulate_block(concurrency, arm, counted, scripts[::-1], servers, seed))
+    block, _ = run(
+        simulate_block(
+            concurrency,
+            arm,
+            counted,
+            scripts[::-1],
+            servers,
+            seed,
+        )
+    )
     solved = [timing for timing in block if not timing.failure]
     latencies = sorted(timing.latency for timing in solved)
     mean = fmean(latencies)

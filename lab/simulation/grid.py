@@ -92,7 +92,7 @@ def read_pairs(path: Path = GPUS) -> dict[str, Pair]:
         }
     except (OSError, KeyError, TypeError, ValueError) as exc:
         raise ConfigurationError(
-            f"{path}: not the costs of servers and their pairs ({exc})"
+            f"{path}: not the costs of servers and their pairs ({exc})",
         ) from exc
     return found
 
@@ -102,7 +102,7 @@ def find_pair(path: Path, name: str) -> Pair:
     found = read_pairs(path)
     if name not in found:
         raise ConfigurationError(
-            f"there is no pair {name!r} in {path.name}; there are: {', '.join(found)}"
+            f"there is no pair {name!r} in {path.name}; there are: {', '.join(found)}",
         )
     return found[name]
 
@@ -188,8 +188,22 @@ def simulate_cell(
     shared = pair.shared and arm.policy != LARGE.policy
     servers = start_servers(pair.small, pair.large, shared=shared)
     scripts = chains.scripts(accepted)
-    figures = simulate(users, arm, scripts, servers, problems=problems, seed=chains.seed)
-    return Cell(pair.name, arm.name, users, accepted, pair.cards(arm), figures)
+    figures = simulate(
+        users,
+        arm,
+        scripts,
+        servers,
+        problems=problems,
+        seed=chains.seed,
+    )
+    return Cell(
+        pair.name,
+        arm.name,
+        users,
+        accepted,
+        pair.cards(arm),
+        figures,
+    )
 
 
 def slower(costs: ServerCosts, ratio: float) -> ServerCosts:
@@ -217,9 +231,24 @@ def break_even(
     Return the time of *arm* over that of the large model alone, by the share of accepted drafts.
     """
     scaled = replace(pair, small=slower(pair.large, speed))
-    alone = simulate_cell(scaled, LARGE, users, chains, 1.0, problems).figures.mean
+    alone = simulate_cell(
+        scaled,
+        LARGE,
+        users,
+        chains,
+        1.0,
+        problems,
+    ).figures.mean
     return {
-        share: simulate_cell(scaled, arm, users, chains, share, problems).figures.mean / alone
+        share: simulate_cell(
+            scaled,
+            arm,
+            users,
+            chains,
+            share,
+            problems,
+        ).figures.mean
+        / alone
         for share in SHARES
     }
 

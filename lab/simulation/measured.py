@@ -84,7 +84,13 @@ def seconds(pair: Pair, arm: Arm, case: Measured) -> float:
     question = max(1, QUESTION - round(fmean(lengths()))) if case.known else QUESTION
     shared = pair.shared and arm.policy != LARGE.policy
     servers = start_servers(pair.small, pair.large, shared=shared)
-    return simulate(case.at, arm, scripts(case, question), servers, problems=DRAWS).mean
+    return simulate(
+        case.at,
+        arm,
+        scripts(case, question),
+        servers,
+        problems=DRAWS,
+    ).mean
 
 
 def floor(pair: Pair, case: Measured) -> float:
@@ -113,6 +119,6 @@ def rows(arms: Sequence[tuple[str, Arm]], pair: str) -> list[dict[str, Any]]:
                     "ratio": ours / large,
                     "measured ratio": each.seconds / each.large,
                     "over the floor": ours / floor(known, each),
-                }
+                },
             )
     return table

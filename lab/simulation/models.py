@@ -267,7 +267,12 @@ class SimulatedModel(SingleModel):
 
     # The script
 
-    def _next(self, chain: Chain, stop: Sequence[str] | None, limit: int) -> Step:
+    def _next(
+        self,
+        chain: Chain,
+        stop: Sequence[str] | None,
+        limit: int,
+    ) -> Step:
         """
         Return what this model writes after *chain*: the rest of a turn, at most *limit* tokens.
 
@@ -330,7 +335,13 @@ class SimulatedModel(SingleModel):
         self._seen = chain.steps
         call.end("done")
 
-    async def _open(self, verb: Verb, chain: Chain, more: int, most: int) -> _Open:
+    async def _open(
+        self,
+        verb: Verb,
+        chain: Chain,
+        more: int,
+        most: int,
+    ) -> _Open:
         prompt = self._endpoint.script(chain).prompt
         shared = prompt + begins(chain.steps, self._seen)
         context = REQUEST.get()
@@ -341,7 +352,14 @@ class SimulatedModel(SingleModel):
             shared=shared,
             priority=priority(context, RUN.get()) or 0,
         )
-        call = _Open(self, verb, request, context, self._clock(), context.step)
+        call = _Open(
+            self,
+            verb,
+            request,
+            context,
+            self._clock(),
+            context.step,
+        )
         with _ending(call):
             costs = self._server.costs
             seconds = costs.per_request
@@ -418,7 +436,12 @@ class SimulatedEndpoint:
     usable = True
     template = Template(turn="", answer="", thinks=True)
 
-    def __init__(self, role: Role, server: SimulatedServer, scripts: Mapping[str, Script]) -> None:
+    def __init__(
+        self,
+        role: Role,
+        server: SimulatedServer,
+        scripts: Mapping[str, Script],
+    ) -> None:
         self.role: Role = role
         self.name = f"simulated {role}"
         self._server = server

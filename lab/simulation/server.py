@@ -159,7 +159,7 @@ class SimulatedServer:
         if self.costs.cache is not None and request.prompt + request.most > self.costs.cache:
             tokens = request.prompt + request.most
             raise ConfigurationError(
-                f"a request of {tokens} tokens does not fit into a cache of {self.costs.cache}"
+                f"a request of {tokens} tokens does not fit into a cache of {self.costs.cache}",
             )
         heapq.heappush(self._waiting, (request.priority, next(self._order), request))
         self._await(request, request.most, None)

@@ -52,7 +52,14 @@ def compared(
         said = predict(found.methods[arm.name], found.paces, found.lengths)
         for load, gain in ((1, said.alone.value), (users, said.loaded)):
             cells = [
-                simulate_cell(pair, each, load, chains, share, max(PROBLEMS, 4 * load))
+                simulate_cell(
+                    pair,
+                    each,
+                    load,
+                    chains,
+                    share,
+                    max(PROBLEMS, 4 * load),
+                )
                 for each, share in ((LARGE, 1.0), (arm, accepted))
             ]
             simulated = cells[0].figures.mean / cells[1].figures.mean

@@ -21,10 +21,10 @@ from stepspec.orchestrator.events import Fallback
 from .report import (
     LACKS,
     CriticReport,
-    Diagnosis,
     EndpointReport,
     Finding,
     FindingOutcome,
+    PairReport,
     WritePace,
     milliseconds,
     tokens_read,
@@ -71,7 +71,7 @@ MAX_PACE_RATIO = 0.7
 MIN_DIGITS_PROBABILITY = 0.5
 
 
-def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> Diagnosis:
+def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> PairReport:
     """Make the diagnosis from the reports of both endpoints and of the *others*, their replicas."""
     same_vocabulary = None
     if small.vocabulary and large.vocabulary:
@@ -83,7 +83,7 @@ def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointRepo
     for other in others:
         first = small if other.role == "small" else large
         findings += _about(f"{other.role} at {other.url}", _about_replica(other, first))
-    return Diagnosis(small, large, same_vocabulary, tuple(findings), others)
+    return PairReport(small, large, same_vocabulary, tuple(findings), others)
 
 
 def _about(subject: str, findings: Iterable[Finding]) -> list[Finding]:
@@ -111,8 +111,13 @@ def _about_server(report: EndpointReport) -> Findings:
     for name, lack in LACKS.items():
         is_enabled_cache = name == "prefix_cache" and can.cache and can.cache.enabled
         if getattr(can, name) is False and not is_enabled_cache:
-            message = f"no {name.replace('_', ' ')}: {lack.cost}"
-            yield Finding(name, "", lack.outcome, message, lack.cure)
+            yield Finding(
+                name,
+                "",
+                lack.outcome,
+                f"no {name.replace('_', ' ')}: {lack.cost}",
+                lack.cure,
+            )
     yield from _about_unknowns(report, can)
     yield from _about_cache(report, can)
     yield from _about_context(report)
@@ -143,15 +148,22 @@ def _about_context(report: EndpointReport) -> Findings:
     context = report.context
     cure = "start vLLM with a larger --max-model-len"
     if context is not None and context < MIN_CONTEXT_TOKENS:
-        message = f"its context of {context} tokens has no room for a step and its verdict"
-        yield _cannot_work("context", message, cure)
+        yield _cannot_work(
+            "context",
+            f"its context of {context} tokens has no room for a step and its verdict",
+            cure,
+        )
     elif context is not None and context < CHAIN_CONTEXT_TOKENS:
         yield _costs("context", f"chains of thought end after {context} tokens", cure)
     if report.faithful is False:
-        message = (
-            "its chat template does not survive encoding, so that judge prompts may differ a little"
+        yield _costs(
+            "faithful",
+            (
+                "its chat template does not survive encoding, so that judge prompts may differ a"
+                " little"
+            ),
+            "start vLLM with another --chat-template",
         )
-        yield _costs("faithful", message, "start vLLM with another --chat-template")
 
 
 def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
@@ -160,43 +172,60 @@ def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
     if "writing" in failures:
         yield _cannot_work("writing", f"it cannot write a step: {failures['writing']}", AGAIN)
     if "judging" in failures and report.role == "large":
-        cure = "serve it with vLLM, or choose a policy without a judge"
-        yield _cannot_work("judging", f"it cannot judge: {failures['judging']}", cure)
+        yield _cannot_work(
+            "judging",
+            f"it cannot judge: {failures['judging']}",
+            "serve it with vLLM, or choose a policy without a judge",
+        )
     elif "judging" in failures:
-        message = (
-            "policies in which the small model judges (cascade) cannot use it:"
-            f" {failures['judging']}"
+        yield _costs(
+            "judging",
+            (
+                "policies in which the small model judges (cascade) cannot use it:"
+                f" {failures['judging']}"
+            ),
+            "choose another policy",
         )
-        yield _costs("judging", message, "choose another policy")
     if can.suffix_scoring is False:
-        message = "suffix scoring is set, but the server does not do it, or wrongly"
-        yield _cannot_work("suffix_scoring", message, f"{SUFFIX_CURE}, or set it to false")
-    elif "scoring" in failures:
-        message = (
-            "policies that score drafts (BiLD, reading, reflective) cannot use it:"
-            f" {failures['scoring']}"
+        yield _cannot_work(
+            "suffix_scoring",
+            "suffix scoring is set, but the server does not do it, or wrongly",
+            f"{SUFFIX_CURE}, or set it to false",
         )
-        yield _costs("scoring", message, "choose a policy that scores nothing")
+    elif "scoring" in failures:
+        yield _costs(
+            "scoring",
+            (
+                "policies that score drafts (BiLD, reading, reflective) cannot use it:"
+                f" {failures['scoring']}"
+            ),
+            "choose a policy that scores nothing",
+        )
 
 
 def _about_counts(can: Capabilities) -> Findings:
     """Report numbers that are wrong only in a batch with other requests, or with some flags."""
     if can.shared_batch is False:
-        message = (
-            "questions by token ids and the likeliest tokens of other requests break each other in"
-            " one batch, as in vLLM's V1 runner, so that stepspec has only one of the two there at"
-            " a time: beside requests for likeliest tokens, judges read the 20 likeliest tokens"
-            " only"
+        yield _costs(
+            "shared_batch",
+            (
+                "questions by token ids and the likeliest tokens of other requests break each"
+                " other in one batch, as in vLLM's V1 runner, so that stepspec has only one of"
+                " the two there at a time: beside requests for likeliest tokens, judges read the"
+                " 20 likeliest tokens only"
+            ),
+            "start vLLM with VLLM_USE_V2_MODEL_RUNNER=1, if its V2 runner serves the model",
         )
-        cure = "start vLLM with VLLM_USE_V2_MODEL_RUNNER=1, if its V2 runner serves the model"
-        yield _costs("shared_batch", message, cure)
     if can.cached_counts is False:
-        message = (
-            "replies say that no prompt tokens were cached where /metrics counts hits, as some"
-            " versions do with --scheduling-policy priority (vllm#52897): the ledger counts cached"
-            " prompt tokens as read"
+        yield _costs(
+            "cached_counts",
+            (
+                "replies say that no prompt tokens were cached where /metrics counts hits, as"
+                " some versions do with --scheduling-policy priority (vllm#52897): the ledger"
+                " counts cached prompt tokens as read"
+            ),
+            "update vLLM",
         )
-        yield _costs("cached_counts", message, "update vLLM")
 
 
 def _about_thinking(report: EndpointReport) -> Findings:
@@ -299,8 +328,11 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
     if other.problem and not first.problem:
         yield _costs("connection", other.problem)
     elif not other.problem and (other.model, other.vocabulary) != (first.model, first.vocabulary):
-        message = f"it does not serve what {first.url} does, and is refused"
-        yield _cannot_work("replica", message, "serve the same model at both, or leave one out")
+        yield _cannot_work(
+            "replica",
+            f"it does not serve what {first.url} does, and is refused",
+            "serve the same model at both, or leave one out",
+        )
     else:
         known = [(finding.check, finding.message) for finding in _about_server(first)]
         for finding in _about_server(other):
@@ -314,19 +346,24 @@ def _about_judge(large: EndpointReport) -> Findings:
     scores_all = can is not None and can.prompt_logprobs and can.suffix_scoring is None
     if scores_all and large.scoring is not None:
         first_token = large.pace.first if large.pace else None
-        message = (
-            "suffix scoring is off: to score a step it reads the whole chain again,"
-            f" {milliseconds(large.scoring)} after {LONG_PROMPT_TOKENS} tokens (a first token takes"
-            f" {milliseconds(first_token)})"
+        yield _costs(
+            "suffix_scoring",
+            (
+                "suffix scoring is off: to score a step it reads the whole chain again,"
+                f" {milliseconds(large.scoring)} after {LONG_PROMPT_TOKENS} tokens (a first token"
+                f" takes {milliseconds(first_token)})"
+            ),
+            SUFFIX_CURE,
         )
-        yield _costs("suffix_scoring", message, SUFFIX_CURE)
     if large.digits is not None and large.digits < MIN_DIGITS_PROBABILITY:
-        message = (
-            f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not"
-            " understand"
+        yield _costs(
+            "judging",
+            (
+                f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not"
+                " understand"
+            ),
+            "choose another large model, or a policy without grades",
         )
-        cure = "choose another large model, or a policy without grades"
-        yield _costs("judging", message, cure)
 
 
 def _about_pair(
@@ -337,27 +374,42 @@ def _about_pair(
     why = disagreement(bool(small.thinks), bool(large.thinks))
     if why:
         cause, _, cure = why.partition(". ")
-        cure = cure[:1].lower() + cure[1:]
-        yield _cannot_work("thinking", f"this pair is refused: {cause}", cure)
-    elif large.thinks and not small.thinks:
-        message = (
-            "only the large model thinks: the small one drafts the steps of its thinking as if it"
-            " answered"
+        yield _cannot_work(
+            "thinking",
+            f"this pair is refused: {cause}",
+            cure[:1].lower() + cure[1:],
         )
-        yield _costs("thinking", message, "draft with a small model that thinks too")
+    elif large.thinks and not small.thinks:
+        yield _costs(
+            "thinking",
+            (
+                "only the large model thinks: the small one drafts the steps of its thinking as"
+                " if it answered"
+            ),
+            "draft with a small model that thinks too",
+        )
     same_name = small.model == large.model
     if same_name and small.url == large.url:
-        message = "small and large are the same server: a model gains nothing from its own drafts"
-        yield _costs("distinct", message, SMALLER_MODEL)
-    elif same_name and same_vocabulary:
-        message = f"small and large both serve {small.model!r}: are they one model?"
-        yield _costs("distinct", message, SMALLER_MODEL)
-    if same_vocabulary is False:
-        message = (
-            "the vocabularies differ: every step is encoded anew for the other model, one request"
-            " each"
+        yield _costs(
+            "distinct",
+            "small and large are the same server: a model gains nothing from its own drafts",
+            SMALLER_MODEL,
         )
-        yield _costs("vocabulary", message, "choose two models of one family")
+    elif same_name and same_vocabulary:
+        yield _costs(
+            "distinct",
+            f"small and large both serve {small.model!r}: are they one model?",
+            SMALLER_MODEL,
+        )
+    if same_vocabulary is False:
+        yield _costs(
+            "vocabulary",
+            (
+                "the vocabularies differ: every step is encoded anew for the other model, one"
+                " request each"
+            ),
+            "choose two models of one family",
+        )
     if small.pace and large.pace:
         yield from _about_speed(small.pace, large.pace)
 
@@ -370,17 +422,27 @@ def _about_speed(small: WritePace, large: WritePace) -> Findings:
     if ratio <= MAX_PACE_RATIO:
         return
     if ratio > 1 + noise:
-        message = "the small model is slower than the large one: speculation cannot pay"
-        yield _costs("speed", message, f"swap the two, or {cure}")
-    elif ratio > MAX_PACE_RATIO * (1 + noise):
-        message = "the small model is hardly faster than the large one: speculation cannot pay"
-        yield _costs("speed", message, cure)
-    else:
-        message = (
-            "could not tell on these servers whether the small model is faster than the large one:"
-            f" from one measurement to the next, the seconds for a token changed by {noise:.0%}"
+        yield _costs(
+            "speed",
+            "the small model is slower than the large one: speculation cannot pay",
+            f"swap the two, or {cure}",
         )
-        yield _unknown("speed", message, AGAIN_IDLE)
+    elif ratio > MAX_PACE_RATIO * (1 + noise):
+        yield _costs(
+            "speed",
+            "the small model is hardly faster than the large one: speculation cannot pay",
+            cure,
+        )
+    else:
+        yield _unknown(
+            "speed",
+            (
+                "could not tell on these servers whether the small model is faster than the large"
+                " one: from one measurement to the next, the seconds for a token changed by"
+                f" {noise:.0%}"
+            ),
+            AGAIN_IDLE,
+        )
 
 
 def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> CriticReport:
@@ -396,9 +458,14 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
     if report.problem:
         findings = [_about_failed_critic(report.problem, fallback)]
     elif right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
-        message = f"its ratings are not numbers from 0 to 1 but {right} and {wrong}"
         cure = "serve a reward model with one or two labels, with vLLM's --runner pooling"
-        findings = [_cannot_work("rating", message, cure)]
+        findings = [
+            _cannot_work(
+                "rating",
+                f"its ratings are not numbers from 0 to 1 but {right} and {wrong}",
+                cure,
+            ),
+        ]
         report = replace(report, right=None, wrong=None)
     elif right <= wrong:
         findings = [_about_ratings(right, wrong, is_verifier=fallback is not None)]
@@ -408,17 +475,22 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
 def _about_failed_critic(problem: str, fallback: Fallback | None) -> Finding:
     if fallback in (None, "fail"):
         return _cannot_work("connection", problem)
-    cure = f"repair it: until then its fallback, {fallback}, decides"
-    return _costs("connection", problem, cure)
+    return _costs("connection", problem, f"repair it: until then its fallback, {fallback}, decides")
 
 
 def _about_ratings(right: float, wrong: float, *, is_verifier: bool) -> Finding:
     """Report a critic that rates a wrong step or answer at least as high as a right one."""
     message = f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}"
     if not is_verifier:
-        cure = "set delimiter, layout and prefix in [critic] as the reward model was trained"
-        return _costs("rating", message, cure)
+        return _costs(
+            "rating",
+            message,
+            "set delimiter, layout and prefix in [critic] as the reward model was trained",
+        )
     if right < wrong:
         return _costs("rating", message, "is the score the other way round? 1 has to mean correct")
-    cure = "nothing to cure if it judges other problems, such as programs"
-    return _unknown("rating", message, cure)
+    return _unknown(
+        "rating",
+        message,
+        "nothing to cure if it judges other problems, such as programs",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from random import randrange
 from statistics import median
@@ -16,13 +17,13 @@ from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.settings import Address
 from stepspec.orchestrator.errors import EndpointError, EndpointUnreachable, StepspecError
-from stepspec.orchestrator.events import Called, Event
+from stepspec.orchestrator.events import Called, Event, Fallback
 from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier
 from stepspec.orchestrator.verifiers.verifier import AnyVerifier
 from stepspec.prompts import load
 
 from .advice import conclude, conclude_critic
-from .report import CriticReport, Diagnosis, EndpointReport, Reading, Report, WritePace
+from .report import CriticReport, Diagnosis, EndpointReport, PairReport, Reading, WritePace
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Address)
@@ -45,12 +46,12 @@ TIMED_VERDICTS = 3
 async def examine(
     pairs: Mapping[str, tuple[Endpoint, Endpoint]],
     critic: CriticEndpoint | AnyVerifier | None = None,
-) -> Report:
+) -> Diagnosis:
     """Examine *pairs* of a small and a large endpoint one after the other, and the *critic*."""
     diagnoses = [await diagnose(small, large, name=name) for name, (small, large) in pairs.items()]
     if critic is None:
-        return Report.of(diagnoses)
-    return Report.of(diagnoses, await diagnose_critic(critic))
+        return Diagnosis.of(diagnoses)
+    return Diagnosis.of(diagnoses, await diagnose_critic(critic))
 
 
 async def diagnose(
@@ -58,7 +59,7 @@ async def diagnose(
     large: Endpoint,
     *,
     name: str = "small with large",
-) -> Diagnosis:
+) -> PairReport:
     """
     Examine all servers of both endpoints. A server that cannot be used is reported, not raised.
 
@@ -68,16 +69,16 @@ async def diagnose(
     """
     tables = dict(zip(("small", "large"), name.split(" with "), strict=True))
     servers = [*small.each, *large.each]
-    turn = asyncio.Lock()
-    untimed = asyncio.Barrier(len(servers))
     examinations = [_Examination(_hasty(server), tables[server.role]) for server in servers]
-    reports = await asyncio.gather(
-        *(examination.report(turn, untimed) for examination in examinations)
-    )
+    async with AsyncExitStack() as stack:
+        await asyncio.gather(*(examination.try_out(stack) for examination in examinations))
+        for examination in examinations:
+            await examination.measure_times()
+    reports = [examination.report for examination in examinations]
     small_report, *small_replicas = _usable_first(reports, "small")
     large_report, *large_replicas = _usable_first(reports, "large")
-    diagnosis = conclude(small_report, large_report, *small_replicas, *large_replicas)
-    return replace(diagnosis, name=name)
+    pair = conclude(small_report, large_report, *small_replicas, *large_replicas)
+    return replace(pair, name=name)
 
 
 def _usable_first(reports: Sequence[EndpointReport], role: Role) -> list[EndpointReport]:
@@ -92,35 +93,32 @@ async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticRepor
 
     A critic that cannot be used is reported, not raised.
     """
-    if isinstance(settings, CriticEndpoint):
-        return conclude_critic(await _rate_by_model(settings))
-    return conclude_critic(await _rate_by_verifier(settings), settings.fallback)
-
-
-async def _rate_by_model(settings: CriticEndpoint) -> CriticReport:
-    report = CriticReport(settings.url)
+    report = CriticReport(getattr(settings, "url", ""))
+    fallback: Fallback | None = None
     try:
-        async with RewardModelEndpoint(_hasty(settings)) as endpoint:
-            report = replace(report, model=endpoint.name)
-            critic = endpoint.critic()
-            right, wrong = [await critic.rate(PROBLEM.extend(step)) for step in (STEP, WRONG_STEP)]
+        if isinstance(settings, CriticEndpoint):
+            async with RewardModelEndpoint(_hasty(settings)) as endpoint:
+                report = replace(report, model=endpoint.name)
+                critic = endpoint.critic()
+                chains = [PROBLEM.extend(step) for step in (STEP, WRONG_STEP)]
+                right, wrong = [(await critic.rate(chain)).score for chain in chains]
+        else:
+            fallback = settings.fallback
+            report = replace(report, model=settings.name)
+            async with ConnectedVerifier(settings) as verifier:
+                candidates = [_candidate(settings, step) for step in (STEP, WRONG_STEP)]
+                right, wrong = [(await verifier.rate(each)).score for each in candidates]
+        report = replace(report, right=right, wrong=wrong)
     except StepspecError as exc:
-        return replace(report, problem=_cause(exc))
-    return replace(report, right=right.score, wrong=wrong.score)
+        report = replace(report, problem=_cause(exc))
+    return conclude_critic(report, fallback)
 
 
-async def _rate_by_verifier(settings: AnyVerifier) -> CriticReport:
-    report = CriticReport(getattr(settings, "url", ""), model=settings.name)
+def _candidate(settings: AnyVerifier, step: Step) -> Candidate:
+    """Return *step* as what the verifier judges, a step or an answer."""
     if settings.judges == "step":
-        candidates = [Candidate.step(PROBLEM.extend(step)) for step in (STEP, WRONG_STEP)]
-    else:
-        candidates = [Candidate.final(PROBLEM, step.text.strip()) for step in (STEP, WRONG_STEP)]
-    try:
-        async with ConnectedVerifier(settings) as verifier:
-            right, wrong = [await verifier.rate(candidate) for candidate in candidates]
-    except StepspecError as exc:
-        return replace(report, problem=_cause(exc))
-    return replace(report, right=right.score, wrong=wrong.score)
+        return Candidate.step(PROBLEM.extend(step))
+    return Candidate.final(PROBLEM, step.text.strip())
 
 
 def _hasty(settings: A) -> A:
@@ -137,48 +135,41 @@ def _cause(exc: StepspecError) -> str:
 
 
 class _Examination:
-    """The examination of one server: first its capabilities, then, in its turn, its times."""
+    """The examination of one server. The attribute ``report`` has what is known so far."""
 
     def __init__(self, settings: Endpoint, table: str) -> None:
-        self._settings = settings
-        self._table = table
+        self._endpoint = VllmEndpoint(settings, table)
         self._failures: dict[str, str] = {}
+        self.report = EndpointReport(settings.role, settings.url)
 
-    async def report(self, turn: asyncio.Lock, untimed: asyncio.Barrier) -> EndpointReport:
-        """
-        Examine the server.
+    async def try_out(self, stack: AsyncExitStack) -> None:
+        """Try what the server can do. Leave the connection open until *stack* closes it."""
+        await self._examine(self._capabilities(stack))
 
-        *untimed* waits until the capabilities of all servers are known. *turn* is held while times
-        are measured.
-        """
-        entered = False
-        waited = False
-        settings = self._settings
+    async def measure_times(self) -> None:
+        """Measure how long requests take, if the server can be used."""
+        if not self.report.problem:
+            await self._examine(self._times())
+
+    async def _examine(self, examination: Awaitable[EndpointReport]) -> None:
         try:
-            async with VllmEndpoint(settings, self._table) as endpoint:
-                entered = True
-                # vLLM resets connections after some requests. That is no finding.
-                endpoint.connection.endpoint = settings.model_copy(update={"retries": RETRIES})
-                report = await self._tried(endpoint)
-                waited = True
-                await untimed.wait()
-                async with turn:
-                    return await self._timed(endpoint, report)
+            self.report = await examination
         except StepspecError as exc:
             problem = _cause(exc)
-            if entered and isinstance(exc, EndpointUnreachable):
+            if self.report.model is not None and isinstance(exc, EndpointUnreachable):
                 problem = f"it stopped answering while it was examined: {problem}"
-            if not waited:
-                await untimed.wait()
-            return EndpointReport(settings.role, settings.url, problem=problem)
+            self.report = EndpointReport(self.report.role, self.report.url, problem=problem)
 
-    async def _tried(self, endpoint: VllmEndpoint) -> EndpointReport:
+    async def _capabilities(self, stack: AsyncExitStack) -> EndpointReport:
+        endpoint = await stack.enter_async_context(self._endpoint)
+        self.report = replace(self.report, model=endpoint.name)
+        # vLLM resets connections after some requests. That is no finding.
+        patient = endpoint.settings.model_copy(update={"retries": RETRIES})
+        endpoint.connection.endpoint = patient
         can = await endpoint.capabilities()
         grades = await self._attempt("judging", _grade(endpoint.model(), PROBLEM.extend(STEP)))
-        return EndpointReport(
-            role=self._settings.role,
-            url=self._settings.url,
-            model=endpoint.name,
+        return replace(
+            self.report,
             context=endpoint.room,
             vocabulary=endpoint.vocabulary,
             thinks=endpoint.template.thinks,
@@ -189,18 +180,18 @@ class _Examination:
             block=endpoint.template.block,
         )
 
-    async def _timed(self, endpoint: VllmEndpoint, report: EndpointReport) -> EndpointReport:
-        can = report.can
-        assert can is not None
+    async def _times(self) -> EndpointReport:
+        endpoint = self._endpoint
+        can = await endpoint.capabilities()
         scoring = None
         reading = None
         pace = await self._attempt("writing", _pace(endpoint))
         if can.prompt_logprobs and can.suffix_scoring is not False:
             scoring = await self._attempt("scoring", _scoring(endpoint))
-        if report.digits:
+        if self.report.digits:
             reading = await self._attempt("verdicts", _verdicts(endpoint, can))
         return replace(
-            report,
+            self.report,
             pace=pace,
             scoring=scoring,
             reading=reading,

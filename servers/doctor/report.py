@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -178,7 +177,7 @@ class EndpointReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class PairReport:
     """What is known of a pair."""
 
     small: EndpointReport
@@ -214,20 +213,20 @@ class CriticReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Diagnosis:
     """What `stepspec doctor` found."""
 
     ok: bool
     """Whether everything that was checked can work."""
     summary: str
     """How many findings there are of each kind, in words."""
-    pairs: tuple[Diagnosis, ...]
+    pairs: tuple[PairReport, ...]
     """The pair. A nested pair has several: each model with the next larger one, which judges it."""
     critic: CriticReport | None = None
     """The reward model or verifier; None without one."""
 
     @classmethod
-    def of(cls, pairs: Sequence[Diagnosis], critic: CriticReport | None = None) -> Report:
+    def of(cls, pairs: Sequence[PairReport], critic: CriticReport | None = None) -> Diagnosis:
         findings = [finding for pair in pairs for finding in pair.findings]
         if critic:
             findings.extend(critic.findings)
@@ -252,32 +251,11 @@ def _summary(counts: Counter[FindingOutcome]) -> str:
     return f"It {works}: {', '.join(phrases)}."
 
 
-def report_json(report: Report) -> dict[str, Any]:
-    values: dict[str, Any] = TypeAdapter(Report).dump_python(report, mode="json")
-    return values
+def report_json(report: Diagnosis) -> dict[str, Any]:
+    return asdict(report)
 
 
-ROWS = (
-    "server",
-    "model",
-    "vLLM",
-    "context",
-    "thinks",
-    "speculative decoding",
-    "drafted tokens accepted",
-    *(name.replace("_", " ") for name in LACKS),
-    "probability of digits",
-    "first token",
-    "each further token",
-    "a verdict reads",
-    "a verdict takes",
-    "suffix scoring",
-    f"scoring a step after {LONG_PROMPT_TOKENS} tokens",
-)
-"""The names of the rows of a pair's table."""
-
-
-def render(report: Report) -> Iterator[RenderableType]:
+def render(report: Diagnosis) -> Iterator[RenderableType]:
     """Yield the tables and lines of *report* for a terminal. The last line is its summary."""
     for pair in report.pairs:
         if len(report.pairs) > 1:
@@ -300,16 +278,15 @@ def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
         yield Text()
 
 
-def _table(pair: Diagnosis) -> Table:
+def _table(pair: PairReport) -> Table:
     reports = (pair.small, pair.large, *pair.others)
     table = _columns(*(report.role for report in reports))
-    rows = [*zip(ROWS, *map(_cells, reports), strict=True)]
-    if all(report.problem for report in reports):
-        rows = rows[:2]
-    else:
-        rows.append(("one vocabulary", _mark(pair.same_vocabulary, missing="costs")))
-    for row in rows:
-        table.add_row(*row)
+    cells = [table_cells(report) for report in reports]
+    rows = max(cells, key=len)
+    for name in rows:
+        table.add_row(name, *(column.get(name, _mark(None)) for column in cells))
+    if any(report.can for report in reports):
+        table.add_row("one vocabulary", _mark(pair.same_vocabulary, missing="costs"))
     return table
 
 
@@ -334,30 +311,36 @@ def _rating(rating: float | None) -> str | Text:
     return _mark(None) if rating is None else f"{rating:.2f}"
 
 
-def _cells(report: EndpointReport) -> list[RenderableType]:
+def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
+    """Return the cells of a server by the names of their rows."""
     can = report.can
     unknown = _mark(None)
     if can is None:
-        return [report.url, UNUSABLE_MARK, *[unknown] * (len(ROWS) - 2)]
+        return {"server": report.url, "model": UNUSABLE_MARK}
     pace = report.pace
     reading = report.reading
-    return [
-        report.url,
-        report.model or unknown,
-        can.version or unknown,
-        unknown if report.context is None else f"{report.context} tokens",
-        _mark(report.thinks, missing="works").append(f" ({report.thinks_by})"),
-        _mark(can.speculation, missing="works"),
-        str(report.acceptance or ("none" if can.speculation is False else unknown)),
-        *(_mark(getattr(can, name), missing=lack.outcome) for name, lack in LACKS.items()),
-        unknown if report.digits is None else f"{report.digits:.1%}",
-        milliseconds(pace.first if pace else None),
-        milliseconds(pace.between if pace else None, digits=1),
-        tokens_read(reading),
-        milliseconds(reading.seconds if reading else None),
-        SUFFIX_SCORING_MARKS[can.suffix_scoring],
-        milliseconds(report.scoring),
-    ]
+    return {
+        "server": report.url,
+        "model": report.model or unknown,
+        "vLLM": can.version or unknown,
+        "context": unknown if report.context is None else f"{report.context} tokens",
+        "thinks": _mark(report.thinks, missing="works").append(f" ({report.thinks_by})"),
+        "speculative decoding": _mark(can.speculation, missing="works"),
+        "drafted tokens accepted": str(
+            report.acceptance or ("none" if can.speculation is False else unknown),
+        ),
+        **{
+            name.replace("_", " "): _mark(getattr(can, name), missing=lack.outcome)
+            for name, lack in LACKS.items()
+        },
+        "probability of digits": unknown if report.digits is None else f"{report.digits:.1%}",
+        "first token": milliseconds(pace.first if pace else None),
+        "each further token": milliseconds(pace.between if pace else None, digits=1),
+        "a verdict reads": tokens_read(reading),
+        "a verdict takes": milliseconds(reading.seconds if reading else None),
+        "suffix scoring": SUFFIX_SCORING_MARKS[can.suffix_scoring],
+        f"scoring a step after {LONG_PROMPT_TOKENS} tokens": milliseconds(report.scoring),
+    }
 
 
 UNUSABLE_MARK = Text("cannot be used", COLOURS["cannot work"])

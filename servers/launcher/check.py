@@ -8,7 +8,6 @@ end of vLLM's log.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from stepspec.orchestrator.errors import VLLM_FOR_CPUS, ConfigurationError, install_command
+from stepspec.orchestrator.errors import ConfigurationError
 
 from .commands import visible_cards
 from .pair import VISIBLE, Drafter, Pair, StartedServer
@@ -39,8 +38,6 @@ Address: TypeAlias = tuple[str, int]
 class Machine:
     """What this machine has for one pair."""
 
-    vllm: bool = True
-    """Whether vLLM is installed."""
     cards: int | None = None
     """The number of GPUs that may be used; None if the driver does not tell."""
     card: float | None = None
@@ -65,7 +62,6 @@ def inspect_machine(pair: Pair) -> Machine:
     sizes = [memory[name] for card, name in enumerate(names) if card in used and name in memory]
     is_known = visible is not None or memory
     return Machine(
-        vllm=importlib.util.find_spec("vllm") is not None,
         cards=len(names) if is_known else None,
         card=min(sizes or memory.values(), default=None),
         taken={address: reason for address in addresses if (reason := why_taken(*address))},
@@ -113,21 +109,18 @@ def _weight_bytes(model: str, revision: str | None) -> int:
 
 def model_folder(model: str, revision: str | None = None) -> Path | None:
     """Return the folder with the files of *model*; None if they would have to be downloaded."""
-    folder = Path(model)
-    if not folder.is_absolute():
-        folder = _hub_folder(model, revision or "main")
-    return folder if (folder / "config.json").is_file() else None
-
-
-def _hub_folder(model: str, revision: str) -> Path:
-    """Return the folder of *model* in the cache of the hub. It need not exist."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    repository = cache / f"models--{model.replace('/', '--')}"
-    reference = repository / "refs" / revision
-    if reference.is_file():
-        revision = reference.read_text(encoding="utf-8").strip()
-    return repository / "snapshots" / revision
+    if Path(model).is_absolute():
+        return Path(model) if Path(model, "config.json").is_file() else None
+    try:
+        from huggingface_hub import try_to_load_from_cache  # which comes with vLLM
+    except ImportError:
+        return None
+    cache = os.environ.get("HF_HUB_CACHE")
+    try:
+        config = try_to_load_from_cache(model, "config.json", cache, revision)
+    except ValueError:  # It is no name on the hub.
+        return None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def check_pair(pair: Pair, machine: Machine) -> None:
@@ -140,8 +133,6 @@ def check_pair(pair: Pair, machine: Machine) -> None:
 
 
 def _errors(pair: Pair, machine: Machine) -> Iterator[str]:
-    if pair.started and not machine.vllm:
-        yield f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}"
     ports: dict[int, str] = {}
     cards: set[int] = set()
     for path, server in pair.started.items():

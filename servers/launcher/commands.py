@@ -11,19 +11,16 @@ import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias, cast
 
 from stepspec.orchestrator.endpoints.settings import Endpoint
-from stepspec.orchestrator.toml import one_line
 
 from .launch import RunningServer, ServerCommand
-from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, Roles, StartedServer
+from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, StartedServer
 
-SMALL = "small"
-LARGE = "large"
 SHARED_SETTINGS = {"template", "thinks", "suffix_scoring"}
 """Settings of both a `StartedServer` and an `Endpoint`."""
 OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
@@ -171,21 +168,22 @@ def visible_cards(environment: Mapping[str, str]) -> Visible:
     return tuple(value.replace(",", " ").split())
 
 
-def outline(roles: Roles, leaf: Callable[[str], Any], under: str = "") -> dict[str, Any]:
+def outline(pair: Pair, values: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return a table in the shape of *roles*.
+    Return a table in the shape of *pair*. Each pair within has a table.
 
-    Each model has the value that *leaf* returns for its path. Each pair within has a table.
+    *values* has the value of each model by its path.
     """
     table: dict[str, Any] = {}
-    if isinstance(roles, PairWithin):
-        table = {name: getattr(roles, name) for name in NESTING_SETTINGS}
-    table[LARGE] = leaf(f"{under}{LARGE}")
-    path = f"{under}{SMALL}"
-    if isinstance(roles.small, PairWithin):
-        table[SMALL] = outline(roles.small, leaf, f"{path}.")
-    else:
-        table[SMALL] = leaf(path)
+    for path, part in pair.parts():
+        within = table
+        *parents, name = path.split(".")
+        for parent in parents:
+            within = within[parent]
+        if isinstance(part, PairWithin):
+            within[name] = {setting: getattr(part, setting) for setting in NESTING_SETTINGS}
+        else:
+            within[name] = values[path]
     return table
 
 
@@ -195,20 +193,18 @@ def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[st
 
     The API keys of servers that ran already are omitted, because the settings are printed.
     """
-    models = pair.models
-    settings = outline(pair, lambda path: _endpoint_settings(models[path], running[path]))
+    endpoints = {
+        path: _endpoint_settings(model, running[path]) for path, model in pair.models.items()
+    }
+    settings = outline(pair, endpoints)
     if pair.sampling:
         settings["sampling"] = pair.sampling.model_dump(exclude_unset=True)
     return settings
 
 
-def as_toml(settings: Mapping[str, Any]) -> str:
-    """Write `solver_settings` as a settings file: one dotted key per line."""
-    return "\n".join(f"{name} = {one_line(value)}" for name, value in _dotted(settings))
-
-
 def _endpoint_settings(
-    model: Endpoint | StartedServer, running: RunningServer
+    model: Endpoint | StartedServer,
+    running: RunningServer,
 ) -> str | dict[str, Any]:
     """
     Return the settings of one endpoint.
@@ -225,11 +221,3 @@ def _endpoint_settings(
     if others or (isinstance(model, Endpoint) and model.api_key):
         return {"url": running.base_url, **others}
     return running.base_url
-
-
-def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict) and SMALL in value:
-            yield from _dotted(cast("dict[str, Any]", value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -190,18 +190,15 @@ async def launch(
 
 
 def _check(servers: Sequence[ServerCommand]) -> None:
-    names = [server.name for server in servers]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
     if any({**os.environ, **server.env}.get("VLLM_API_KEY") for server in servers):
         raise ConfigurationError(
             "VLLM_API_KEY is set: unset it, or start a server with a key yourself, and name its url"
-            " and api_key"
+            " and api_key",
         )
     uses_own_vllm = any(server.program == vllm_program() for server in servers)
     if uses_own_vllm and importlib.util.find_spec("vllm") is None:
         raise ConfigurationError(
-            f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}"
+            f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}",
         )
 
 
@@ -274,7 +271,7 @@ class _ServerProcess:
             return reserve_port(host, port)
         except OSError as error:
             raise ConfigurationError(
-                f"the {self.server.name} server cannot listen at {host}:{port}: {error.strerror}"
+                f"the {self.server.name} server cannot listen at {host}:{port}: {error.strerror}",
             ) from error
 
     async def _wait_until_ready(self, root: str, served: Served, process: Child) -> bool:
@@ -284,7 +281,7 @@ class _ServerProcess:
             while not (ready.done() or process.ended.done()):
                 if self._elapsed > self.ready_timeout:
                     raise ServerNotReady(
-                        self._report(f"did not answer within {self.ready_timeout:g} s")
+                        self._report(f"did not answer within {self.ready_timeout:g} s"),
                     )
                 self._report_progress("starting")
                 await asyncio.wait(tasks, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ The small model may be a pair itself. `load` reads the file and explains its err
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -224,7 +224,7 @@ def _check_flag(flag: str, value: object) -> None:
         raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
     if flag in SECRET_FLAGS and not isinstance(value, bool):
         raise ValueError(
-            f"flags: {flag!r} would be seen in the list of processes: {SECRET_FLAGS[flag]}"
+            f"flags: {flag!r} would be seen in the list of processes: {SECRET_FLAGS[flag]}",
         )
 
 
@@ -262,18 +262,18 @@ class Roles(BaseModel, frozen=True, extra="forbid"):
         if not isinstance(described, str | dict | BaseModel):
             raise ValueError(
                 f"write a table with a `model` to start, or the URL of a running server: {value!r}"
-                " is neither"
+                " is neither",
             )
         if _tag(value) == CONNECTED and not isinstance(value, Endpoint):
             return for_role(value, role)
         return value
 
-    def under(self, path: str) -> Mapping[str, Endpoint | StartedServer]:
-        """Return every model by its path, which begins with *path*, largest first."""
-        large = {f"{path}large": self.large}
+    def parts(self, path: str = "") -> Iterator[tuple[str, Part]]:
+        """Yield every model and pair within, largest first. Paths begin with *path*."""
+        yield f"{path}large", self.large
+        yield f"{path}small", self.small
         if isinstance(self.small, PairWithin):
-            return {**large, **self.small.under(f"{path}small.")}
-        return {**large, f"{path}small": self.small}
+            yield from self.small.parts(f"{path}small.")
 
 
 class PairWithin(Roles, Nesting, frozen=True):
@@ -287,6 +287,7 @@ Small: TypeAlias = Annotated[
     Discriminator(_tag),
 ]
 PairWithin.model_rebuild()
+Part: TypeAlias = Endpoint | StartedServer | PairWithin
 
 
 class Pair(Roles, frozen=True):
@@ -306,31 +307,22 @@ class Pair(Roles, frozen=True):
     @property
     def models(self) -> Mapping[str, Endpoint | StartedServer]:
         """All models by path, such as ``small.large``, largest first."""
-        return self.under("")
+        return {path: part for path, part in self.parts() if not isinstance(part, PairWithin)}
 
     @property
     def started(self) -> Mapping[str, StartedServer]:
         """The servers to start."""
-        return {
-            path: model for path, model in self.models.items() if isinstance(model, StartedServer)
-        }
+        return {path: part for path, part in self.parts() if isinstance(part, StartedServer)}
 
     @property
     def connected(self) -> Mapping[str, Endpoint]:
         """The servers that run already."""
-        return {path: model for path, model in self.models.items() if isinstance(model, Endpoint)}
+        return {path: part for path, part in self.parts() if isinstance(part, Endpoint)}
 
     @property
     def nested(self) -> Mapping[str, PairWithin]:
         """The pairs within this one, by path."""
-        pairs: dict[str, PairWithin] = {}
-        path = "small"
-        model = self.small
-        while isinstance(model, PairWithin):
-            pairs[path] = model
-            path = f"{path}.small"
-            model = model.small
-        return pairs
+        return {path: part for path, part in self.parts() if isinstance(part, PairWithin)}
 
     def drafter(self, path: str) -> Drafter | None:
         """

@@ -110,10 +110,10 @@ MAX_LINE_CHARACTERS = 300
 """Characters of a reported log line. vLLM lists every architecture that it knows in one line."""
 
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ?")
-_STAMP = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?")
+_STAMP = re.compile(r"^[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?")
 _FAILURE = re.compile(
     r"^([\w.]*(Error|Exception|Interrupt|Exit)\b|[\w.]+: error: |error: |Killed|Fatal"
-    r" |Segmentation)"
+    r" |Segmentation)",
 )
 _MESSAGE_LINES = 3  # indented lines after an exception's first line that may still be its message
 
@@ -126,7 +126,7 @@ def failure_lines(log: str, *, limit: int = 8) -> list[str]:
     are reduced to the exceptions that end them, and long lines to their beginnings.
     """
     lines = [_bare(line) for line in log.splitlines() if line.strip()]
-    selected = list(dict.fromkeys(_failures(lines))) or [text for _, text in lines]
+    selected = list(dict.fromkeys(_failures(lines))) or lines
     return [_shortened(line) for line in selected[-limit:]]
 
 
@@ -136,26 +136,20 @@ def _shortened(line: str) -> str:
     return line[: MAX_LINE_CHARACTERS - 3] + "..."
 
 
-def _bare(line: str) -> tuple[str, str]:
-    """Return the level of a log line, "" without one, and its text without prefix and stamp."""
-    text = _PREFIX.sub("", line.rstrip())
-    stamp = _STAMP.match(text)
-    if stamp is None:
-        return "", text
-    return stamp["level"], text[stamp.end() :]
+def _bare(line: str) -> str:
+    """Return a log line without prefix and stamp."""
+    return _STAMP.sub("", _PREFIX.sub("", line.rstrip()))
 
 
-def _failures(lines: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _failures(lines: Iterable[str]) -> Iterator[str]:
     """Yield the first line of each exception, and the indented lines of its message."""
     remaining = 0
-    failure_level = ""
-    for level, text in lines:
+    for text in lines:
         is_indented = text.startswith(" ") and "^^^" not in text
         if _FAILURE.match(text):
             remaining = _MESSAGE_LINES
-            failure_level = level
             yield text
-        elif remaining and level == failure_level and is_indented:
+        elif remaining and is_indented:
             remaining -= 1
             yield text
         else:

@@ -29,9 +29,10 @@ from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints.settings import Endpoint, key_variable
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.http.client import Connection
+from stepspec.orchestrator.toml import document
 
 from .check import check_pair, inspect_machine, why_taken
-from .commands import as_toml, outline, shell_line, solver_settings, visible_cards, waves
+from .commands import outline, shell_line, solver_settings, visible_cards, waves
 from .launch import Progress, RunningServer, Served, ServerCommand, launch
 from .pair import Pair, load
 
@@ -60,7 +61,8 @@ def command_lines(pair: Pair) -> str:
 
 
 def shell_lines(
-    waves: Sequence[Sequence[ServerCommand]], running: Mapping[str, str] | None = None
+    waves: Sequence[Sequence[ServerCommand]],
+    running: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """
     Yield the shell command of every server, with a comment between two *waves*.
@@ -122,9 +124,10 @@ async def up(
                 starting = running(pair, log_dir=log_dir, on_progress=on_progress)
                 models = await stack.enter_async_context(starting)
             if json_output:
-                text = json.dumps(outline(pair, lambda path: asdict(models[path])))
+                shown = {path: asdict(model) for path, model in models.items()}
+                text = json.dumps(outline(pair, shown))
             else:
-                text = as_toml(solver_settings(pair, models))
+                text = document(solver_settings(pair, models)).rstrip()
             print(text, flush=True)
             for note in _notes(pair, settings_printed=not json_output):
                 console.print(note, style="dim", highlight=False, soft_wrap=True)
@@ -158,7 +161,7 @@ async def running(
     describes as running. Raise `ServerError` as `launch` does.
     """
     endpoints = await asyncio.gather(
-        *(_connect(path, endpoint) for path, endpoint in pair.connected.items())
+        *(_connect(path, endpoint) for path, endpoint in pair.connected.items()),
     )
     found = dict(zip(pair.connected, endpoints, strict=True))
     async with AsyncExitStack() as stack:
@@ -185,7 +188,7 @@ async def _warm_up(pair: Pair, served: Served) -> None:
             suffix_scoring=pair.started[served.name].suffix_scoring,
             retries=0,
             priorities=False,
-        )
+        ),
     )
 
 
@@ -242,7 +245,8 @@ def show_progress(console: Console) -> Generator[Callable[[Progress], None]]:
             latest[progress.name] = progress
             if progress.state == "ready":
                 console.print(
-                    f"{progress.name} is ready after {progress.seconds:.0f} s", style="dim"
+                    f"{progress.name} is ready after {progress.seconds:.0f} s",
+                    style="dim",
                 )
             status.update(progress_line(latest.values()))
 

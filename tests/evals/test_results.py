@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lab.arms import THINKING, THINKING_SEQUENTIAL
-from lab.bench import COLUMNS, markdown, missed
+from lab.bench import COLUMNS, markdown
 from stepspec.evals.arms import LARGE, PLAIN, SHIPPED, SMALL
 from stepspec.evals.results import (
     ORACLE,
@@ -271,25 +270,6 @@ def test_the_interval_ends_where_the_statistic_is_that_of_95_per_cent(
         if abs(edge) < 1 - 1e-6:
             assert sign * _statistic(n, gained, lost, edge) == pytest.approx(Z, abs=1e-3)
     assert not isnan(found.low + found.high)
-
-
-def test_the_bars_are_looked_at() -> None:
-    results = [replace(s.result, accuracy=1.0) for s in compare_arms(done(), ARMS)[:3]]
-    by_arm = [replace(r, name=THINKING.name) if r.name == SHIPPED.name else r for r in results]
-    sequential = replace(by_arm[2], name=THINKING_SEQUENTIAL.name, seconds=2.4)
-    results = [*by_arm, sequential]
-    assert [line.split(":")[0] for line in missed(results)] == [
-        "wall time over the large model alone",
-        "wall time over sequential",
-    ]
-    fine = [replace(r, ratio=0.4, seconds=1.5) if r.name == THINKING.name else r for r in results]
-    assert missed(fine) == []
-    glimpse = [replace(r, name="glimpse") for r in fine if r.name == THINKING.name]
-    assert missed([*fine, *glimpse]) == []
-    assert len(missed([*fine, *(replace(r, ratio=0.41) for r in glimpse)])) == 1
-    assert len(missed([*fine, *(replace(r, accuracy=0.98) for r in glimpse)])) == 1
-    worse = [replace(r, accuracy=0.97) if r.name == THINKING.name else r for r in fine]
-    assert len(missed(worse)) == 1
 
 
 def test_the_best_and_the_most_frequent_of_several_answers_are_counted() -> None:

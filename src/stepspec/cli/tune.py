@@ -22,7 +22,7 @@ from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.solving_pair import fresh_tasks, pair_solver
 from stepspec.evals.tune.accuracy import compare_answers
 from stepspec.evals.tune.judging import numbers
-from stepspec.evals.tune.measuring import Measured, Measuring, unlimited
+from stepspec.evals.tune.measuring import Measured, Measuring
 from stepspec.evals.tune.report import Report
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
@@ -130,7 +130,7 @@ def command(
         writable("--output", output)
     settings, chosen = prepare(problems, limit, testbed=testbed)
     arms = choose_arms(policy, settings)
-    solving = pair_solver(profile, stderr) if testbed else Solver(unlimited(settings))
+    solving = pair_solver(profile, stderr) if testbed else Solver(settings)
     graded = minutes * ANSWER_SHARE if chosen.tasks else 0.0
 
     async def work(on_part: Callable[[str], object]) -> tuple[Report, Settings]:

@@ -129,13 +129,6 @@ def against(n: int, gained: int, lost: int, seconds: float = 2.0, arm: Arm = MET
             "1.03x faster [1.02, 1.04]",
             "+0.0 points [-1.0, +1.0]: no loss above 1.0 points at 95%",
         ),
-        (
-            (30, 0, 30),
-            0.0,
-            None,
-            "no time measured",
-            "-100.0 points [-100.0, -77.3]: a loss of at least 77.3 points at 95%",
-        ),
     ],
 )
 def test_a_verdict_says_what_is_shown_and_how_many_problems_are_missing(

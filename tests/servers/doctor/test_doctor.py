@@ -28,8 +28,8 @@ from stepspec.servers.doctor.report import (
     Diagnosis,
     EndpointReport,
     FindingOutcome,
+    PairReport,
     Reading,
-    Report,
     WritePace,
 )
 
@@ -54,7 +54,7 @@ def serving(kind: type[FakeVllm] = FakeVllm, **fields: Any) -> Any:
     return kind(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, **fields)
 
 
-async def examined(server: FakeVllm, *, both: bool = False, **settings: Any) -> Diagnosis:
+async def examined(server: FakeVllm, *, both: bool = False, **settings: Any) -> PairReport:
     """
     Diagnose a pair whose large model is at *server*; with *both* the small one is too, else it is
     not there.
@@ -63,10 +63,10 @@ async def examined(server: FakeVllm, *, both: bool = False, **settings: Any) -> 
         return await diagnose(small if both else GONE, large)
 
 
-def shown(*diagnoses: Diagnosis) -> str:
+def shown(*diagnoses: PairReport) -> str:
     console = Console(width=160, file=StringIO())
     with console.capture() as capture:
-        for part in render(Report.of(diagnoses)):
+        for part in render(Diagnosis.of(diagnoses)):
             console.print(part, soft_wrap=True)
     return capture.get()
 
@@ -75,18 +75,18 @@ def note(name: str) -> str:
     return f"no {name.replace('_', ' ')}: {LACKS[name].cost}: {LACKS[name].cure}"
 
 
-def outcomes(diagnosis: Diagnosis) -> dict[str, FindingOutcome]:
+def outcomes(diagnosis: PairReport) -> dict[str, FindingOutcome]:
     return {finding.check: finding.outcome for finding in diagnosis.findings}
 
 
-def notes(diagnosis: Diagnosis, subject: str = "") -> list[str]:
+def notes(diagnosis: PairReport, subject: str = "") -> list[str]:
     """The findings as text, those about *subject*, or all."""
     return [
         str(finding) for finding in diagnosis.findings if not subject or finding.subject == subject
     ]
 
 
-def row(name: str, *diagnoses: Diagnosis) -> list[str]:
+def row(name: str, *diagnoses: PairReport) -> list[str]:
     """The words of the row called *name* in the table of *diagnoses*."""
     (found,) = [line for line in shown(*diagnoses).splitlines() if line.startswith(f"{name} ")]
     return found.split()
@@ -192,7 +192,7 @@ def test_each_fault_is_a_finding_with_its_outcome_and_its_cure(
     assert finding.outcome == outcome[0]
     assert str(finding).startswith(words)
     assert finding.cure or "problem" in change
-    report = Report.of([diagnosis])
+    report = Diagnosis.of([diagnosis])
     assert (report.ok, report.summary.startswith(outcome[1])) == (outcome == COSTS, True)
 
 
@@ -213,7 +213,7 @@ def test_the_summary_counts_every_outcome_once() -> None:
         can=replace(ALL, metrics=False, cached_tokens=False, version=None),
         failures={"judging": "no"},
     )
-    summary = Report.of([conclude(FAST, weak)]).summary
+    summary = Diagnosis.of([conclude(FAST, weak)]).summary
     assert (
         summary
         == "It cannot work like this: 1 thing cannot work, 2 cost speed or accuracy, 1 is unknown."
@@ -387,7 +387,7 @@ async def test_a_judge_without_log_probabilities_cannot_work() -> None:
     assert judging == {"small": "costs", "large": "cannot work"}
 
 
-def check(report: Report) -> dict[str, Any]:
+def check(report: Diagnosis) -> dict[str, Any]:
     """The JSON of *report*, as it is read again."""
     values: dict[str, Any] = orjson.loads(orjson.dumps(report_json(report)))
     return values
@@ -413,9 +413,9 @@ async def test_the_json_has_one_shape_in_every_situation() -> None:
     ]
     critic = CriticReport("http://c", model="prm", right=0.9, wrong=0.1)
     every = [
-        *(Report.of([pair]) for pair in (*pairs, *made)),
-        Report.of([*pairs, *made], critic),
-        Report.of(pairs[:1], CriticReport("http://c", "no connection")),
+        *(Diagnosis.of([pair]) for pair in (*pairs, *made)),
+        Diagnosis.of([*pairs, *made], critic),
+        Diagnosis.of(pairs[:1], CriticReport("http://c", "no connection")),
     ]
     shapes = [check(report) for report in every]
     assert {tuple(shape) for shape in shapes} == {("ok", "summary", "pairs", "critic")}
@@ -551,7 +551,7 @@ async def test_a_reward_model_is_to_rate_a_right_step_above_a_wrong_one(
     assert (critic.problem, critic.model) == ("", "prm")
     assert [finding.outcome for finding in critic.findings] == ([outcome] if outcome else [])
     assert all(str(finding).startswith(f"critic: {words}") for finding in critic.findings)
-    report = Report.of([conclude(FAST, GOOD)], critic)
+    report = Diagnosis.of([conclude(FAST, GOOD)], critic)
     assert report.ok
     check(report)
 
@@ -564,7 +564,7 @@ async def test_values_outside_of_0_to_1_are_no_ratings(value: float, shown_as: s
     (finding,) = critic.findings
     assert finding.outcome == "cannot work"
     assert finding.message == f"its ratings are not numbers from 0 to 1 but {shown_as} and 0.5"
-    assert not check(Report.of([conclude(FAST, GOOD)], critic))["ok"]
+    assert not check(Diagnosis.of([conclude(FAST, GOOD)], critic))["ok"]
 
 
 @pytest.mark.parametrize(
@@ -575,7 +575,7 @@ async def test_a_reward_model_that_cannot_be_used_is_a_finding(server: FakePooli
     async with server.critic() as settings:
         critic = await diagnose_critic(settings)
     assert critic.problem
-    assert not Report.of([conclude(FAST, GOOD)], critic).ok
+    assert not Diagnosis.of([conclude(FAST, GOOD)], critic).ok
     gone = await diagnose_critic(CriticEndpoint(url="http://127.0.0.1:9", retries=1000))
     assert "connection refused" in gone.problem
 

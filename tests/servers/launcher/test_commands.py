@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint, NestedPair, settings
+from stepspec.orchestrator.toml import document
 from stepspec.servers.launcher import ServerCommand, commands, up
 from stepspec.servers.launcher.commands import (
-    as_toml,
     outline,
     servers,
     shell_line,
@@ -335,7 +335,7 @@ def printed(described: dict[str, Any]) -> str:
     pair = Pair.model_validate(described)
     places = {path: f"http://{path}:9/v1" for path in pair.started}
     places |= {path: ",".join(each.v1 for each in one.each) for path, one in pair.connected.items()}
-    return as_toml(
+    return document(
         solver_settings(
             pair, {path: RunningServer(place, "served") for path, place in places.items()}
         )
@@ -356,7 +356,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_two_servers_are_a_line_each_and_the_settings_of_a_solver(read: Any) -> None:
     plain = {"large": {"model": "big"}, "small": SMALL}
-    assert printed(plain) == 'large = "http://large:9/v1"\nsmall = "http://small:9/v1"'
+    assert printed(plain) == 'large = "http://large:9/v1"\nsmall = "http://small:9/v1"\n'
     more = {
         "large": {"model": "big", "template": {"enable_thinking": True}},
         "small": {**SMALL, "thinks": False},
@@ -373,7 +373,7 @@ def test_a_pair_within_is_carried_over_but_for_its_keys(
 ) -> None:
     assert "secret" not in printed(NESTED)
     keyed = {"large": {"model": "big"}, "small": {"url": "http://s:1", "api_key": "secret"}}
-    assert printed(keyed).splitlines()[1] == 'small = { url = "http://s:1/v1" }'
+    assert printed(keyed).endswith('\n[small]\nurl = "http://s:1/v1"\n')
     monkeypatch.setenv("STEPSPEC_SMALL__LARGE__API_KEY", "secret")
     found = read(NESTED)
     assert found.large == Endpoint(role="large", url="http://large:9", suffix_scoring=True)
@@ -397,11 +397,10 @@ def test_the_settings_of_pairs_nest_to_any_depth(read: Any) -> None:
         ("small.large", "http://m:1"),
     ]
     assert [line.split(" = ")[0] for line in printed(four).splitlines()] == [
-        "large",
-        *("small.policy", "small.options", "small.large"),
-        *("small.small.policy", "small.small.options", "small.small.large", "small.small.small"),
+        *("large", "", "[small]", "policy", "options", "large", "small"),
     ]
-    assert outline(Pair.model_validate(NESTED), str.upper) == {
+    nested = Pair.model_validate(NESTED)
+    assert outline(nested, {path: path.upper() for path in nested.models}) == {
         "large": "LARGE",
         "small": {
             "policy": "bild",
