@@ -19,16 +19,13 @@ from statistics import fmean, harmonic_mean
 from typing import Annotated, Any
 
 import numpy as np
-import orjson
 import typer
 from pydantic import BaseModel, ConfigDict, ValidationError
-from rich.console import Console
 from scipy.optimize import minimize
 
 from lab.step_numbers import new_numbers, slip, wrong_equations
 from lab.tables import Sheet
 from stepspec import Solver
-from stepspec.cli.flags import Json
 from stepspec.cli.program import script
 from stepspec.evals.results import Interval
 from stepspec.orchestrator.chain import Chain, Role, Step, Token
@@ -49,9 +46,8 @@ Examples:
   python -m lab.judges processbench.jsonl --small http://gpu:8001/v1 --large http://gpu:8002/v1
 
   # what was read before, without servers
-  python -m lab.judges processbench.jsonl --evidence build/judges.jsonl --json
+  python -m lab.judges processbench.jsonl --evidence build/judges.jsonl
 """
-stderr = Console(stderr=True)
 
 
 class Solution(BaseModel):
@@ -521,7 +517,6 @@ def command(
         bool,
         typer.Option("--continue/--no-continue", help="Whether the large model continues, too."),
     ] = True,
-    json: Json = False,
 ) -> None:
     """Say what every reading of a judge is worth on steps that people labelled."""
     if bool(small) != bool(large):
@@ -533,20 +528,7 @@ def command(
     if not known:
         raise ConfigurationError(f"{evidence} has nothing yet: name --small and --large")
     rows, right, wrong = figures(solutions, known)
-    if json:
-        print(orjson.dumps([json_of(row) for row in rows], option=orjson.OPT_INDENT_2).decode())
-        return
     print(show(rows, right, wrong))
-
-
-def json_of(row: JudgeFigures) -> dict[str, object]:
-    return {
-        "reading": row.name,
-        "auroc": row.auroc.value,
-        "auroc_interval": [row.auroc.low, row.auroc.high],
-        "f1": row.f1,
-        "slips": row.slips,
-    }
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import gc
-import platform
 import re
 import sys
 import time
@@ -397,7 +396,7 @@ def main(
     bare = [asyncio.run(bare_step(tokens)) for tokens in LENGTHS]
     console.print(table_of([*lengths(), *bare, *crowds()]))
     command = "python -m lab.overhead --growth" if only_growth else "python -m lab.overhead"
-    console.print(f"{datetime.date.today()}, {platform.machine()}: {command}", style="dim")
+    console.print(f"{datetime.date.today()}: {command}", style="dim")
     if any(value > bar for _, value, bar in verdicts(measured)):
         sys.exit(1)
 

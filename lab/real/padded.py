@@ -21,7 +21,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 WEIGHTS = "model.safetensors"
 BASE = "base.safetensors"
-"""The weights of the model itself: a file with its usual name would be the only one that is read."""
+"""The file of the model's own weights. A file with the usual name would be the only one read."""
 LAYERS_PER_FILE = 20
 OUTPUTS = ("self_attn.o_proj.", "mlp.down_proj.")
 """What adds the results of a layer to the hidden state."""
@@ -55,8 +55,8 @@ def pad(model: Path, folder: Path, layers: int) -> None:
         config["layer_types"] += config["layer_types"][-1:] * layers
     (new / "config.json").write_text(json.dumps(config, indent=1))
     (new / WEIGHTS).rename(new / BASE)
-    files = dict.fromkeys(_names(model), BASE)
-    layer = _silent_layer(model, first - 1)
+    names, layer = _read(model, first - 1)
+    files = dict.fromkeys(names, BASE)
     for start in range(first, first + layers, LAYERS_PER_FILE):
         numbers = range(start, min(start + LAYERS_PER_FILE, first + layers))
         file = f"layers-{start}.safetensors"
@@ -66,21 +66,21 @@ def pad(model: Path, folder: Path, layers: int) -> None:
     new.rename(folder)
 
 
-def _names(model: Path) -> list[str]:
-    with import_module("safetensors").safe_open(model / WEIGHTS, "pt") as weights:
-        return list(weights.keys())
+def _read(model: Path, number: int) -> tuple[list[str], dict[str, Any]]:
+    """
+    Return the names of all tensors, and the tensors of layer *number* by their names in it.
 
-
-def _silent_layer(model: Path, number: int) -> dict[str, Any]:
-    """Return the tensors of layer *number*, by their names in it. Those of `OUTPUTS` are zero."""
+    The tensors of `OUTPUTS` are zero.
+    """
     prefix = f"model.layers.{number}."
     with import_module("safetensors").safe_open(model / WEIGHTS, "pt") as weights:
-        names = [name for name in weights.keys() if name.startswith(prefix)]  # noqa: SIM118
-        layer = {name.removeprefix(prefix): weights.get_tensor(name) for name in names}
-    for name, tensor in layer.items():
-        if name.startswith(OUTPUTS):
+        names = list(weights.keys())
+        parts = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        layer = {part: weights.get_tensor(prefix + part) for part in parts}
+    for part, tensor in layer.items():
+        if part.startswith(OUTPUTS):
             tensor.zero_()
-    return layer
+    return names, layer
 
 
 def _write_layers(path: Path, layer: dict[str, Any], numbers: range) -> dict[str, str]:
