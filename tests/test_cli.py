@@ -58,6 +58,14 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "--problems", "nope.txt"], "no problems in nope.txt: No such file or directory"),
         (["solve", "--problems", "nope.txt", "--fresh"], "name it"),
         (["solve", "x", "-o", "."], "--output .: no file that can be written"),
+        (["solve", "--problems", "x" * 300], "File name too long"),
+        (["report", "x" * 300], "File name too long"),
+        (["config", "show", "--config", "x" * 300], "File name too long"),
+        (
+            ["solve", "--problems", "p.txt", "-o", "p.txt", "--fresh", *DEAD],
+            "--output p.txt is the file of the problems: name another",
+        ),
+        (["solve", "x", "-o", "p.txt/x", *DEAD], "--output p.txt/x: p.txt is no folder"),
         (
             ["solve", "x", *DEAD, "--trace", "/proc/none/run.jsonl"],
             "--trace /proc/none/run.jsonl: ",
@@ -117,6 +125,8 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "leave out either it or --small",
         ),
         (["eval", "arithmetic", "--half", "both"], "use report or calibration"),
+        (["eval", "arithmetic", *DEAD, "-o", "p.txt"], "--output p.txt: p.txt is no folder"),
+        (["eval", "arithmetic", *DEAD, "-o", "/no-such/x"], "there is no folder /no-such"),
         (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),
         (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
         (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),

@@ -15,7 +15,7 @@ from .normal import MAGNITUDES
 Metric: TypeAlias = Literal["math", "number", "choice", "exact"]
 
 LETTERS = "ABCDEFGHIJ"  # of choices
-MIN_LISTED_CHOICES = 3
+MIN_LISTED_CHOICES = 3  # in one line; two in lines of their own
 LISTED_MARK = "_"  # No statement runs over it.
 HASHES = "####"  # GSM8K's mark before the answer
 
@@ -25,14 +25,20 @@ _SIZE = (
     r" ])\d{3}(?!\d))+|\d+)(?:\.\d+)?|\.\d+"
 )
 _SIGN = r"(?:(?<![\w)}])[-−–]|(?:(?<=is )|(?<=[=:] )|(?<=^ ))[-−–] )?"
+# Words after a number that make another number of it.
+_CHANGE = (
+    r"(?:halve[sd]|thirds|quarters|doubled|tripled|quadrupled|squared|cubed|factorial"
+    r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]{3,5}teen|[a-z]{3,5}tie|hundred"
+    r"|thousand|million)ths)"
+)
 _NUMBER = re.compile(
     rf"{_SIGN}(?:\\?[$€£])?{_SIGN}"
     r"(?:\d+ (?:(?:hour|day|week|month|year|minute|dollar|pound|degree)s?|feet|foot),?(?: and)? "
     r"\d+ (?:hour|minute|second|day|week|month|inche|cent|ounce)s?|\d+ to \d+"
     r"|\d*\s?\\[dt]?frac\{\d+\}\{\d+\}|\d*[¼-¾⅐-⅞]|\d+ (?:and"
     rf" )?\d+/\d+|(?:{_SIZE})(?:/\d+|[eE][+-]?\d+)?)"
-    rf"(?:[\s$*~-]{{0,4}}(?:\\text\{{\s?)?(?:{'|'.join(MAGNITUDES)})s?\b\}}?|(?:[kKM]|\s?(?:mn"
-    r"|bn))\b)?"
+    rf"(?:[\s$*~-]{{0,4}}(?:\\text\{{\s?)?(?:(?:{'|'.join(MAGNITUDES)})s?|{_CHANGE})\b\}}?"
+    r"|(?:[kKM]|\s?(?:mn|bn))\b)?"
 )
 # Of brackets without words.
 _INNER = r"(?:[^()\[\]{}\n\\a-zA-Z]|\\(?:[a-zA-Z]+|[,;:! ])|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))"
@@ -72,6 +78,10 @@ _AFTERTHOUGHT = re.compile(
     r"|, which is (?:more|less|greater|smaller|larger) .*"
     r"|,? (?:and|or) (?:[^,]{0,60}\b(?:is|are|was|were)\b|about|approximately|roughly).*"
 )
+_OTHER_NUMBER = re.compile(  # before a number that is not the answer
+    r"(?i)(?:(?:n't|\b(?:not|cannot|never))(?: be| equal(?: to)?)?"
+    r"|(?<!no )(?<!not )\b(?:more|less|greater|fewer|smaller|larger) than)[\s$*]{1,3}$"
+)
 _RELATION = re.compile(r"[=<>]|\\(?:[lg]e|ne|in|leq|geq|neq)(?![a-z])")
 _INEQUALITY = re.compile(r"\W*[a-z]\s*(?:[<>≤≥]|\\[lg])")
 _BOTH = re.compile(r"[$*]{0,4},?\s(?:and|or)\s[\s$*]{0,4}")
@@ -102,6 +112,7 @@ _SURE = (
 _DENIED = (
     r"(?!(?:\s*[:–-])?\s*(?:is|are|was|were|would be|seems|ca|can|does|has)?\s*"
     r"(?:not\b|n't|cannot|never|wrong|incorrect|false|invalid|是?[不错]))"
+    r"(?!\W{1,4}(?i:no[,:]|wait\b))"
 )
 _STATEMENTS = tuple(
     re.compile(pattern)
@@ -219,6 +230,8 @@ def _last_value(text: str, metric: Metric, joint: re.Pattern[str] = _BOTH) -> st
     """
     text = _ASIDE.sub("", text)
     values = _values(text, metric)
+    while values and _OTHER_NUMBER.search(text, 0, values[-1].start()):
+        values.pop()
     if not values:
         return ""
     after = values[-1]
@@ -286,21 +299,23 @@ def _letter(plain: str, *others: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """Put a mark before the letters that list the choices in *text*, which state nothing."""
-    run: list[re.Match[str]] = []
-    listed: list[re.Match[str]] = []
+    """Put a mark in place of the letters that list the choices in *text*, which state nothing."""
+    runs: list[list[re.Match[str]]] = []
     for item in _ITEM.finditer(text):
         if item[1] == "A":
-            run = []
-        if item[1] == LETTERS[len(run)]:
-            run.append(item)
-        if len(run) == MIN_LISTED_CHOICES:
-            listed.extend(run)
-        elif len(run) > MIN_LISTED_CHOICES and run[-1] is item:
-            listed.append(item)
-    for item in reversed(listed):
-        text = f"{text[: item.start()]}{LISTED_MARK} {text[item.start() :]}"
+            runs.append([item])
+        elif runs and item[1] in LETTERS[len(runs[-1]) :][:1]:
+            runs[-1].append(item)
+    for run in reversed(runs):
+        if len(run) >= MIN_LISTED_CHOICES or (len(run) == 2 and all(map(_starts_line, run))):
+            for item in reversed(run):
+                text = f"{text[: item.start()]}{LISTED_MARK} {text[item.end() :]}"
     return text
+
+
+def _starts_line(item: re.Match[str]) -> bool:
+    line = item.string[: item.start()].rpartition("\n")[2]
+    return not re.search(r"\w", line)
 
 
 def _plain(text: str) -> str:

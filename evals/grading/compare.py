@@ -29,6 +29,7 @@ _NAME = re.compile(
     r"|\\(?:sin|cos|tan|cot|det) ?(?:[a-zA-Z]|\\theta|\\angle ?[A-Z]{1,3})"
     r"|(?:\\Pr|\{P\})\([^()]*\)"
     r"|[a-zA-Z](?:_\w)?(?:(?:[-+]| ?\\times ?)?[a-zA-Z](?:_\w)?){1,9}"
+    r"|\d{0,4}[a-zA-Z](?:[-+]\d{0,4}[a-zA-Z]){1,9}"
     r"|\\frac\{[a-zA-Z]{1,2}\}\{[a-zA-Z]{1,2}\}"
     r"|m?\\(?:(?:measured)?angle|triangle|overline|overrightarrow)\{? ?[A-Z]{1,3}\}?"
     r"|\|[A-Z](?:(?:\\c[au]p ?)?[A-Z])?\|"
@@ -50,12 +51,16 @@ _COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")
 _FRACTION = re.compile(r":|/|\\frac|\bto\b")
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")
-_IMPLIES = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow)(?![a-zA-Z])")
-_LINKING_WORDS = re.compile(r"^\\text\{(?:so|thus|hence|then|therefore|giving|and)[a-z ]*\} ?")
+_IMPLIES = re.compile(
+    r"\\(?:implies|Rightarrow|Longrightarrow)(?![a-zA-Z])"
+    r"|,? ?\\text\{(?:so|thus|hence|then|therefore|giving|and)\b[a-z, ]*\}"
+)
 _SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_SEVERAL_VARIABLES = re.compile(r"[-+*]|\\times|\\frac|(?<![a-zA-Z\\])[a-z]{2,3}(?![a-zA-Z(])")
+_SEVERAL_VARIABLES = re.compile(
+    r"(?<!\^\{)[-+*]|\\times|\\frac|(?<![a-zA-Z\\])[a-z]{2,3}(?![a-zA-Z(])"
+)
 _NAMED_VALUE = re.compile(rf"({LETTER})=(.*)")
 _SIMPLE_NAMED_VALUE = re.compile(rf"{LETTER}=([^=]+)")
 
@@ -125,9 +130,8 @@ def _conclusion(text: str, gold: str) -> str:
     if group_of(gold) is not None or _IMPLIES.search(gold):
         return text
     last = _IMPLIES.split(text)[-1].strip()
-    items = split(last, ",")
-    final = _LINKING_WORDS.sub("", items[-1])
-    if len(items) > 1 and _SUM.fullmatch(split(final, "=")[0]):
+    *others, final = split(last, ",")
+    if others and _SUM.fullmatch(split(final, "=")[0]):
         return final
     return last
 
@@ -251,7 +255,8 @@ async def _same_quantities(ours: Quantity, theirs: Quantity, algebra: Algebra) -
     if _other_unit(ours, theirs):
         return False
     if ours.value is not None and theirs.value is not None:
-        if ours.value == theirs.value:
+        both_percent = ("percent" in ours.unit) == ("percent" in theirs.unit)
+        if ours.value == theirs.value and (both_percent or abs(ours.value) >= 1):
             return True
         return _share(ours.value, ours.unit) == _share(theirs.value, theirs.unit)
     if ours.expression == theirs.expression:

@@ -18,7 +18,7 @@ _OPENING = "([{"
 _CLOSING = ")]}"
 _BRACKETS = ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"))
 _MEMBER = re.compile(
-    rf"{LETTER}(?:\\in(?![a-z])|=(?=\\\{{))|\({LETTER}(?:,{LETTER})+\)(?:=|\\in(?![a-z]))"
+    rf"{LETTER}(?:\\in(?![a-z])|=(?=\\\{{))|(\({LETTER}(?:,{LETTER})+\))(?:=|\\in(?![a-z]))"
 )
 _VARIABLE = re.compile(LETTER)
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
@@ -35,21 +35,23 @@ class Group:
     items: Sequence[str]
     """The parts. An interval has its two ends."""
     variable: str = ""
-    """The variable of the inequality that the interval was; "" for other groups."""
+    """The variable of the inequality, or ``(x,y)``, that the group had; "" if it had none."""
 
 
 def group_of(text: str) -> Group | None:
     """Return the parts of *text*; None if it has only one."""
+    names = ""
     member = _MEMBER.match(text)
     if member:
         text = text[member.end() :]
+        names = member[1] or ""
     for separator in (r"\cup", ",", ";"):
         items = split(text, separator)
         if len(items) > 1:
             return _list_of(items)
     group = bracketed(text)
     if group is not None:
-        return group
+        return Group(group.kind, group.items, names)
     if len(_signs(text)) > 1:
         return _list_of([text])
     return _interval(text)

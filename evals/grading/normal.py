@@ -99,6 +99,7 @@ _MULTIPLES = MAGNITUDES | {"score": 20, "gross": 144}
 _UNITS = frozenset(word for line in _lines_of("units.txt") for word in line.split())
 _SMALL_WORDS = frozenset({"a", "an", "per", "each", "the", "in", "of"})
 POWERS = frozenset({"2", "3"})
+_PREFIXES = (["square"], ["cubic"], ["cube"])  # of units; alone, they may be powers
 _ALIASES = {
     alias: unit
     for unit, *aliases in map(str.split, _lines_of("unit_aliases.txt"))
@@ -254,7 +255,7 @@ def quantity(text: str) -> Quantity:
         multiple = _multiple(words)
         if multiple is not None:
             del words[0]
-        if all(map(_is_unit, words)):
+        if words not in _PREFIXES and all(map(_is_unit, words)):
             text = text[: found.start()]
             factor = multiple or 1
             unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)

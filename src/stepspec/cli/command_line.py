@@ -61,22 +61,32 @@ def finite(flag: str, *values: object) -> None:
 
 
 def writable(flag: str, path: Path) -> None:
-    """
-    Make the folder of the file at *path*. Raise `ConfigurationError` if it cannot be written.
-
-    No folder is made directly below the root, because a misspelt path would leave one there.
-    """
-    top = Path(*path.absolute().parts[:2])
-    if not top.exists() and top != path.absolute():
-        raise ConfigurationError(
-            f"{flag} {path}: there is no folder {top}; make it, or name another"
-        )
+    """Make the folder of the file at *path*. Raise `ConfigurationError` if it cannot be written."""
+    possible_folder(flag, path, path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise ConfigurationError(f"{flag} {path}: {exc.filename}: {exc.strerror}") from exc
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigurationError(f"{flag} {path}: no file that can be written; name another")
+
+
+def possible_folder(flag: str, path: Path, folder: Path) -> None:
+    """
+    Raise `ConfigurationError` if *folder*, which *path* needs, is not there and cannot be made.
+
+    No folder is made directly below the root, because a misspelt path would leave one there.
+    """
+    top = Path(*folder.absolute().parts[:2])
+    if not top.exists():
+        raise ConfigurationError(
+            f"{flag} {path}: there is no folder {top}; make it, or name another"
+        )
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise ConfigurationError(
+            f"{flag} {path}: {nearest} is no folder that can be written; name another"
+        )
 
 
 def write_file(path: Path, text: str) -> None:

@@ -43,7 +43,13 @@ from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.run_options import arm_options
 from stepspec.settings import Settings
 
-from .command_line import only_without_testbed, print_json, writable, write_file
+from .command_line import (
+    only_without_testbed,
+    possible_folder,
+    print_json,
+    writable,
+    write_file,
+)
 from .flags import (
     BUDGET,
     SAMPLING,
@@ -321,6 +327,7 @@ def command(
     if table is not None:
         writable("--csv", table)
     folder = output or Path("runs") / chosen.name
+    possible_folder("--output", folder, folder)
     with prompts.replacing(settings.prompts):
         plan = _plan(settings, competing, samples, seed, concurrency)
         if own_solver:

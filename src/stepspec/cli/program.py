@@ -178,13 +178,17 @@ def run(app: Callable[[], object]) -> None:
         from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
         message = str(exc)
-        if isinstance(exc, OSError) and exc.errno in UNWRITABLE:
+        is_wrong_usage = isinstance(exc, ConfigurationError)
+        if isinstance(exc, OSError) and exc.filename and exc.errno in UNREACHABLE:
+            is_wrong_usage = True
+            message = f"{exc.filename}: {exc.strerror}; name another file"
+        elif isinstance(exc, OSError) and exc.errno in UNWRITABLE:
             name = exc.filename or "standard output, or a file,"
             message = f"{name} cannot be written: {exc.strerror}"
         elif not isinstance(exc, StepspecError):
             raise
         _stderr().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
-        sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
+        sys.exit(2 if is_wrong_usage else 1)
 
 
 def wait(work: Coroutine[Any, Any, T], *, resumable: bool = False) -> T:
@@ -211,6 +215,8 @@ UNWRITABLE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EBADF}
 )
 """The errors of a full or broken disk, and of a closed stream."""
+UNREACHABLE = frozenset({errno.ENAMETOOLONG, errno.EACCES, errno.EPERM})
+"""The errors of a name that no file can have, and of a file of somebody else."""
 STDOUT = Path("-")
 
 

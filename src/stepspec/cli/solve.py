@@ -155,6 +155,8 @@ def _solve_many(
     if fresh and output is None:
         raise ConfigurationError("--fresh discards what is in the file of --output: name it")
     problems = read_problems(file, limit)
+    if output is not None and output.exists() and file != STDOUT and output.samefile(file):
+        raise ConfigurationError(f"--output {output} is the file of the problems: name another")
     solver = Solver()
     if traces is not None:
         writable("--trace", traces / "0.jsonl")
