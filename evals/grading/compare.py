@@ -255,8 +255,9 @@ async def _same_quantities(ours: Quantity, theirs: Quantity, algebra: Algebra) -
     if _other_unit(ours, theirs):
         return False
     if ours.value is not None and theirs.value is not None:
-        both_percent = ("percent" in ours.unit) == ("percent" in theirs.unit)
-        if ours.value == theirs.value and (both_percent or abs(ours.value) >= 1):
+        # "0.25%" is not 0.25, but the sign is often left out where the gold has it.
+        added = "percent" in ours.unit and "percent" not in theirs.unit
+        if ours.value == theirs.value and not (added and abs(ours.value) < 1):
             return True
         return _share(ours.value, ours.unit) == _share(theirs.value, theirs.unit)
     if ours.expression == theirs.expression:
