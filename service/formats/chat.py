@@ -21,7 +21,6 @@ from .deltas import Delta, DeltaBuilder, written_arguments
 from .reply_format import PROGRESS_EVENTS, ReplyFormat, RequestRuns, RunItem
 from .schemas import (
     FUNCTION_TOOLS_CURE,
-    SPEAKERS,
     AnyJson,
     CallId,
     Content,
@@ -41,11 +40,11 @@ from .schemas import (
     Stops,
     ToolCallPart,
     ToolPart,
+    Verbosity,
     Wanted,
     accepting,
-    joined_text,
     refusing_others,
-    without_billing,
+    spoken,
 )
 
 
@@ -117,14 +116,11 @@ class Turn(Part):
 
     @property
     def message(self) -> Message:
-        speaker = SPEAKERS[self.role]
-        content = joined_text(self.content) or self.refusal or ""
-        if speaker == "system":
-            content = without_billing(content)
+        speaker, content = spoken(self.role, self.content)
         reasoning = self.reasoning or self.reasoning_content or ""
         return Message(
             speaker,
-            content,
+            content or self.refusal or "",
             calls=tuple([call.call for call in self.tool_calls or ()]),
             call_id=self.tool_call_id or "",
             reasoning=reasoning if speaker == "assistant" else "",
@@ -193,14 +189,14 @@ class ChatRequest(OpenaiRequest):
     """Only "none" is accepted."""
     logprobs: Literal[False] | None = None
     """Only false is accepted."""
-    verbosity: Literal["medium"] | None = None
-    """Only "medium", the usual length, is accepted."""
+    verbosity: Verbosity = None
+    """A hint about the length, without effect."""
     modalities: Items[Literal["text"]] | None = None
     """Only text is accepted."""
 
     @property
     def wanted(self) -> Wanted:
-        if "stream_options" in self.model_fields_set and not self.stream:
+        if self.stream_options != StreamOptions() and not self.stream:
             raise bad_request("stream_options is for streams: set stream to true", "stream_options")
         old = self.max_tokens
         new = self.max_completion_tokens

@@ -46,6 +46,7 @@ from .schemas import (
     Schema,
     Stops,
     Temperature,
+    ToolReferencePart,
     TopK,
     TopP,
     Wanted,
@@ -122,33 +123,17 @@ def _kinds(*kinds: str) -> BeforeValidator:
     return BeforeValidator(partial(_check_kind, kinds=kinds))
 
 
-class ToolReferenceBlock(Part):
-    """
-    A tool that a search of the client has found.
-
-    The models read its name. They know the tool from the list of tools.
-    """
-
-    type: Literal["tool_reference"]
-    """The kind of the block."""
-    tool_name: Name | None = None
-    """The name of the tool."""
-    name: Name | None = None
-    """The name of the tool, where vLLM's clients send it."""
-
-    @property
-    def text(self) -> str | None:
-        return self.tool_name or self.name
-
-
 ResultBlock: TypeAlias = Annotated[
-    TextBlock | ToolReferenceBlock,
+    TextBlock | ToolReferencePart,
     Field(discriminator="type"),
     _kinds("text", "tool_reference"),
 ]
 
 
-@accepting("caller")  # who made the call
+@accepting(
+    "caller",  # who made the call
+    "toolset_name",
+)
 class ToolUseBlock(Part):
     """A call of a tool in an earlier answer."""
 
@@ -166,6 +151,7 @@ class ToolUseBlock(Part):
         return ToolCall(self.id, self.name, arguments_object(self.input))
 
 
+@accepting("toolset_name")
 class ToolResultBlock(Part):
     """The result of a call."""
 
@@ -187,7 +173,7 @@ class ToolResultBlock(Part):
 
 
 UserBlock: TypeAlias = Annotated[
-    TextBlock | ToolResultBlock | ToolReferenceBlock,
+    TextBlock | ToolResultBlock | ToolReferencePart,
     Field(discriminator="type"),
     _kinds("text", "tool_result", "tool_reference"),
 ]
@@ -211,7 +197,7 @@ class UserTurn(Part):
         if isinstance(self.content, str):
             return (Message("user", self.content),)
         return tuple(
-            block.message for block in self.content if not isinstance(block, ToolReferenceBlock)
+            block.message for block in self.content if not isinstance(block, ToolReferencePart)
         )
 
 
@@ -227,13 +213,16 @@ class AssistantTurn(Part):
     def messages(self) -> Sequence[Message]:
         if isinstance(self.content, str):
             return (Message("assistant", self.content),)
-        texts = [block.text for block in self.content if isinstance(block, TextBlock)]
+        texts = [
+            block.text for block in self.content if isinstance(block, TextBlock) and block.text
+        ]
         calls = [block.call for block in self.content if isinstance(block, ToolUseBlock)]
         thoughts = [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
         content = "\n".join(texts)
         return [Message("assistant", content, tuple(calls), reasoning="".join(thoughts))]
 
 
+@accepting("block_binding")  # whether Anthropic's own server checks the thinking of other models
 class ThinkingConfig(Part):
     """
     How the answer thinks.
@@ -259,6 +248,7 @@ class OutputFormat(Schema):
     """The JSON schema."""
 
 
+@accepting("task_budget")  # a hint about the whole task
 class OutputConfig(Part):
     """The effort of the thinking, and the form of the answer."""
 
@@ -333,6 +323,10 @@ SystemBlock: TypeAlias = Annotated[
 ]
 
 
+@accepting(
+    "clear_at",  # whether later requests may leave the instructions out
+    "output_config",  # the effort from this message on
+)
 class SystemTurn(Part):
     """Instructions within the conversation, and changes of the tools."""
 
@@ -392,7 +386,19 @@ class ToolChoice(Part):
         return "required" if self.type == "any" else self.type
 
 
-@accepting("context_management")  # a hint about old parts of the conversation
+@accepting(
+    "context_management",  # a hint about old parts of the conversation
+    "anthropic_beta",  # the header, where gateways put it
+    "anthropic_version",
+    "betas",
+    "billing_policy",  # for Anthropic's own server, as are all that follow
+    "diagnostics",
+    "fallback_credit_token",
+    "fallbacks",
+    "inference_geo",
+    "user_profile_id",
+    "workspace_id",
+)
 class Conversation(Part):
     """The part of a request that the models read."""
 

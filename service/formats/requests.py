@@ -259,7 +259,7 @@ class Resolver:
 
         Raise `ApiError` if the request is wrong.
         """
-        wanted = request.wanted
+        wanted = request.wanted.readable()
         sampling = self._sampling(request)
         limit = self.settings.max_choices
         if wanted.choices > limit:

@@ -27,7 +27,7 @@ from . import deltas
 from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
     FUNCTION_TOOLS_CURE,
-    SPEAKERS,
+    OWN_SERVER,
     AnyJson,
     Arguments,
     CallId,
@@ -43,10 +43,13 @@ from .schemas import (
     Part,
     PlainText,
     Positive,
+    Verbosity,
     Wanted,
     accepting,
     joined_text,
     refusing_others,
+    spoken,
+    without_billing,
 )
 
 INPUT = "input"
@@ -109,7 +112,10 @@ class ReasoningItem(Item):
         return joined_text(self.content or "", separator="")
 
 
-@accepting("caller")  # who made the call
+@accepting(
+    "async",  # whether the answer went on before the result
+    "caller",  # who made the call
+)
 class CallItem(Item):
     """A call of a tool in an earlier answer."""
 
@@ -152,7 +158,7 @@ class CustomCallItem(CallItem):
         return ToolCall(self.call_id, self.flat_name, json_text({INPUT: self.input}))
 
 
-@accepting("name", "caller")  # of the call
+@accepting("name", "namespace", "caller")  # of the call
 class CallOutputItem(Item):
     """The result of a call."""
 
@@ -240,10 +246,15 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
             if isinstance(item, CallOutputItem):
                 yield Message("tool", joined_text(item.output), call_id=item.call_id)
             elif isinstance(item, MessageItem):
-                yield Message(SPEAKERS[item.role], joined_text(item.content))
+                yield Message(*spoken(item.role, item.content))
 
 
-@accepting("summary")  # the output has the full text of the reasoning
+@accepting(
+    "context",  # the earlier reasoning that the models read, which their chat templates choose
+    "generate_summary",  # the older name of the summary
+    "mode",
+    "summary",  # the output has the full text of the reasoning
+)
 class Reasoning(Part):
     """How the answer thinks."""
 
@@ -263,13 +274,14 @@ class TextOptions(Part):
 
     format: Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")] | None = None
     """The form. None: free text."""
-    verbosity: Literal["medium"] | None = None
-    """The usual length, without effect."""
+    verbosity: Verbosity = None
+    """A hint about the length, without effect."""
 
 
 @accepting(
     "format",  # the form of the text, such as a grammar
     "defer_loading",  # whether a search has to find the tool first: the models read every tool
+    *OWN_SERVER,
 )
 class CustomTool(Part):
     """A tool that takes one text. As in vLLM, the models see a function with one argument."""
@@ -296,6 +308,17 @@ class NamespaceTool(Part):
     """The name of the namespace."""
     tools: Offered[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]]
     """The tools."""
+
+
+Included: TypeAlias = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 ClientTool: TypeAlias = Annotated[
@@ -341,6 +364,7 @@ class FlatTool:
 
 @accepting(
     "client_metadata",  # what Codex says about itself
+    "max_tool_calls",  # of tools that a server runs
     "store",  # as in vLLM, nothing is stored
     "stream_options",  # whether events have a field of random length
 )
@@ -367,8 +391,11 @@ class ResponsesRequest(OpenaiRequest):
     # Features that no method has. Clients may send the values that turn them off.
     background: Literal[False] | None = None
     """Only false is accepted."""
-    include: Items[Literal["reasoning.encrypted_content"]] | None = None
-    """What agents ask for in every request, without effect. The output has the reasoning."""
+    include: Items[Included] | None = None
+    """
+    What agents ask for in every request, without effect. The output has the reasoning, and nothing
+    of the tools that a server runs.
+    """
     truncation: Literal["disabled"] | None = None
     """Only "disabled" is accepted."""
 
@@ -376,7 +403,7 @@ class ResponsesRequest(OpenaiRequest):
     def wanted(self) -> Wanted:
         messages: list[Message] = []
         if self.instructions:
-            messages.append(Message("system", self.instructions))
+            messages.append(Message("system", without_billing(self.instructions)))
         if isinstance(self.input, str):
             messages.append(Message("user", self.input))
         else:

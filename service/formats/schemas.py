@@ -8,8 +8,9 @@ honour are refused; `validation` tells the client what to send in their place. N
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -24,7 +25,7 @@ from pydantic import (
 
 from stepspec.orchestrator.chain import Message, Speaker, Tool, ToolCall
 from stepspec.orchestrator.endpoints.interfaces import Format
-from stepspec.orchestrator.json_values import json_text, read_json
+from stepspec.orchestrator.json_values import HALF, REPLACEMENT, json_text, read_json
 from stepspec.orchestrator.run_options import Count, Delimiter, option_types, service_options
 
 from ..errors import bad_request
@@ -68,7 +69,14 @@ T = TypeVar("T")
 Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
 """A list whose validation ends at the first wrong item: 100,000 errors would take seconds."""
 
-Positive: TypeAlias = Annotated[int, Field(ge=1)]
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole: TypeAlias = Annotated[int, BeforeValidator(_whole)]
+"""An integer, which JSON may also spell ``1.0`` or ``1e0``."""
+Positive: TypeAlias = Annotated[Whole, Field(ge=1)]
 
 
 def _none_for_empty(value: object) -> object:
@@ -78,19 +86,20 @@ def _none_for_empty(value: object) -> object:
 Nothing: TypeAlias = Annotated[None, BeforeValidator(_none_for_empty)]
 """A value that has to be left out, or to be empty."""
 
-Label: TypeAlias = Annotated[str, Field(max_length=256)]
+Label: TypeAlias = Annotated[str, Field(max_length=512)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
 Zero: TypeAlias = Annotated[float, Field(ge=0, le=0)] | None
 Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2)] | None
 TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)] | None
-TopK: TypeAlias = Annotated[int, Field(ge=-1)] | None
+TopK: TypeAlias = Annotated[Whole, Field(ge=-1)] | None
 """The number of likeliest tokens to sample from. As in vLLM, 0 and -1 mean all tokens."""
 Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
 """Stop strings. OpenAI and vLLM allow four."""
 Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity: TypeAlias = Literal["low", "medium", "high"] | None
 
 
 def parse_json(body: bytes) -> JsonObject:
@@ -101,7 +110,7 @@ def parse_json(body: bytes) -> JsonObject:
             f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json"
         )
     try:
-        content: object = read_json(body)
+        content: object = read_json(body.removeprefix(BOM_UTF8))  # as vLLM reads it
     except ValueError as exc:
         raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
     if not isinstance(content, dict):
@@ -206,7 +215,8 @@ class Part(Options):
     """
     A part of a request.
 
-    Null counts as left out, since clients send back all fields that they know.
+    Null counts as left out, since clients send back all fields that they know. Only a field that is
+    required keeps its null.
     """
 
     @model_validator(mode="before")
@@ -217,8 +227,10 @@ class Part(Options):
         fields = cast("JsonObject", part)
         if None not in fields.values():
             return fields
-        known = cls.model_fields
-        return {name: value for name, value in fields.items() if value is not None or name in known}
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {
+            name: value for name, value in fields.items() if value is not None or name in required
+        }
 
 
 Rules: TypeAlias = Annotated[JsonObject, Field(alias="schema")]
@@ -315,6 +327,29 @@ class ThinkingPart(Part):
         return self.thinking
 
 
+class ToolReferencePart(Part):
+    """
+    A tool that a search of the client has found.
+
+    The models read its name. They know the tool from the list of tools.
+    """
+
+    type: Literal["tool_reference"]
+    """The kind of the part."""
+    tool_name: Name | None = None
+    """The name of the tool."""
+    name: Name | None = None
+    """The name of the tool, where vLLM's clients send it."""
+
+    @property
+    def text(self) -> str | None:
+        return self.tool_name or self.name
+
+
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
+"""The kinds of parts that vLLM reads as text."""
+
+
 def _text_parts(content: object) -> object:
     """
     Return *content*; in a list, each plain text becomes a part.
@@ -328,7 +363,7 @@ def _text_parts(content: object) -> object:
         kind = kind_of(part)
         if isinstance(part, str):
             parts.append({"type": "text", "text": part})
-        elif kind in ("text", "input_text", "output_text", "refusal", "thinking"):
+        elif kind in TEXT_PARTS:
             parts.append(part)
         else:
             raise ValueError(
@@ -339,7 +374,13 @@ def _text_parts(content: object) -> object:
 
 
 Content: TypeAlias = Annotated[
-    str | Items[Annotated[TextPart | RefusalPart | ThinkingPart, Field(discriminator="type")]],
+    str
+    | Items[
+        Annotated[
+            TextPart | RefusalPart | ThinkingPart | ToolReferencePart,
+            Field(discriminator="type"),
+        ]
+    ],
     BeforeValidator(_text_parts),
 ]
 
@@ -370,6 +411,19 @@ def without_billing(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
+def spoken(role: str, content: str | Sequence[Textual]) -> tuple[Speaker, str]:
+    """
+    Return who speaks in a message of this *role*, and its text.
+
+    As in vLLM, no part of a system message keeps a billing header.
+    """
+    speaker = SPEAKERS[role]
+    if speaker != "system":
+        return speaker, joined_text(content)
+    texts = [content] if isinstance(content, str) else [part.text or "" for part in content]
+    return speaker, "\n".join([text for text in map(without_billing, texts) if text])
+
+
 def arguments_object(value: Any) -> str:
     """
     Return the arguments of a call in a history as the text of a JSON object.
@@ -387,7 +441,7 @@ def arguments_object(value: Any) -> str:
 
 def _small_json(text: str) -> object:
     """Return the JSON value in *text*; *text* itself if it is no JSON, too large or too deep."""
-    if _count_containers(text.encode()) > MAX_VALUES:
+    if _count_containers(text.encode(errors="replace")) > MAX_VALUES:
         return text
     try:
         value: object = read_json(text)
@@ -466,12 +520,21 @@ class FunctionPart(Function):
 class ToolPart(Part):
     """A tool that the answer may call. The client runs it."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     """The kind of the tool."""
     function: FunctionPart
     """The function."""
 
 
+OWN_SERVER = (
+    "allowed_callers",  # the programs that may call the tool
+    "async",  # whether the answer goes on before the result
+    "output_schema",
+)
+"""Fields of a tool for OpenAI's own server."""
+
+
+@accepting(*OWN_SERVER)
 class FunctionTool(FunctionPart):
     """A tool that the answer may call, in the form of the Responses API. The client runs it."""
 
@@ -493,7 +556,7 @@ class NamedFunction(Part):
 class NamedTool(Part):
     """The tool that the answer has to call."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     """The kind of the tool."""
     function: NamedFunction
     """The name of the tool."""
@@ -607,6 +670,33 @@ class Wanted:
     rest_for_answer: bool = False
     """Whether the answer gets the tokens that the *effort* takes from the thinking."""
 
+    def readable(self) -> Wanted:
+        """
+        Return a copy for the models, which read no half of a surrogate pair.
+
+        Each half in a text becomes a replacement character, as no tokenizer has tokens for it.
+        """
+        return replace(
+            self,
+            conversation=tuple(map(_readable, self.conversation)),
+            tools=tuple(map(_readable, self.tools)),
+        )
+
+
+R = TypeVar("R", Message, ToolCall, Tool)
+
+
+def _readable(part: R) -> R:
+    """Return *part* with a replacement character for each half of a surrogate pair."""
+    changed: JsonObject = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if field.name == "calls":
+            changed[field.name] = tuple(map(_readable, value))
+        elif isinstance(value, str) and not value.isascii():
+            changed[field.name] = HALF.sub(REPLACEMENT, value)
+    return replace(part, **changed)
+
 
 class Request(Part):
     """A request to a method."""
@@ -656,7 +746,7 @@ class OpenaiRequest(Request):
     """Only 0 is accepted."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     """The divisor of the likelihood of tokens that the chain has already."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     """The seed of sampling."""
     user: Label | None = None
     """The client's name of its user, for the log."""
@@ -669,7 +759,7 @@ class OpenaiRequest(Request):
     """OpenAI's tier, without effect."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field({})
     """The client's own labels, which the Responses API repeats."""
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[Whole, Field(ge=0)] | None = None
     """The fewest tokens, which have to be at most the limit of tokens. Load generators send it."""
 
     # Features that no method has. Clients may send the values that turn them off.

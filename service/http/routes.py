@@ -196,7 +196,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
         call = await ModelCall.read(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
-        wanted = parse_request(CountTokensRequest, call.content).wanted
+        wanted = parse_request(CountTokensRequest, call.content).wanted.readable()
 
         async def work(connection: ClientConnection) -> None:
             async with context.admitted(call.request) as seconds, asyncio.timeout(seconds):
