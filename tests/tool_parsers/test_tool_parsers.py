@@ -26,7 +26,7 @@ from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Calling, Event
 
 from ..orchestrator.endpoints.conftest import eventually
-from .spellings import CALLS, SPELLINGS, TOOLS
+from .spellings import CALLS, SPELLERS, TOOLS
 
 if TYPE_CHECKING:
     from .derender import ParsingVllm
@@ -173,14 +173,14 @@ def serving() -> Callable[..., ParsingVllm]:
 def test_every_parser_of_vllm_is_tried(serving: Callable[..., ParsingVllm]) -> None:
     from vllm.tool_parsers import ToolParserManager
 
-    assert set(ToolParserManager.lazy_parsers) == set(SPELLINGS) | OF_A_TOKENIZER
+    assert set(ToolParserManager.lazy_parsers) == set(SPELLERS) | OF_A_TOKENIZER
 
 
-@pytest.mark.parametrize("name", sorted(set(SPELLINGS) - NEED_A_PACKAGE))
+@pytest.mark.parametrize("name", sorted(set(SPELLERS) - NEED_A_PACKAGE))
 async def test_calls_are_found_by_every_parser(
     serving: Callable[..., ParsingVllm], name: str
 ) -> None:
-    text = SPELLINGS[name]
+    text = SPELLERS[name](CALLS[:1] if name in ONE_CALL else CALLS)
     wanted = [(call, dict(arguments)) for call, arguments in CALLS]
     wanted = wanted[:1] if name in ONE_CALL else wanted
     server = serving(text, tool=name)
@@ -251,9 +251,9 @@ async def test_an_answer_is_no_thinking_for_any_parser_of_reasoning(
     serving: Callable[..., ParsingVllm], name: str, *, thinking: bool
 ) -> None:
     opening, closing, tool = REASONING[name]
-    text = SPELLINGS.get(tool, SPELLINGS["qwen3_coder"])
+    text = SPELLERS.get(tool, SPELLERS["qwen3_coder"])(CALLS)
     server = serving(
-        text + "".join(ANSWERS), tool=tool if tool in SPELLINGS else "qwen3_coder",
+        text + "".join(ANSWERS), tool=tool if tool in SPELLERS else "qwen3_coder",
         reasoning=name, around=(opening, closing), thinking=thinking,
     )  # fmt: skip
     settings = {} if thinking else {"template": {"enable_thinking": False}}
