@@ -219,7 +219,7 @@ class ParsedAnswer:
 
     def with_ids(self, streamed: ParsedTokens) -> ParsedAnswer:
         """
-        Return the answer with the content and the ids of calls of *streamed*.
+        Return the answer with the ids of the calls of *streamed*.
 
         The answer stays as it is if the stream had other calls. Kimi's ids name the function, and
         only the parser of a stream returns them.
@@ -231,7 +231,7 @@ class ParsedAnswer:
             replace(call, id=piece.id or call.id)
             for call, piece in zip(self.calls, pieces, strict=True)
         ]
-        return ParsedAnswer(streamed.content, tuple(calls))
+        return replace(self, calls=tuple(calls))
 
 
 def or_now(clock: Clock | None) -> Clock:
