@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import signal
 import socket
 import subprocess
 import sys
@@ -166,3 +167,15 @@ def test_a_signal_before_serving_ends_with_the_code_of_one_afterwards() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("command", "code"), [("serve", 0), ("solve", -signal.SIGTERM)])
+def test_a_signal_while_modules_are_imported_ends_a_service_with_0(command: str, code: int) -> None:
+    program = (
+        "import os, signal, sys, types;"
+        " end = lambda: os.kill(os.getpid(), signal.SIGTERM);"
+        " sys.modules['stepspec.cli'] = types.SimpleNamespace(main=end);"
+        f" sys.argv = ['stepspec', {command!r}]; from stepspec.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
