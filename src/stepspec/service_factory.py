@@ -6,6 +6,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -157,11 +158,20 @@ async def built(
 
 
 def _traces() -> bool:
-    """Whether the ``OTEL_*`` variables name a receiver of spans, and do not switch it off."""
-    switches = {"OTEL_TRACES_EXPORTER": "none", "OTEL_SDK_DISABLED": "true"}
-    if any(os.environ.get(name, "").strip().lower() == off for name, off in switches.items()):
+    """
+    Whether the ``OTEL_*`` variables name a receiver of spans, and do not switch it off.
+
+    ``OTEL_TRACES_EXPORTER`` lists exporters, of which the service has one, ``otlp``.
+    """
+    if _variable("OTEL_SDK_DISABLED") == "true":
         return False
-    return any(os.environ.get(name) for name in TRACING_VARIABLES)
+    if not re.search(r"(^|,)\s*otlp", _variable("OTEL_TRACES_EXPORTER") or "otlp"):
+        return False
+    return any(_variable(name) for name in TRACING_VARIABLES)
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "").strip().lower()
 
 
 def offer(solver: Solver) -> Offer:
