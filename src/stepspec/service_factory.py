@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints.settings import Address, CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.service.formats.requests import Offer, ServedMethod
@@ -73,7 +73,7 @@ def check_concurrency(solver: Solver, settings: ServiceSettings) -> None:
     for path, endpoint in _models(solver.settings):
         if endpoint.max_concurrency is None:
             continue
-        requests = endpoint.max_concurrency * len(endpoint.each)
+        requests = endpoint.max_concurrency * len(endpoint.urls)
         if requests < settings.max_running:
             raise ConfigurationError(
                 f"max_running is {settings.max_running}, but max_concurrency of the {path} model"
@@ -82,13 +82,15 @@ def check_concurrency(solver: Solver, settings: ServiceSettings) -> None:
             )
 
 
-def _models(settings: Settings) -> Iterator[tuple[str, Endpoint]]:
-    """Yield the single models with their paths, those of nested pairs included."""
+def _models(settings: Settings) -> Iterator[tuple[str, Address]]:
+    """Yield the single models with their paths, those of nested pairs and a reward model too."""
     for role, model in (("small", settings.small), ("large", settings.large)):
         if isinstance(model, NestedPair):
             yield from model.models
         elif model is not None:
             yield role, model
+    if isinstance(settings.critic, CriticEndpoint):
+        yield "critic", settings.critic
 
 
 def read(arguments: Mapping[str, Any]) -> Settings:

@@ -414,9 +414,25 @@ def connection_error(
 
     *seconds* is the deadline for a connection, and *proxy* the URL of the proxy, if there is one.
     """
-    if reason := shortage(exc):
+    reason = shortage(exc) or _shortage_of_names(exc)
+    if reason:
         return LocalShortage(reason)
     return call.error(EndpointUnreachable, no_connection(exc, call.url, seconds, proxy))
+
+
+def _shortage_of_names(exc: Exception) -> str:
+    """
+    Return what this machine lacks if that is why the name of a host was not found, else "".
+
+    The resolver does not say that it could open no file.
+    """
+    if not isinstance(exc, aiohttp.ClientConnectorDNSError):
+        return ""
+    try:
+        socket.socket().close()
+    except OSError as cause:
+        return shortage(cause)
+    return ""
 
 
 async def _refusal(call: Call, response: aiohttp.ClientResponse, path: str) -> EndpointError:

@@ -16,9 +16,12 @@ import pytest
 
 from stepspec import Solver
 from stepspec import settings as configuration
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
+from stepspec.orchestrator.backends.vllm.client import connection_error
 from stepspec.orchestrator.backends.vllm.failures import shortage
+from stepspec.orchestrator.backends.vllm.http_errors import Call
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, LocalShortage
 from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.service.errors import api_error
@@ -62,6 +65,22 @@ async def test_a_run_without_descriptors_fails_and_the_server_stays_usable(
         assert not solver.down
 
 
+@pytest.mark.parametrize("descriptors", [True, False])
+def test_a_name_that_is_not_found_without_descriptors_is_a_shortage(
+    descriptors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "no")
+
+    key = SimpleNamespace(host="x", port=1, is_ssl=False, ssl=True)
+    unknown = aiohttp.ClientConnectorDNSError(cast("Any", key), socket.gaierror(-2, "unknown"))
+    if not descriptors:
+        monkeypatch.setattr(socket, "socket", opened)
+    call = Call("large", "http://x:1", "write")
+    error = connection_error(call, unknown, 5.0, None)
+    assert isinstance(error, LocalShortage) is not descriptors
+
+
 def test_a_shortage_is_answered_with_the_request_to_come_back() -> None:
     error = api_error(LocalShortage("this process has too many open files"))
     assert (error.status, error.code, error.retry) == (503, "overloaded", True)
@@ -93,6 +112,26 @@ def test_a_model_takes_as_many_requests_as_the_service_runs(
     else:
         with pytest.raises(ConfigurationError, match="allows 64 requests at a time"):
             check_concurrency(solver, service)
+
+
+@pytest.mark.parametrize(
+    ("most", "runs", "limit"), [(None, 128, 512), (None, 8, 64), (200, 128, 200), (127, 128, 0)]
+)
+def test_a_reward_model_takes_as_many_requests_as_the_service_runs(
+    most: int | None, runs: int, limit: int
+) -> None:
+    critic = CriticEndpoint(url="http://x:3", max_concurrency=most)
+    settings = configuration.load(
+        small="http://x:2", large="http://x:1", critic=critic, service={"max_running": runs}
+    )
+    solver = Solver(settings)
+    if limit:
+        check_concurrency(solver, settings.service)
+        assert isinstance(solver.critic, RewardModelEndpoint)
+        assert solver.critic.settings.max_concurrency == limit
+    else:
+        with pytest.raises(ConfigurationError, match="max_concurrency of the critic model"):
+            check_concurrency(solver, settings.service)
 
 
 def test_a_model_of_a_nested_pair_takes_as_many_requests_as_the_service_runs() -> None:
@@ -144,19 +183,21 @@ async def test_connections_beyond_what_is_left_are_closed(monkeypatch: pytest.Mo
     async with serving(chosen()) as served:
         host, port = served.base.removeprefix("http://").split(":")
         held = [socket.create_connection((host, int(port)), timeout=5) for _ in range(6)]
-        refused = 0
         for each in held:
             each.setblocking(False)
-        await asyncio.sleep(0.2)
+        await until(lambda: sum(map(is_closed, held)) >= 3)
         for each in held:
-            try:
-                refused += each.recv(1) == b""
-            except ConnectionResetError:
-                refused += 1
-            except BlockingIOError:
-                pass
             each.close()
-    assert refused >= 3
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed *connection*, to which it sends nothing."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except BlockingIOError:
+        return False
 
 
 def test_a_signal_before_serving_ends_with_the_code_of_one_afterwards() -> None:
