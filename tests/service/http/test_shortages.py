@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from resource import RLIM_INFINITY
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, LocalShortage
 from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.service.errors import api_error
-from stepspec.service.http.descriptors import OncePerSecond, connections_left
+from stepspec.service.http.descriptors import OncePerSecond, connections_left, raise_limit
 from stepspec.service.settings import ServiceSettings
 from stepspec.service_factory import check_concurrency
 from tests.service.served import down, until
@@ -63,6 +64,31 @@ async def test_a_run_without_descriptors_fails_and_the_server_stays_usable(
         monkeypatch.undo()
         assert solver.large.usable
         assert not solver.down
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed", "raised"),
+    [
+        (256, 1024, True, 1024),
+        (1024, 1024, True, 1024),
+        (256, RLIM_INFINITY, True, 2**20),
+        (RLIM_INFINITY, RLIM_INFINITY, True, 2**20),
+        (256, RLIM_INFINITY, False, 256),
+    ],
+)
+def test_the_soft_limit_is_raised_as_far_as_the_system_allows(
+    soft: int, hard: int, allowed: bool, raised: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limits(kind: int) -> tuple[int, int]:
+        return soft, hard
+
+    def refused(kind: int, wanted: tuple[int, int]) -> None:
+        if not allowed:
+            raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr("resource.getrlimit", limits)
+    monkeypatch.setattr("resource.setrlimit", refused)
+    assert raise_limit() == raised
 
 
 @pytest.mark.parametrize("descriptors", [True, False])
