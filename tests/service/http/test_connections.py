@@ -35,6 +35,43 @@ async def test_while_draining_each_answer_closes_its_connection() -> None:
     assert (answered.status, answered.headers["Connection"]) == (200, "close")
 
 
+async def test_every_answer_of_a_draining_service_closes_its_connection() -> None:
+    origin = {"Origin": "https://a.example"}
+    requests: tuple[tuple[str, str, dict[str, str]], ...] = (
+        ("GET", "/", {}),
+        ("GET", "/health", {}),
+        ("HEAD", "/health/", {}),
+        ("GET", "/health/readiness", {}),
+        ("GET", "/metrics", {}),
+        ("GET", "/v1/models", {}),
+        ("GET", "/v1/models/nope", {}),
+        ("GET", "/nope", {}),
+        ("DELETE", "/v1/models", {}),
+        ("POST", "/v1/chat/completions", {}),
+        ("POST", "/v1/messages", {}),
+        ("POST", "/v1/responses", {}),
+        ("GET", "/v1/models", origin),
+        ("GET", "/v1/models", {"Origin": "https://b.example"}),
+        ("OPTIONS", "/v1/chat/completions", {}),
+    )
+    async with serving(chosen(cors_origins=("https://a.example",))) as served:
+        served.small.gate = asyncio.Semaphore(0)
+        asking = asyncio.create_task(served.chat())
+        await until(lambda: served.service.context.admission.running)
+        served.server.handle_exit(signal.SIGTERM, None)
+        await until(lambda: served.service.context.admission.closed)
+        closed: dict[object, str | None] = {}
+        for method, path, headers in requests:
+            request = served.http.request(method, served.base + path, headers=headers)
+            async with request as reply:
+                closed[method, path, reply.status, *headers] = reply.headers.get("Connection")
+        for _ in range(999):
+            served.small.gate.release()
+        await asking
+        await served.running
+    assert {each for each, connection in closed.items() if connection != "close"} == set()
+
+
 @pytest.mark.parametrize("path", ["/v1/models/", "/health/", "/health/readiness/", "/metrics/"])
 async def test_a_slash_at_the_end_of_a_path_is_ignored(path: str) -> None:
     async with (
