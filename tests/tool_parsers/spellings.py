@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import orjson
 
@@ -159,8 +159,10 @@ def _atem(name: str, arguments: Arguments) -> str:
 
 def _kind(value: Any) -> str:
     """The JSON schema's name of the type of *value*."""
-    names = {str: "string", bool: "boolean", dict: "object", list: "array"}
-    return "null" if value is None else names.get(type(value), "number")
+    for kind, name in ((str, "string"), (bool, "boolean"), (dict, "object"), (list, "array")):
+        if isinstance(value, kind):
+            return name
+    return "null" if value is None else "number"
 
 
 def _kimi3(name: str, arguments: Arguments) -> str:
@@ -176,9 +178,10 @@ def _gemma_value(value: Any) -> str:
     if isinstance(value, str):
         return f'<|"|>{value}<|"|>'
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_gemma_value(each)}" for key, each in value.items()) + "}"
+        members = cast("Mapping[str, Any]", value)
+        return "{" + ",".join(f"{key}:{_gemma_value(each)}" for key, each in members.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_gemma_value, value)) + "]"
+        return "[" + ",".join(map(_gemma_value, cast("Sequence[Any]", value))) + "]"
     return _json(value)
 
 

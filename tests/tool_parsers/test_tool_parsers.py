@@ -235,7 +235,13 @@ ODD_CALLS: Mapping[str, Calls] = {
     "values": (
         (
             "plan",
-            {"deep": True, "ratio": 2.5e-3, "nothing": None, "count": 2**70, "title": "true"},
+            {
+                "deep": True,
+                "ratio": 2.5e-3,
+                "nothing": None,
+                "count": 12345678901234567890,
+                "title": "true",
+            },
         ),
     ),
     "texts like values": (("note", {"text": "007"}), ("note", {"text": ""})),
@@ -293,6 +299,8 @@ async def test_an_answer_is_read_as_vllm_reads_it(
             whole_answer, single = await by_vllm(vllm, tokens)
             _, _, stream = await whole(vllm, tokens)
             assert (stream.text, spelt_calls(stream.calls)) == whole_answer, text
+            if name in NOT_BY_TOKENS:
+                continue
             content, _, stream = await streamed(vllm, tokens, 3)
             calls = spelt_calls(stream.calls)
             if calls != single[1]:  # tokens of the call were lost, and the whole answer has them
@@ -339,9 +347,6 @@ STREAM_DROPS_MARKS = {
 }  # fmt: skip
 """Those whose parser of tools takes a thinking block out of an answer that streams."""
 
-STREAM_DROPS_SPACES = {"step3"}
-"""Those whose parser of tools takes white space before a "<" out of an answer that streams."""
-
 ANSWERS = (
     "It costs 3 euros.",
     "It is <think>x</think> so 3.",
@@ -378,8 +383,6 @@ async def test_an_answer_is_no_thinking_for_any_parser_of_reasoning(
             if "think>" in answer and name in STREAM_DROPS_MARKS:
                 continue
             content, calls, _ = await streamed(vllm, tokens, 3)
-            if name in STREAM_DROPS_SPACES:
-                content = content.replace("is<", "is <")
             assert (content, calls) == (answer, [])
         tokens = tokens_of(server, text)
         content, calls, _ = await whole(vllm, tokens)
