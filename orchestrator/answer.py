@@ -269,10 +269,10 @@ class CallStream(AnswerStream):
             await self._parse_rest(step, finished=True)
             return
         content, calls = await self._parser.parse_whole(step)
-        if content.startswith(self._content):
-            self._content = content
         if not self._is_begun(calls):
             await self._parse_rest(step, finished=True)
+        elif content.startswith(self._content):
+            self._content = content
         for index, call in enumerate(calls):
             self._add_rest(index, call)
         self._emit_parsed()
@@ -310,8 +310,8 @@ class CallStream(AnswerStream):
             finished = finished and bool(left)
 
     def _is_begun(self, calls: Sequence[ToolCall]) -> bool:
-        """Whether the arguments that were emitted are beginnings of those of *calls*."""
-        return all(
+        """Whether the calls that were emitted are beginnings of *calls*."""
+        return len(self.calls) <= len(calls) and all(
             missing_json(begun.arguments, call.arguments) is not None
             for begun, call in zip(self.calls, calls, strict=False)
         )

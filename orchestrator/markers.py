@@ -32,6 +32,11 @@ class ThinkingMarkers:
     """What follows the closing marker before the answer, and is neither thinking nor answer."""
 
     @property
+    def marks(self) -> tuple[str, str]:
+        """The markers of the block, without white space around them."""
+        return self.opening.strip(), self.closing.strip()
+
+    @property
     def opens_message(self) -> bool:
         """Whether the answer is a message of its own, whose role the *handover* names."""
         return "assistant" in self.handover

@@ -81,7 +81,7 @@ class ServerParser:
     @staticmethod
     def _is_content(text: str, content: str) -> bool:
         """Return whether the parser has taken all of *text* for content, and holds nothing back."""
-        return text.strip() == content.strip()
+        return text.lstrip() == content.lstrip()
 
 
 def _text(tokens: Sequence[Token]) -> str:

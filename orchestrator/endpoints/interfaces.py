@@ -206,20 +206,29 @@ class ParsedAnswer:
     reasoning: str = ""
     """What the parser takes for thinking, by mistake, as the answer follows the thinking."""
 
-    def after(self, text: str) -> ParsedAnswer:
+    def after(self, text: str, thinking_marks: Sequence[str]) -> ParsedAnswer:
         """
         Return the answer whose whole text is *text*, without anything that was taken for thinking.
 
         An answer without calls is its own content. A parser may leave marks out of it, such as the
-        headers of messages, but it must not change or lose anything else.
+        headers of messages, but no *thinking_marks*, and it must not change or lose anything else.
+        Beside calls, the content is the parser's, without a mark that the text does not have.
         """
-        if self.calls or (not self.reasoning and self.content in text):
+        if self.calls:
+            content = self.content
+            for mark in thinking_marks:
+                if content.count(mark) > text.count(mark):
+                    content = content.replace(mark, "", 1)
+            return replace(self, content=content)
+        left_out = text.replace(self.content, "", 1)
+        is_complete = self.content in text and not any(mark in left_out for mark in thinking_marks)
+        if is_complete and not self.reasoning:
             return self
         return ParsedAnswer(text, ())
 
     def with_ids(self, streamed: ParsedTokens) -> ParsedAnswer:
         """
-        Return the answer with the content and the ids of calls of *streamed*.
+        Return the answer with the ids of the calls of *streamed*.
 
         The answer stays as it is if the stream had other calls. Kimi's ids name the function, and
         only the parser of a stream returns them.
@@ -231,7 +240,7 @@ class ParsedAnswer:
             replace(call, id=piece.id or call.id)
             for call, piece in zip(self.calls, pieces, strict=True)
         ]
-        return ParsedAnswer(streamed.content, tuple(calls))
+        return replace(self, calls=tuple(calls))
 
 
 def or_now(clock: Clock | None) -> Clock:

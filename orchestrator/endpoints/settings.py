@@ -126,6 +126,15 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     deadlines: Deadlines = Deadlines()
     """The longest waits of one request."""
 
+    def with_room(self, requests: int) -> Self:
+        """Return the settings with so many *requests* at a time if they name no number."""
+        return self.model_copy(update={"max_concurrency": self.max_concurrency or requests})
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The base URLs of all servers of the model."""
+        return (self.url,)
+
     @property
     def v1(self) -> str:
         """The base URL of the OpenAI routes."""

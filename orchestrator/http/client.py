@@ -412,7 +412,8 @@ def connection_error(
 
     *seconds* is the deadline for a connection, and *proxy* the URL of the proxy, if there is one.
     """
-    if reason := shortage(exc):
+    reason = shortage(exc) or _shortage_of_names(exc)
+    if reason:
         return LocalShortage(reason)
     return call.error(EndpointUnreachable, no_connection(exc, call.url, seconds, proxy))
 
@@ -423,6 +424,21 @@ def model_names(call: Call, reply: Reply) -> list[str]:
         models: list[Reply] = reply["data"] or []
         adapters_last = sorted(models, key=lambda model: bool(model.get("parent")))
         return [str(model["id"]) for model in adapters_last]
+
+
+def _shortage_of_names(exc: Exception) -> str:
+    """
+    Return what this machine lacks if that is why the name of a host was not found, else "".
+
+    The resolver does not say that it could open no file.
+    """
+    if not isinstance(exc, aiohttp.ClientConnectorDNSError):
+        return ""
+    try:
+        socket.socket().close()
+    except OSError as cause:
+        return shortage(cause)
+    return ""
 
 
 async def _refusal(call: Call, response: aiohttp.ClientResponse, path: str) -> EndpointError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ from fastapi.security import APIKeyHeader, HTTPBearer
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stepspec.orchestrator.errors import ConfigurationError, near
@@ -44,7 +45,6 @@ MAX_HEADERS = 64 * 1024
 """Bytes of the headers of one request."""
 HEADER_SECONDS = 75.0
 """Seconds for the headers of a request, from its first byte or the connection's start."""
-ANY_ADDRESS = "::"
 NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 BACKLOG = 2048
 """Connections that the system accepts before the service does."""
@@ -223,6 +223,7 @@ class Service:
             docs_url=None,  # these two pages would load scripts from other sites
             redoc_url=None,
             root_path=settings.root_path,
+            redirect_slashes=False,
         )
         app.openapi = routes.describer(app, context.models)  # type: ignore[method-assign]
         for make_router in (routes.api_router, routes.messages_router, routes.live_router):
@@ -249,9 +250,16 @@ class Service:
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:
-    """Raise `ApiError` for Starlette's own *exc*: no such path, or no such method."""
+    """
+    Raise `ApiError` for Starlette's own *exc*: no such path, or no such method.
+
+    The prefix of a proxy alone is the page's path without its slash. The page needs the slash, and
+    only the proxy knows the scheme.
+    """
     assert isinstance(exc, HTTPException)
     path = request.scope["path"]
+    if path == request.scope["root_path"]:
+        return RedirectResponse(str(request.url.replace(scheme="", netloc="", path=f"{path}/")))
     if exc.status_code == 404:
         hint = near(path, (route.path for route in request.app.routes))
         raise ApiError(
@@ -294,9 +302,11 @@ def _listening(host: str, port: int) -> socket.socket:
     """
     Return a socket that listens at *host*. Raise `OSError` if that is impossible.
 
-    ``::`` means every address of IPv6 and IPv4, or of IPv4 alone where IPv6 is off.
+    ``::`` means every address of IPv6 and IPv4, or of IPv4 alone where IPv6 is off. A name with
+    addresses of both families, such as ``localhost``, means that of IPv4.
     """
-    if host == ANY_ADDRESS:
+    host = host.removeprefix("[").removesuffix("]")
+    if _is_any(host):
         both = socket.has_dualstack_ipv6()
         try:
             return socket.create_server(
@@ -309,8 +319,18 @@ def _listening(host: str, port: int) -> socket.socket:
             if exc.errno not in NO_IPV6:
                 raise
             host = "0.0.0.0"
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family = min(family for family, *_ in found)
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+def _is_any(host: str) -> bool:
+    """Return whether *host* is every address of IPv6, however it is written."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.version == 6 and address.is_unspecified
 
 
 class ServiceServer(uvicorn.Server):

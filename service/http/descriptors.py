@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -21,13 +22,20 @@ LOG_SECONDS = 1.0
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of this process to its hard one, and return it."""
+    """
+    Raise the soft limit of this process to its hard one, and return it.
+
+    Some systems allow less than an infinite hard limit says. The soft limit then stays.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    if soft == resource.RLIM_INFINITY:
+        return MAX_DESCRIPTORS
+    if soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return soft
 
 
 def connections_left(descriptors: int, settings: ServiceSettings) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -38,7 +37,7 @@ from ..records import (
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
@@ -69,9 +68,9 @@ def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvide
 
     It sends them with *exporter*, or to the receiver in the ``OTEL_*`` variables.
     """
-    name = os.environ.get("OTEL_SERVICE_NAME", "stepspec")
+    given = OTELResourceDetector().detect().attributes
     provider = TracerProvider(
-        resource=Resource.create({"service.name": name, "service.version": version})
+        resource=Resource.create({"service.name": "stepspec", "service.version": version, **given})
     )
     provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
     return provider

@@ -147,9 +147,7 @@ def with_concurrency(endpoint: Endpoint | NestedPair, requests: int) -> Endpoint
         models = {"small": endpoint.small, "large": endpoint.large}
         inner = {role: with_concurrency(model, requests) for role, model in models.items()}
         return endpoint.model_copy(update=inner)
-    if endpoint.max_concurrency is not None:
-        return endpoint
-    return endpoint.model_copy(update={"max_concurrency": requests})
+    return endpoint.with_room(requests)
 
 
 class Solver:
@@ -188,15 +186,19 @@ class Solver:
         small_settings = self._endpoint(settings.small)
         self.small = connected(small_settings, optional=settings.policy != "small")
         self.large = connected(self._endpoint(settings.large))
-        self.critic = connected_critic(settings)
+        self.critic = connected_critic(settings.critic, self._requests)
         self.auto = Auto(settings.prior)
         self._needs_both = False
 
     def _endpoint(self, endpoint: Endpoint | NestedPair | None) -> Endpoint | NestedPair:
         if endpoint is None:
             raise configuration.without_models(self.settings)
-        runs = self.settings.service.max_running
-        return with_concurrency(endpoint, max(MIN_CONCURRENCY, REQUESTS_PER_RUN * runs))
+        return with_concurrency(endpoint, self._requests)
+
+    @property
+    def _requests(self) -> int:
+        """The requests that a model takes at a time if its settings name no number."""
+        return max(MIN_CONCURRENCY, REQUESTS_PER_RUN * self.settings.service.max_running)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:

@@ -52,6 +52,7 @@ from stepspec.orchestrator.verifiers import (
 )
 
 from . import policies, prompts
+from .settings import Critic as CriticSettings
 from .settings import Settings
 
 
@@ -79,12 +80,15 @@ def connected(
     )
 
 
-def connected_critic(settings: Settings) -> RewardModelEndpoint | ConnectedVerifier | None:
-    if settings.critic is None:
+def connected_critic(
+    critic: CriticSettings | None, requests: int
+) -> RewardModelEndpoint | ConnectedVerifier | None:
+    """Connect *critic*. A reward model takes *requests* at a time if it names no number."""
+    if critic is None:
         return None
-    if isinstance(settings.critic, CriticEndpoint):
-        return RewardModelEndpoint(settings.critic)
-    return ConnectedVerifier(settings.critic)
+    if isinstance(critic, CriticEndpoint):
+        return RewardModelEndpoint(critic.with_room(requests))
+    return ConnectedVerifier(critic)
 
 
 def check_policies(settings: Settings) -> None:

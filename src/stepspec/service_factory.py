@@ -6,12 +6,13 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints.settings import Address, CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.service.formats.requests import Offer, ServedMethod
@@ -72,7 +73,7 @@ def check_concurrency(solver: Solver, settings: ServiceSettings) -> None:
     for path, endpoint in _models(solver.settings):
         if endpoint.max_concurrency is None:
             continue
-        requests = endpoint.max_concurrency * len(endpoint.each)
+        requests = endpoint.max_concurrency * len(endpoint.urls)
         if requests < settings.max_running:
             raise ConfigurationError(
                 f"max_running is {settings.max_running}, but max_concurrency of the {path} model"
@@ -81,13 +82,15 @@ def check_concurrency(solver: Solver, settings: ServiceSettings) -> None:
             )
 
 
-def _models(settings: Settings) -> Iterator[tuple[str, Endpoint]]:
-    """Yield the single models with their paths, those of nested pairs included."""
+def _models(settings: Settings) -> Iterator[tuple[str, Address]]:
+    """Yield the single models with their paths, those of nested pairs and a reward model too."""
     for role, model in (("small", settings.small), ("large", settings.large)):
         if isinstance(model, NestedPair):
             yield from model.models
         elif model is not None:
             yield role, model
+    if isinstance(settings.critic, CriticEndpoint):
+        yield "critic", settings.critic
 
 
 def read(arguments: Mapping[str, Any]) -> Settings:
@@ -157,11 +160,20 @@ async def built(
 
 
 def _traces() -> bool:
-    """Whether the ``OTEL_*`` variables name a receiver of spans, and do not switch it off."""
-    switches = {"OTEL_TRACES_EXPORTER": "none", "OTEL_SDK_DISABLED": "true"}
-    if any(os.environ.get(name, "").strip().lower() == off for name, off in switches.items()):
+    """
+    Whether the ``OTEL_*`` variables name a receiver of spans, and do not switch it off.
+
+    ``OTEL_TRACES_EXPORTER`` lists exporters, of which the service has one, ``otlp``.
+    """
+    if _variable("OTEL_SDK_DISABLED") == "true":
         return False
-    return any(os.environ.get(name) for name in TRACING_VARIABLES)
+    if not re.search(r"(^|,)\s*otlp", _variable("OTEL_TRACES_EXPORTER") or "otlp"):
+        return False
+    return any(_variable(name) for name in TRACING_VARIABLES)
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "").strip().lower()
 
 
 def offer(solver: Solver) -> Offer:

@@ -42,6 +42,36 @@ GOOD: dict[str, Tree] = {
             {"name": "NO_PROXY", "value": ".svc,10.0.0.0/8"},
         ],
     },
+    "IPv6": {
+        **KEYS,
+        "small": {"url": "http://[fd00::1]:8000/v1, http://[fd00::2]:8000"},
+        "large": {"url": "https://[2001:db8::1]/v1/"},
+        "critic": {"url": "http://[fd00::3]"},
+        "tracing": {"endpoint": "http://[fd00::9]:4318"},
+    },
+    "words": {
+        "keys": {"secretName": "08", "secretKey": "on"},
+        "config": '  \n# Gruß \U0001f642: x\npolicy = \'bild\'\nsystem = """\n  a: b\n\tc"""',
+        "env": [
+            {"name": "HTTPS_PROXY", "value": "http://[fd00::8]:3128"},
+            {"name": "NO_PROXY", "value": "*"},
+            {"name": "OTEL_RESOURCE_ATTRIBUTES", "value": "a: b # c"},
+        ],
+        "envFromSecret": "007",
+        "priorityClassName": "1",
+        "serviceAccount": {"name": "12"},
+        "small": {"model": "123", "servedName": "null"},
+        "large": {"model": "*/x: y", "storageClass": "1"},
+        "vllm": {
+            "runtimeClassName": "true",
+            "envFromSecret": "1e3",
+            "terminationGracePeriodSeconds": 1000000,
+            "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+            "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+        },
+        "podLabels": {"team": "true"},
+        "podAnnotations": {"port": "1"},
+    },
     "half": {
         **KEYS,
         "small": {"url": "http://a:8000/v1"},
@@ -95,6 +125,10 @@ BAD: dict[str, tuple[Tree, str]] = {
     ),
     "unseen models": ({**KEYS, "serviceMonitor": {"enabled": True}}, "networkPolicy.metricsFrom"),
     "unknown value": ({**KEYS, "small": {"gpu": 2}}, "additional properties 'gpu' not allowed"),
+    "a number in env": (
+        {**KEYS, "env": [{"name": "STEPSPEC_SERVICE__MAX_RUNNING", "value": 128}]},
+        "/env/0/value",
+    ),
     "wrong kind": ({**KEYS, "replicaCount": "two"}, "/replicaCount"),
     "too much memory": (
         {**KEYS, "large": {"gpuMemoryUtilization": 1.5}},

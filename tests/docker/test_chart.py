@@ -126,6 +126,42 @@ def test_settings_are_those_of_the_values(
     assert wait["command"][3:] == ["https://gateway.example.com/large/health"]
 
 
+def test_addresses_of_ipv6_stay_what_they_are(
+    rendered: Mapping[str, list[Tree]], tmp_path: Path, bare: pytest.MonkeyPatch
+) -> None:
+    found = settings(rendered["IPv6"], tmp_path, bare)
+    assert isinstance(found.small, Endpoint)
+    assert found.large is not None
+    assert isinstance(found.critic, CriticEndpoint)
+    assert found.small.urls == ("http://[fd00::1]:8000", "http://[fd00::2]:8000")
+    assert (found.large.url, found.critic.url) == ("https://[2001:db8::1]", "http://[fd00::3]")
+    (wait,) = only(rendered["IPv6"], "Deployment")["spec"]["template"]["spec"]["initContainers"]
+    assert wait["command"][3:] == ["https://[2001:db8::1]/health"]
+
+
+def test_texts_that_look_like_something_else_stay_texts(
+    rendered: Mapping[str, list[Tree]], tmp_path: Path, bare: pytest.MonkeyPatch
+) -> None:
+    objects = rendered["words"]
+    found = settings(objects, tmp_path, bare)
+    assert (found.policy, found.system) == ("bild", "  a: b\n\tc")
+    assert isinstance(found.small, Endpoint)
+    assert found.small.model == "null"
+    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("1", "12")
+    assert pod["initContainers"][0]["envFrom"] == [{"secretRef": {"name": "007"}}]
+    keys = {each["name"]: each for each in service(objects)["env"]}["STEPSPEC_SERVICE__KEYS"]
+    assert keys["valueFrom"]["secretKeyRef"] == {"name": "08", "key": "on"}
+    for role, model in (("-small", "123"), ("-large", "*/x: y")):
+        servers = only(objects, "StatefulSet", role)["spec"]
+        container = servers["template"]["spec"]["containers"][0]
+        assert container["args"][0] == model
+        assert container["envFrom"] == [{"secretRef": {"name": "1e3"}}]
+        assert {"name": "ca", "mountPath": "/ca"} in container["volumeMounts"]
+        assert servers["template"]["spec"]["runtimeClassName"] == "true"
+        assert servers["template"]["spec"]["terminationGracePeriodSeconds"] == 10**6
+
+
 def test_a_config_of_ones_own_is_read(
     rendered: Mapping[str, list[Tree]], tmp_path: Path, bare: pytest.MonkeyPatch
 ) -> None:

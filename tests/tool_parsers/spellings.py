@@ -7,16 +7,19 @@ Written for these tests from what the parsers accept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import orjson
 
 Arguments: TypeAlias = Mapping[str, Any]
 Spelling: TypeAlias = Callable[[str, Arguments], str]
+Calls: TypeAlias = Sequence[tuple[str, Arguments]]
+Speller: TypeAlias = Callable[[Calls], str]
+"""Spells an answer that makes calls."""
 
-CALLS: tuple[tuple[str, Arguments], ...] = (
+CALLS: Calls = (
     ("lookup", {"item": "red cup", "count": 3}),
     ("note", {"text": 'Say "hi", twice\nto Zoë.'}),
 )
@@ -66,20 +69,18 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else _json(value)
 
 
-def _joined(
-    spelling: Spelling, before: str = "", between: str = "", after: str = "", count: int = 2
-) -> str:
-    return before + between.join(spelling(*call) for call in CALLS[:count]) + after
+def _joined(spelling: Spelling, before: str = "", between: str = "", after: str = "") -> Speller:
+    return lambda calls: before + between.join(spelling(*call) for call in calls) + after
 
 
-def _wrapped(before: str, after: str, between: str = "\n") -> str:
+def _wrapped(before: str, after: str, between: str = "\n") -> Speller:
     """Calls in JSON, each between two marks."""
     return _joined(
         lambda name, arguments: before + _spaced(name, arguments) + after, between=between
     )
 
 
-def _dsml(mark: str, calls: str, gap: str = "") -> str:
+def _dsml(mark: str, calls: str, gap: str = "") -> Speller:
     """DeepSeek's markup, whose names have the *mark* before them."""
 
     def one(name: str, arguments: Arguments) -> str:
@@ -93,7 +94,7 @@ def _dsml(mark: str, calls: str, gap: str = "") -> str:
     return _joined(one, f"<{mark}{gap}{calls}>\n", "", f"</{mark}{gap}{calls}>")
 
 
-def _deepseek(before: str, between: str, after: str) -> str:
+def _deepseek(before: str, between: str, after: str) -> Speller:
     def one(name: str, arguments: Arguments) -> str:
         begin = f"<{BAR}tool{UNDER}call{UNDER}begin{BAR}>"
         end = f"<{BAR}tool{UNDER}call{UNDER}end{BAR}>"
@@ -108,7 +109,7 @@ def _deepseek(before: str, between: str, after: str) -> str:
 
 def _keyed(
     before: str, after: str, key: tuple[str, str], value: tuple[str, str], start: str = "\n"
-) -> str:
+) -> Speller:
     """Calls whose arguments are keys and values between marks, as GLM's."""
 
     def one(name: str, arguments: Arguments) -> str:
@@ -121,7 +122,7 @@ def _keyed(
     return _joined(one, between="\n")
 
 
-def _functions(before: str, after: str) -> str:
+def _functions(before: str, after: str) -> Speller:
     """Calls as Qwen3-Coder's."""
 
     def one(name: str, arguments: Arguments) -> str:
@@ -156,20 +157,36 @@ def _atem(name: str, arguments: Arguments) -> str:
     return f"<|start|>assistant to={name}<|message|>{body}</atem:function_calls><|eom|>"
 
 
+def _kind(value: Any) -> str:
+    """The JSON schema's name of the type of *value*."""
+    for kind, name in ((str, "string"), (bool, "boolean"), (dict, "object"), (list, "array")):
+        if isinstance(value, kind):
+            return name
+    return "null" if value is None else "number"
+
+
 def _kimi3(name: str, arguments: Arguments) -> str:
     parts = ""
     for key, value in arguments.items():
-        kind = "string" if isinstance(value, str) else "number"
+        kind = _kind(value)
         parts += f'<|open|>argument key="{key}" type="{kind}"<|sep|>'
         parts += f"{_text(value)}<|close|>argument<|sep|>"
     return f'<|open|>call tool="{name}" index="1"<|sep|>{parts}<|close|>call<|sep|>'
 
 
+def _gemma_value(value: Any) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        members = cast("Mapping[str, Any]", value)
+        return "{" + ",".join(f"{key}:{_gemma_value(each)}" for key, each in members.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_gemma_value, cast("Sequence[Any]", value))) + "]"
+    return _json(value)
+
+
 def _gemma(name: str, arguments: Arguments) -> str:
-    parts = ",".join(
-        f'{key}:<|"|>{value}<|"|>' if isinstance(value, str) else f"{key}:{value}"
-        for key, value in arguments.items()
-    )
+    parts = ",".join(f"{key}:{_gemma_value(value)}" for key, value in arguments.items())
     return f"<|tool_call>call:{name}{{{parts}}}<tool_call|>"
 
 
@@ -232,13 +249,18 @@ def _hunyuan(separator: str, name: str, arguments: Arguments) -> str:
     return f"<tool_call>{name}{separator}{parts}</tool_call>"
 
 
-_PYTHONIC = _joined(_pythonic, "[", ", ", "]")
-_LIST = _joined(_spaced, "[", ", ", "]")
+def _list(before: str, after: str) -> Speller:
+    return _joined(_spaced, before, ", ", after)
+
+
+def _python_list(before: str, after: str) -> Speller:
+    return _joined(_pythonic, before, ", ", after)
+
+
 _QWEN = _functions("<tool_call>", "</tool_call>")
 _GLM = _keyed(
     "<tool_call>", "</tool_call>", ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
 )
-_GLM_TIGHT = _GLM.replace("</tool_call>\n<tool_call>", "</tool_call><tool_call>")
 _HERMES = _wrapped("<tool_call>\n", "\n</tool_call>")
 _COMMAND = _joined(
     lambda name, arguments: (
@@ -249,7 +271,7 @@ _COMMAND = _joined(
     "]<|END_ACTION|>",
 )
 
-SPELLINGS: Mapping[str, str] = {
+SPELLERS: Mapping[str, Speller] = {
     "apertus": _joined(
         lambda name, arguments: f'{{"{name}": {_json(arguments)}}}',
         "<|tools_prefix|>[",
@@ -267,16 +289,16 @@ SPELLINGS: Mapping[str, str] = {
     "ernie45": _HERMES,
     "functiongemma": _joined(_function_gemma),
     "gemma4": _joined(_gemma),
-    "gigachat3": "<|function_call|>" + _spaced(*CALLS[0]),
+    "gigachat3": _joined(_spaced, "<|function_call|>"),
     "glm45": _GLM,
     "glm47": _GLM,
-    "granite": "<|tool_call|>" + _LIST,
+    "granite": _list("<|tool_call|>[", "]"),
     "granite-20b-fc": _joined(
         lambda name, arguments: "<function_call> " + _spaced(name, arguments)
     ),
     "granite4": _HERMES,
     "hermes": _HERMES,
-    "hunyuan_a13b": f"<tool_calls>{_LIST}</tool_calls>",
+    "hunyuan_a13b": _list("<tool_calls>[", "]</tool_calls>"),
     "hy_v3": _joined(partial(_hunyuan, "<tool_sep>"), "<tool_calls>", "", "</tool_calls>"),
     "hy_v4": _joined(partial(_hunyuan, ""), "<tool_calls>", "", "</tool_calls>"),
     "inkling": _joined(
@@ -286,8 +308,12 @@ SPELLINGS: Mapping[str, str] = {
             + "<|end_message|>"
         )
     ),
-    "internlm": f"<|action_start|><|plugin|>{_spaced(*CALLS[0], 'parameters')}<|action_end|>",
-    "jamba": f"<tool_calls>{_LIST}</tool_calls>",
+    "internlm": _joined(
+        lambda name, arguments: _spaced(name, arguments, "parameters"),
+        "<|action_start|><|plugin|>",
+        after="<|action_end|>",
+    ),
+    "jamba": _list("<tool_calls>[", "]</tool_calls>"),
     "k2_horizon": _joined(_ifm, "<ifm|tool_calls>", "", "</ifm|tool_calls>"),
     "kimi_k2": _joined(
         lambda name, arguments: (
@@ -299,7 +325,7 @@ SPELLINGS: Mapping[str, str] = {
         "<|tool_calls_section_end|>",
     ),
     "kimi_k3": _joined(_kimi3, "<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
-    "lfm2": f"<|tool_call_start|>{_PYTHONIC}<|tool_call_end|>",
+    "lfm2": _python_list("<|tool_call_start|>[", "]<|tool_call_end|>"),
     "ling3": _GLM,
     "llama3_json": _joined(
         lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "
@@ -307,7 +333,7 @@ SPELLINGS: Mapping[str, str] = {
     "llama4_json": _joined(
         lambda name, arguments: _spaced(name, arguments, "parameters"), between="; "
     ),
-    "llama4_pythonic": f"<|python_start|>{_PYTHONIC}<|python_end|>",
+    "llama4_pythonic": _python_list("<|python_start|>[", "]<|python_end|>"),
     "longcat": _wrapped("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
     "mimo": _joined(_compact, between="\n"),
     "minicpm5": _joined(_mini_cpm, between="\n"),
@@ -316,17 +342,17 @@ SPELLINGS: Mapping[str, str] = {
     "mistral": _joined(lambda name, arguments: f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}"),
     "muse_glimmer": _joined(_atem),
     "olmo3": _joined(_pythonic, "<function_calls>\n", "\n", "\n</function_calls>"),
-    "phi4_mini_json": f"functools{_LIST}",
+    "phi4_mini_json": _list("functools[", "]"),
     "plamo3": _joined(
         _plamo, "<|plamo:begin_tool_requests:plamo|>", "", "<|plamo:end_tool_requests:plamo|>"
     ),
     "poolside_v1": _GLM,
-    "pythonic": _PYTHONIC,
+    "pythonic": _python_list("[", "]"),
     "qwen3_coder": _QWEN,
     "qwen3_json": _HERMES,
     "qwen3_xml": _QWEN,
     "seed_oss": _functions("<seed:tool_call>", "</seed:tool_call>"),
     "step3": _joined(_step3, f"<{BAR}tool_calls_begin{BAR}>", "", f"<{BAR}tool_calls_end{BAR}>"),
     "step3p5": _QWEN,
-    "xlam": _LIST,
+    "xlam": _list("[", "]"),
 }

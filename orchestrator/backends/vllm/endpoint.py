@@ -44,6 +44,7 @@ from ...errors import (
 from ...events import Observer
 from ...http.http_errors import Call, Reply
 from ...http.paths import HEALTH, METRICS, Body
+from ...markers import THINK
 from ...step_builder import text_of
 from . import bodies, tool_protocol
 from .model import VllmModel
@@ -205,9 +206,11 @@ class VllmEndpoint(VllmServer):
         if not ids:
             return ParsedAnswer("", ())
         parsed = await self._parse_whole(toolset, ids)
+        markers = self.template.markers
         if parsed.reasoning:
-            parsed = await self._parse_whole(toolset, [*await self.encoder.empty_block(), *ids])
-        answer = parsed.after(text_of(tokens))
+            block = await self.encoder.literally(f"{markers.opening}\n\n{markers.closing}")
+            parsed = await self._parse_whole(toolset, [*block, *ids])
+        answer = parsed.after(text_of(tokens), (*markers.marks, *THINK.marks))
         if not answer.calls:
             return answer
         try:

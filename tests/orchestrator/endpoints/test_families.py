@@ -50,6 +50,40 @@ def test_the_prompt_ends_where_the_model_would_begin_to_think(family: Family) ->
     assert begun == family.head + family.user[0] + "PROBLEM" + family.before + family.opened
 
 
+ENDS = (
+    "t", "to", " to", " to=", "a to=user", " to=self", "assistant", "Who is your assistant", "s",
+    "user", "final", "thought", "model\n", "Answer", "Answer:", "x <", "<|", "[", "<think>",
+    "</think>", "<answer>", "[THINK]", "<seed:think>", "<|channel>", "<|channel>thought\n",
+    "<|channel|>", "<|channel|>final", "<|im_start|>", "<|im_start|>assistant", "<|end|>",
+    "<|message|>", "<|start|>assistant to=self", "to=user<|message|>", "/no_think", "x\n\n", "\n", "",
+)  # fmt: skip
+"""Ends of users' messages that look like a part of a mark."""
+
+
+@every_family
+@pytest.mark.parametrize("thinks", [True, False])
+def test_what_opens_the_reply_does_not_depend_on_how_messages_end(
+    family: Family, *, thinks: bool
+) -> None:
+    template = learnt(family)
+
+    def added(*contents: str) -> str:
+        roles = ("user", "assistant", "user")
+        turns = [
+            {"role": role, "content": content}
+            for role, content in zip(roles, contents, strict=False)
+        ]
+        prompt = family.render(turns, True)
+        begun = template.begin(prompt, thinks=thinks)
+        assert begun.startswith(prompt)
+        return begun.removeprefix(prompt)
+
+    wanted = added("PROBLEM")
+    for end in ENDS:
+        assert added(end) == added("a", "b", end) == added(end, end, end) == wanted, end
+        assert ask(template, end) == f"{family.turn}{end}{family.answer}"
+
+
 @every_family
 def test_a_judge_answers_outside_of_the_thinking(family: Family) -> None:
     """

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import signal
 import socket
 import subprocess
 import sys
+from resource import RLIM_INFINITY
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,13 +17,16 @@ import pytest
 
 from stepspec import Solver
 from stepspec import settings as configuration
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, LocalShortage
+from stepspec.orchestrator.http.client import connection_error
 from stepspec.orchestrator.http.failures import shortage
+from stepspec.orchestrator.http.http_errors import Call
 from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.service.errors import api_error
-from stepspec.service.http.descriptors import OncePerSecond, connections_left
+from stepspec.service.http.descriptors import OncePerSecond, connections_left, raise_limit
 from stepspec.service.settings import ServiceSettings
 from stepspec.service_factory import check_concurrency
 from tests.service.served import down, until
@@ -61,6 +66,47 @@ async def test_a_run_without_descriptors_fails_and_the_server_stays_usable(
         assert not solver.down
 
 
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed", "raised"),
+    [
+        (256, 1024, True, 1024),
+        (1024, 1024, True, 1024),
+        (256, RLIM_INFINITY, True, 2**20),
+        (RLIM_INFINITY, RLIM_INFINITY, True, 2**20),
+        (256, RLIM_INFINITY, False, 256),
+    ],
+)
+def test_the_soft_limit_is_raised_as_far_as_the_system_allows(
+    soft: int, hard: int, allowed: bool, raised: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limits(kind: int) -> tuple[int, int]:
+        return soft, hard
+
+    def refused(kind: int, wanted: tuple[int, int]) -> None:
+        if not allowed:
+            raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr("resource.getrlimit", limits)
+    monkeypatch.setattr("resource.setrlimit", refused)
+    assert raise_limit() == raised
+
+
+@pytest.mark.parametrize("descriptors", [True, False])
+def test_a_name_that_is_not_found_without_descriptors_is_a_shortage(
+    descriptors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "no")
+
+    key = SimpleNamespace(host="x", port=1, is_ssl=False, ssl=True)
+    unknown = aiohttp.ClientConnectorDNSError(cast("Any", key), socket.gaierror(-2, "unknown"))
+    if not descriptors:
+        monkeypatch.setattr(socket, "socket", opened)
+    call = Call("large", "http://x:1", "write")
+    error = connection_error(call, unknown, 5.0, None)
+    assert isinstance(error, LocalShortage) is not descriptors
+
+
 def test_a_shortage_is_answered_with_the_request_to_come_back() -> None:
     error = api_error(LocalShortage("this process has too many open files"))
     assert (error.status, error.code, error.retry) == (503, "overloaded", True)
@@ -92,6 +138,26 @@ def test_a_model_takes_as_many_requests_as_the_service_runs(
     else:
         with pytest.raises(ConfigurationError, match="allows 64 requests at a time"):
             check_concurrency(solver, service)
+
+
+@pytest.mark.parametrize(
+    ("most", "runs", "limit"), [(None, 128, 512), (None, 8, 64), (200, 128, 200), (127, 128, 0)]
+)
+def test_a_reward_model_takes_as_many_requests_as_the_service_runs(
+    most: int | None, runs: int, limit: int
+) -> None:
+    critic = CriticEndpoint(url="http://x:3", max_concurrency=most)
+    settings = configuration.load(
+        small="http://x:2", large="http://x:1", critic=critic, service={"max_running": runs}
+    )
+    solver = Solver(settings)
+    if limit:
+        check_concurrency(solver, settings.service)
+        assert isinstance(solver.critic, RewardModelEndpoint)
+        assert solver.critic.settings.max_concurrency == limit
+    else:
+        with pytest.raises(ConfigurationError, match="max_concurrency of the critic model"):
+            check_concurrency(solver, settings.service)
 
 
 def test_a_model_of_a_nested_pair_takes_as_many_requests_as_the_service_runs() -> None:
@@ -143,19 +209,21 @@ async def test_connections_beyond_what_is_left_are_closed(monkeypatch: pytest.Mo
     async with serving(chosen()) as served:
         host, port = served.base.removeprefix("http://").split(":")
         held = [socket.create_connection((host, int(port)), timeout=5) for _ in range(6)]
-        refused = 0
         for each in held:
             each.setblocking(False)
-        await asyncio.sleep(0.2)
+        await until(lambda: sum(map(is_closed, held)) >= 3)
         for each in held:
-            try:
-                refused += each.recv(1) == b""
-            except ConnectionResetError:
-                refused += 1
-            except BlockingIOError:
-                pass
             each.close()
-    assert refused >= 3
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed *connection*, to which it sends nothing."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except BlockingIOError:
+        return False
 
 
 def test_a_signal_before_serving_ends_with_the_code_of_one_afterwards() -> None:
@@ -166,3 +234,15 @@ def test_a_signal_before_serving_ends_with_the_code_of_one_afterwards() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("command", "code"), [("serve", 0), ("solve", -signal.SIGTERM)])
+def test_a_signal_while_modules_are_imported_ends_a_service_with_0(command: str, code: int) -> None:
+    program = (
+        "import os, signal, sys, types;"
+        " end = lambda: os.kill(os.getpid(), signal.SIGTERM);"
+        " sys.modules['stepspec.cli'] = types.SimpleNamespace(main=end);"
+        f" sys.argv = ['stepspec', {command!r}]; from stepspec.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")

@@ -402,3 +402,29 @@ async def test_an_observer_that_fails_is_logged_and_harms_no_request(
     assert found(samples, "requests_total", **chat, model="specreason", status="200") == 2
     for kind in ("RequestArrived", "RunEvent", "RunResult", "RequestFinished", "HealthChecked"):
         assert f"an observer failed at {kind}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "version"),
+    [
+        ({}, "stepspec", "7"),
+        ({"OTEL_SERVICE_NAME": "mine"}, "mine", "7"),
+        ({"OTEL_SERVICE_NAME": ""}, "stepspec", "7"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine,service.version=8"}, "mine", "8"),
+        (
+            {"OTEL_SERVICE_NAME": "one", "OTEL_RESOURCE_ATTRIBUTES": "service.name=two,team=x"},
+            "one",
+            "7",
+        ),
+    ],
+)
+def test_the_variables_name_the_service_of_spans(
+    variables: dict[str, str], name: str, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    provider = tracing.connect("7", InMemorySpanExporter())
+    about = provider.resource.attributes
+    provider.shutdown()
+    assert (about["service.name"], about["service.version"]) == (name, version)
+    assert about.get("team") == ("x" if "team" in str(variables) else None)

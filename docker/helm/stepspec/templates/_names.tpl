@@ -61,8 +61,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - name: {{ .name }}
   valueFrom:
     secretKeyRef:
-      name: {{ .secret.secretName }}
-      key: {{ .secret.secretKey }}
+      name: {{ .secret.secretName | quote }}
+      key: {{ .secret.secretKey | quote }}
 {{- end }}
 {{- end }}
 

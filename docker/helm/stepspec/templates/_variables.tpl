@@ -9,7 +9,7 @@
 {{- $model := get $.Values $role }}
 {{- if or $model.url (ne $role "critic") }}
 - name: STEPSPEC_{{ upper $role }}__URL
-  value: {{ include "stepspec.urls" (dict "root" $ "role" $role) }}
+  value: {{ include "stepspec.urls" (dict "root" $ "role" $role) | quote }}
 {{- with $model.servedName }}
 - name: STEPSPEC_{{ upper $role }}__MODEL
   value: {{ . | quote }}
@@ -19,6 +19,6 @@
 {{- end }}
 {{- with .Values.tracing.endpoint }}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
-  value: {{ . }}
+  value: {{ . | quote }}
 {{- end }}
 {{- end }}
