@@ -692,7 +692,8 @@ def _readable(part: R) -> R:
     for field in fields(part):
         value = getattr(part, field.name)
         if field.name == "calls":
-            changed[field.name] = tuple(map(_readable, value))
+            calls: tuple[ToolCall, ...] = value
+            changed[field.name] = tuple([_readable(call) for call in calls])
         elif isinstance(value, str) and not value.isascii():
             changed[field.name] = HALF.sub(REPLACEMENT, value)
     return replace(part, **changed)

@@ -67,6 +67,20 @@ def after(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
 
 # Fields without effect
 
+ANTHROPIC_WITHOUT_EFFECT: list[dict[str, Any]] = [
+    {"betas": ["context-1m-2025-08-07"]},
+    {"anthropic_beta": [], "anthropic_version": "bedrock-2023-05-31"},
+    {"mcp_servers": []},
+    {"speed": "standard"},
+    {"user_profile_id": "p", "workspace_id": "w"},
+    {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
+    {"thinking": {"type": "adaptive", "display": None, "block_binding": None}},
+    {"output_config": {"task_budget": {"type": "tokens", "total": 20_000}}},
+    {"output_config": {"effort": None, "format": None}},
+    {"tool_choice": {"type": "auto", "name": None, "disable_parallel_tool_use": None}},
+    {"cache_control": {"type": "ephemeral"}},
+    {"system": [text("", citations=[], cache_control=None)]},
+]
 WITHOUT_EFFECT: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"stream_options": {}}),
     (CHAT, {"stream_options": {"include_usage": False}}),
@@ -107,24 +121,7 @@ WITHOUT_EFFECT: list[tuple[str, dict[str, Any]]] = [
     (MESSAGES, {"diagnostics": {"previous_message_id": None}}),
     (MESSAGES, {"fallbacks": "default"}),
     (MESSAGES, {"service_tier": "standard_only"}),
-    *[
-        (path, fields)
-        for path in ANTHROPIC
-        for fields in (
-            {"betas": ["context-1m-2025-08-07"]},
-            {"anthropic_beta": [], "anthropic_version": "bedrock-2023-05-31"},
-            {"mcp_servers": []},
-            {"speed": "standard"},
-            {"user_profile_id": "p", "workspace_id": "w"},
-            {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
-            {"thinking": {"type": "adaptive", "display": None, "block_binding": None}},
-            {"output_config": {"task_budget": {"type": "tokens", "total": 20_000}}},
-            {"output_config": {"effort": None, "format": None}},
-            {"tool_choice": {"type": "auto", "name": None, "disable_parallel_tool_use": None}},
-            {"cache_control": {"type": "ephemeral"}},
-            {"system": [text("", citations=[], cache_control=None)]},
-        )
-    ],
+    *[(path, fields) for path in ANTHROPIC for fields in ANTHROPIC_WITHOUT_EFFECT],
 ]
 
 
@@ -278,7 +275,7 @@ def test_what_no_method_has_is_refused_clearly(
 
 # Texts
 
-SYSTEM = [
+SYSTEM: list[tuple[Any, str]] = [
     ([HEADER, "A"], "A"),
     ([f"{HEADER}\nA", "B"], "A\nB"),
     (["A", f"{HEADER}\nB"], "A\nB"),
@@ -528,7 +525,7 @@ async def test_white_space_is_the_same_in_all_apis(written: tuple[str, ...], con
 async def test_any_json_is_an_answer_in_all_apis(value: str) -> None:
     content = f'{{"x": {value}}}'
     schema = {"type": "object"}
-    formats = {
+    formats: dict[str, dict[str, Any]] = {
         CHAT: {
             "response_format": {"type": "json_schema", "json_schema": NAME | {"schema": schema}}
         },
