@@ -28,8 +28,8 @@ _SIGN = r"(?:(?<![\w)}])[-−–]|(?:(?<=is )|(?<=[=:] )|(?<=^ ))[-−–] )?"
 # Words after a number that make another number of it.
 _CHANGE = (
     r"(?:halve[sd]|thirds|quarters|doubled|tripled|quadrupled|squared|cubed|factorial"
-    r"|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]{3,5}teen|[a-z]{3,5}tie|hundred"
-    r"|thousand|million)ths)"
+    r"|(?:four|fif|six|seven|eigh|ten|eleven|twelf|[a-z]{3,5}teen|[a-z]{3,5}tie|hundred"
+    r"|thousand|million)ths|ninths)"
 )
 _NUMBER = re.compile(
     rf"{_SIGN}(?:\\?[$€£])?{_SIGN}"

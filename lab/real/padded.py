@@ -61,8 +61,7 @@ def pad(model: Path, folder: Path, layers: int) -> None:
         numbers = range(start, min(start + LAYERS_PER_FILE, first + layers))
         file = f"layers-{start}.safetensors"
         files |= _write_layers(new / file, layer, numbers)
-    index = {"metadata": {}, "weight_map": files}
-    (new / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    (new / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": files}))
     new.rename(folder)
 
 

@@ -55,7 +55,8 @@ ENDS = (
     "user", "final", "thought", "model\n", "Answer", "Answer:", "x <", "<|", "[", "<think>",
     "</think>", "<answer>", "[THINK]", "<seed:think>", "<|channel>", "<|channel>thought\n",
     "<|channel|>", "<|channel|>final", "<|im_start|>", "<|im_start|>assistant", "<|end|>",
-    "<|message|>", "<|start|>assistant to=self", "to=user<|message|>", "/no_think", "x\n\n", "\n", "",
+    "<|message|>", "<|start|>assistant to=self", "to=user<|message|>", "/no_think", "x\n\n",
+    "\n", "",
 )  # fmt: skip
 """Ends of users' messages that look like a part of a mark."""
 
