@@ -46,8 +46,7 @@ def pad(model: Path, folder: Path, layers: int) -> None:
     if folder.exists():
         raise ConfigurationError(f"{folder} exists: delete it, or name another folder")
     new = folder.with_name(f"{folder.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    shutil.copytree(model, new)
+    shutil.copytree(model, new, dirs_exist_ok=True)
     config = json.loads((model / "config.json").read_text())
     first = config["num_hidden_layers"]
     config["num_hidden_layers"] = first + layers
@@ -61,7 +60,7 @@ def pad(model: Path, folder: Path, layers: int) -> None:
         numbers = range(start, min(start + LAYERS_PER_FILE, first + layers))
         file = f"layers-{start}.safetensors"
         files |= _write_layers(new / file, layer, numbers)
-    (new / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": files}))
+    (new / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     new.rename(folder)
 
 
