@@ -152,6 +152,24 @@ class SchemaJson(Part):
         return self.json_schema.rules
 
 
+class AllowedNames(Part):
+    """The only tools that the answer may call."""
+
+    mode: Literal["auto", "required"]
+    """Whether the answer has to call one of them."""
+    tools: Offered[NamedTool]
+    """The names of the tools."""
+
+
+class AllowedTools(Part):
+    """The choice of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    """The kind of the choice."""
+    allowed_tools: AllowedNames
+    """The tools."""
+
+
 class ChatRequest(OpenaiRequest):
     """The body of a chat completion. None: left out."""
 
@@ -177,7 +195,7 @@ class ChatRequest(OpenaiRequest):
         Annotated[ToolPart, refusing_others("tool", "function", cure=FUNCTION_TOOLS_CURE)]
     ] = Field([])
     """The tools that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
     """Whether the answer calls tools."""
 
     # Features that no method has. Clients may send the values that turn them off.
@@ -205,6 +223,10 @@ class ChatRequest(OpenaiRequest):
                 "max_tokens and max_completion_tokens differ: send one of them", "max_tokens"
             )
         choice = self.tool_choice
+        allowed: tuple[str, ...] = ()
+        if isinstance(choice, AllowedTools):
+            allowed = tuple([tool.function.name for tool in choice.allowed_tools.tools])
+            choice = choice.allowed_tools.mode
         return Wanted(
             tuple([turn.message for turn in self.messages]),
             tokens=new or old,
@@ -216,6 +238,7 @@ class ChatRequest(OpenaiRequest):
             tools=tuple([tool.function.tool for tool in self.tools]),
             tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice,
             tool_named=isinstance(choice, NamedTool),
+            allowed=allowed,
             parallel=self.parallel_tool_calls,
             choices=self.n,
         )

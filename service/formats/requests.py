@@ -469,7 +469,11 @@ def _toolset(wanted: Wanted, *, live: bool) -> Toolset | None:
     name, times = names.most_common(1)[0]
     if times > 1:
         raise bad_request(f"two tools are called {name!r}: give each a name of its own", "tools")
-    if choice not in (names if wanted.tool_named else CHOICES):
-        hint = near(choice, names)
-        raise bad_request(f"tool_choice names {choice!r}, which is no tool{hint}", "tool_choice")
+    chosen = [choice] if wanted.tool_named else wanted.allowed
+    for name in chosen:
+        if name not in names:
+            hint = near(name, names)
+            raise bad_request(f"tool_choice names {name!r}, which is no tool{hint}", "tool_choice")
+    if wanted.allowed:
+        tools = tuple([tool for tool in tools if tool.name in wanted.allowed])
     return Toolset(tools, choice, wanted.parallel, wanted.tool_named and choice in CHOICES, live)

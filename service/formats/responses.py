@@ -337,6 +337,17 @@ class ChosenTool(Part):
     """The name of the tool."""
 
 
+class AllowedTools(Part):
+    """The choice of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    """The kind of the choice."""
+    mode: Literal["auto", "required"]
+    """Whether the answer has to call one of them."""
+    tools: Offered[ChosenTool]
+    """The only tools that the answer may call."""
+
+
 @dataclass(frozen=True, slots=True)
 class FlatTool:
     """A tool of the client with its namespace."""
@@ -385,7 +396,7 @@ class ResponsesRequest(OpenaiRequest):
     """Nothing, as this API has no stop strings. Load generators send null."""
     tools: Offered[ClientTool] = Field([])
     """The tools that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
     """Whether the answer calls tools. None: the model decides."""
 
     # Features that no method has. Clients may send the values that turn them off.
@@ -409,6 +420,10 @@ class ResponsesRequest(OpenaiRequest):
         else:
             messages.extend(conversation(self.input))
         choice = self.tool_choice
+        allowed: tuple[str, ...] = ()
+        if isinstance(choice, AllowedTools):
+            allowed = tuple([self._chosen(tool.name) for tool in choice.tools])
+            choice = choice.mode
         format = self.text.format
         return Wanted(
             tuple(messages),
@@ -423,6 +438,7 @@ class ResponsesRequest(OpenaiRequest):
                 self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
             ),
             tool_named=isinstance(choice, ChosenTool),
+            allowed=allowed,
             parallel=self.parallel_tool_calls,
         )
 
@@ -452,8 +468,8 @@ class ResponsesRequest(OpenaiRequest):
     def echo(self) -> JsonObject:
         """The fields of a response that repeat the request."""
         choice: object = self.tool_choice or ("auto" if self.tools else "none")
-        if isinstance(choice, ChosenTool):
-            choice = choice.model_dump(exclude={"cache_control"})
+        if isinstance(choice, Part):
+            choice = choice.model_dump(exclude_none=True)
         format = self.text.format or PlainText(type="text")
         return {
             "instructions": self.instructions,

@@ -663,6 +663,8 @@ class Wanted:
     """"auto", "required", "none", or the name of the tool that the answer has to call."""
     tool_named: bool = False
     """Whether *tool_choice* is the name of a tool."""
+    allowed: tuple[str, ...] = ()
+    """The names of the only tools that the answer may call. Empty: it may call any."""
     parallel: bool = True
     """Whether the answer may call several tools."""
     choices: int = 1

@@ -19,6 +19,7 @@ from stepspec.service.formats.responses import ResponsesRequest
 from stepspec.service.formats.schemas import Wanted, parse_json
 from stepspec.service.formats.validation import parse_request
 
+from ..http.test_api_errors import RESOLVER
 from ..served import SCRIPT, TURN, Behind, Reply, Served, passing, serving
 
 CHAT = "/v1/chat/completions"
@@ -574,3 +575,33 @@ async def test_a_problem_without_room_is_too_long_in_all_apis(size: int, stream:
                 details = reply.error.get("details", {})
                 code = reply.error.get("code") or details["error_code"]
                 assert code == "context_length_exceeded"
+
+
+# Choices of tools
+
+NAMED = [{"type": "function", "function": {"name": name}} for name in ("b", "c")]
+ALLOWED: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": NAMED}}),
+    (
+        RESPONSES,
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "b"}, {"type": "custom", "name": "c"}],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "choice"), ALLOWED)
+def test_a_choice_may_allow_some_of_the_tools(path: str, choice: dict[str, Any]) -> None:
+    flat: list[dict[str, Any]] = [{"type": "function", "name": name} for name in "abc"]
+    if path == CHAT:
+        flat = [{"type": "function", "function": {"name": tool["name"]}} for tool in flat]
+    body = BODIES[path] | {"tools": flat, "tool_choice": choice}
+    (run,) = RESOLVER.runs(parse_request(SCHEMAS[path], body))
+    assert run.tools is not None
+    assert [tool.name for tool in run.tools.tools] == ["b", "c"]
+    assert run.tools.choice == "required"
+    with pytest.raises(ApiError, match="names 'c', which is no tool"):
+        RESOLVER.runs(parse_request(SCHEMAS[path], body | {"tools": flat[:2]}))
