@@ -83,7 +83,7 @@ CORE = {
     "admission": outside("service/admission", "service/http/test_admission", slow=(MACHINES,)),
     "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "client": core(
-        "backends/vllm/client",
+        "http/client",
         *(
             f"orchestrator/endpoints/test_{name}"
             for name in ("retries", "failures", "sse", "priority")

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 ENTRY = re.compile(r"[^,\s]+")
-WITH_PORT = re.compile(r"(?P<name>[^:]*|\[.*\].*):(?P<port>\d+)")
+WITH_PORT = re.compile(r"(?P<name>[^:]*|\[[^][]*\][^][:]*):(?P<port>\d+)")
 DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 
 
