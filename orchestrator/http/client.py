@@ -432,12 +432,11 @@ def _shortage_of_names(exc: Exception) -> str:
 
     The resolver does not say that it could open no file.
     """
-    if not isinstance(exc, aiohttp.ClientConnectorDNSError):
-        return ""
-    try:
-        socket.socket().close()
-    except OSError as cause:
-        return shortage(cause)
+    if isinstance(exc, aiohttp.ClientConnectorDNSError):
+        try:
+            socket.socket().close()
+        except OSError as cause:
+            return shortage(cause)
     return ""
 
 

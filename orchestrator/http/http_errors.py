@@ -184,8 +184,6 @@ def reply_error(call: Call, reply: Reply) -> EndpointError | None:
     carries none.
     """
     error = reply.get("error")
-    if not error and reply.get("object") == "error":
-        error = reply
     if not error:
         return None
     fields = as_object(error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import signal
 import socket
 import sys
@@ -305,32 +304,21 @@ def _listening(host: str, port: int) -> socket.socket:
     ``::`` means every address of IPv6 and IPv4, or of IPv4 alone where IPv6 is off. A name with
     addresses of both families, such as ``localhost``, means that of IPv4.
     """
-    host = host.removeprefix("[").removesuffix("]")
-    if _is_any(host):
-        both = socket.has_dualstack_ipv6()
+    host = host.strip("[]")
+    if ":" in host and not host.strip(":0"):
         try:
             return socket.create_server(
                 (host, port),
                 family=socket.AF_INET6,
                 backlog=BACKLOG,
-                dualstack_ipv6=both,
+                dualstack_ipv6=socket.has_dualstack_ipv6(),
             )
         except OSError as exc:
             if exc.errno not in NO_IPV6:
                 raise
             host = "0.0.0.0"
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family = min(family for family, *_ in found)
-    return socket.create_server((host, port), family=family, backlog=BACKLOG)
-
-
-def _is_any(host: str) -> bool:
-    """Return whether *host* is every address of IPv6, however it is written."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return address.version == 6 and address.is_unspecified
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return socket.create_server((host, port), family=min(addresses)[0], backlog=BACKLOG)
 
 
 class ServiceServer(uvicorn.Server):

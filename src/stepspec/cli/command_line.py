@@ -66,8 +66,8 @@ def writable(flag: str, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigurationError(f"{flag} {path}: {exc.filename}: {exc.strerror}") from exc
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(f"{flag} {path}: {exc.strerror}") from exc
+    if path.exists() and (path.is_dir() or not os.access(path, os.W_OK)):
         raise ConfigurationError(f"{flag} {path}: no file that can be written; name another")
 
 
@@ -77,12 +77,13 @@ def possible_folder(flag: str, path: Path, folder: Path) -> None:
 
     No folder is made directly below the root, because a misspelt path would leave one there.
     """
-    top = Path(*folder.absolute().parts[:2])
+    folder = folder.absolute()
+    top = Path(*folder.parts[:2])
     if not top.exists():
         raise ConfigurationError(
             f"{flag} {path}: there is no folder {top}; make it, or name another"
         )
-    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise ConfigurationError(
             f"{flag} {path}: {nearest} is no folder that can be written; name another"

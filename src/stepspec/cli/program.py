@@ -179,7 +179,7 @@ def run(app: Callable[[], object]) -> None:
 
         message = str(exc)
         is_wrong_usage = isinstance(exc, ConfigurationError)
-        if isinstance(exc, OSError) and exc.filename and exc.errno in UNREACHABLE:
+        if isinstance(exc, OSError) and exc.errno in UNREACHABLE:
             is_wrong_usage = True
             message = f"{exc.filename}: {exc.strerror}; name another file"
         elif isinstance(exc, OSError) and exc.errno in UNWRITABLE:

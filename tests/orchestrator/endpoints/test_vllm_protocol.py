@@ -341,11 +341,6 @@ NO_STREAMS: list[tuple[bytes, type[EndpointError], str]] = [
         EndpointUnavailable,
         "out of memory",
     ),
-    (
-        b'{"object": "error", "message": "no such adapter", "code": 400}',
-        EndpointRejected,
-        "HTTP 400: no such adapter",
-    ),
     (b'{"detail": "the quota is spent"}', MalformedReply, "the quota is spent"),
     (b'{"message": "the quota is spent"}', MalformedReply, "the quota is spent"),
     (b'{"choices": [{"text": "4"}]}', MalformedReply, "in one piece"),

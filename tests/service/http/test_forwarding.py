@@ -310,11 +310,6 @@ def test_a_response_that_had_no_event_yet_fails_with_number_0() -> None:
         ),
         (
             "application/json",
-            b'{"object": "error", "message": "no such adapter", "code": 500}',
-            "no such adapter",
-        ),
-        (
-            "application/json",
             b'{"error": {"message": "no such adapter", "code": 404}}',
             "no such adapter",
         ),
