@@ -304,7 +304,7 @@ def _marked(text: str) -> str:
     for item in _ITEM.finditer(text):
         if item[1] == "A":
             runs.append([item])
-        elif runs and item[1] in LETTERS[len(runs[-1]) :][:1]:
+        elif runs and LETTERS.index(item[1]) == len(runs[-1]):
             runs[-1].append(item)
     for run in reversed(runs):
         if len(run) >= MIN_LISTED_CHOICES or (len(run) == 2 and all(map(_starts_line, run))):

@@ -77,13 +77,12 @@ def possible_folder(flag: str, path: Path, folder: Path) -> None:
 
     No folder is made directly below the root, because a misspelt path would leave one there.
     """
-    folder = folder.absolute()
-    top = Path(*folder.parts[:2])
+    top = Path(*folder.absolute().parts[:2])
     if not top.exists():
         raise ConfigurationError(
             f"{flag} {path}: there is no folder {top}; make it, or name another"
         )
-    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise ConfigurationError(
             f"{flag} {path}: {nearest} is no folder that can be written; name another"
