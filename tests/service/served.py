@@ -242,7 +242,17 @@ async def serving(
             AsyncExitStack() as behind,
         ):
             try:
-                yield Served(base, small, large, service, server, running, recorded, http, behind)
+                yield Served(
+                    base,
+                    small,
+                    large,
+                    service,
+                    server,
+                    running,
+                    recorded,
+                    http,
+                    behind,
+                )
             finally:
                 for each in (small, large):
                     if each.gate:

@@ -111,7 +111,12 @@ def test_replicas_begin_with_different_servers_of_a_model(small: Any) -> None:
 
 def test_without_ray_the_error_names_the_package_to_install() -> None:
     code = "import sys; sys.modules['ray'] = None; import stepspec.service.ray"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode
     assert f"the service on Ray needs ray: {install_command('serve', 'ray')}" in done.stderr
 
@@ -137,7 +142,12 @@ def test_without_a_key_only_local_clients_reach_the_service(
 
 def counted(count: int) -> bytes:
     registry = CollectorRegistry()
-    Counter("requests", "Requests.", ["status"], registry=registry).labels("200").inc(count)
+    Counter(
+        "requests",
+        "Requests.",
+        ["status"],
+        registry=registry,
+    ).labels("200").inc(count)
     Gauge("running", "At work.", registry=registry).set(count / 2)
     Histogram("seconds", "How long.", buckets=(1, 2), registry=registry).observe(count)
     Info("about", "The version.", registry=registry).info({"version": '0"1'})

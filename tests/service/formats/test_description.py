@@ -122,7 +122,11 @@ def send(
             body: Any = case.body
             case.body = {**body, **fields}
         checks = [*CHECKS, refusal_names_the_parameter, *more]
-        case.call_and_validate(headers={"Authorization": "Bearer k"}, checks=checks, timeout=60)
+        case.call_and_validate(
+            headers={"Authorization": "Bearer k"},
+            checks=checks,
+            timeout=60,
+        )
 
     conforms()
 
@@ -150,4 +154,11 @@ def test_streams_and_whole_replies_are_as_described(
 ) -> None:
     # What is generated rarely ends with a user's message.
     for stream in (True, False):
-        send(description[path]["POST"], POSITIVE, 4, streams_are_complete, **asked, stream=stream)
+        send(
+            description[path]["POST"],
+            POSITIVE,
+            4,
+            streams_are_complete,
+            **asked,
+            stream=stream,
+        )

@@ -227,7 +227,13 @@ async def test_an_answer_says_why_it_ended() -> None:
         cut = (await ask(served, max_tokens=8)).json
         stopped = (await ask(served, stop_sequences=["nothing", "boxed", "is"])).json
         streamed = events(await ask(served, stop_sequences=["\\boxed"], stream=True))
-        method = (await ask(served, stop_sequences=["\\boxed"], stepspec={"answer": "method"})).json
+        method = (
+            await ask(
+                served,
+                stop_sequences=["\\boxed"],
+                stepspec={"answer": "method"},
+            )
+        ).json
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("end_turn", None)
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("max_tokens", None)
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "is")
@@ -236,7 +242,14 @@ async def test_an_answer_says_why_it_ended() -> None:
     assert (method["stop_reason"], method["stop_sequence"]) == ("stop_sequence", "\\boxed")
     assert method["content"][-1]["text"].strip() == "It is"
     plain = TokenCounts()  # of a model that answers as it reasons
-    for event in (Started((), "large", thinks=False), Committed(0, Step("It is STOP", "large"))):
+    for event in (
+        Started(
+            (),
+            "large",
+            thinks=False,
+        ),
+        Committed(0, Step("It is STOP", "large")),
+    ):
         plain(event)
     assert first_stop(plain.text, ["STOP"]) == (len("It is "), "STOP")
 
@@ -418,7 +431,11 @@ async def test_an_answer_may_call_tools() -> None:
         choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
         single = await sdk.messages.create(**ASKED, tools=[TOOL], tool_choice=choice)
         plain = await sdk.messages.count_tokens(model="auto", messages=PROBLEM)
-        counted = await sdk.messages.count_tokens(model="auto", messages=PROBLEM, tools=[TOOL])
+        counted = await sdk.messages.count_tokens(
+            model="auto",
+            messages=PROBLEM,
+            tools=[TOOL],
+        )
     assert made.stop_reason == full.stop_reason == "tool_use"
     assert [block.type for block in made.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert [block.to_dict() for block in full.content] == [
@@ -496,9 +513,19 @@ async def test_the_tool_runner_of_the_sdk_runs_a_loop() -> None:
 
 def test_a_call_that_is_cut_off_leaves_one_block_for_each_index() -> None:
     content = ContentBlocks()
-    stream = content.add(Delta({}, calls=(Calling(0, "a", "f", '{"x":'),))) + content.finish(
-        cut=True
-    )
+    stream = content.add(
+        Delta(
+            {},
+            calls=(
+                Calling(
+                    0,
+                    "a",
+                    "f",
+                    '{"x":',
+                ),
+            ),
+        )
+    ) + content.finish(cut=True)
     data = [orjson.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
     starts = [event["index"] for event in data if event["type"] == "content_block_start"]
     assert (len(starts), content.parts) == (len(set(starts)), [{"type": "text", "text": ""}])

@@ -43,7 +43,14 @@ def deltas(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
 
 
 def test_unsent_text_is_sent_at_the_end() -> None:
-    assert deltas(DeltaBuilder("both"), Answering("It "), text="It is 2.")["content"] == "It is 2."
+    assert (
+        deltas(
+            DeltaBuilder("both"),
+            Answering("It "),
+            text="It is 2.",
+        )["content"]
+        == "It is 2."
+    )
     assert (
         deltas(DeltaBuilder("both"), Answering("It is 2."), text="It is 2.")["content"]
         == "It is 2."
@@ -61,7 +68,14 @@ def test_a_draft_that_is_rejected_and_then_lost_as_a_bet_is_one_step() -> None:
 
 
 def test_sent_text_is_never_taken_back() -> None:
-    assert deltas(DeltaBuilder("both"), Answering("It was"), text="It is 2.")["content"] == "It was"
+    assert (
+        deltas(
+            DeltaBuilder("both"),
+            Answering("It was"),
+            text="It is 2.",
+        )["content"]
+        == "It was"
+    )
 
 
 @pytest.mark.parametrize("thinking", list(payloads.FIELDS))

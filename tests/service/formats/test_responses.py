@@ -27,7 +27,11 @@ PROBLEM = "What is 1 + 1?"
 
 async def test_a_response_has_its_thinking_and_its_answer_as_items() -> None:
     async with serving() as served, client(served) as sdk:
-        made = await sdk.responses.create(model="auto", input=PROBLEM, instructions="Be brief.")
+        made = await sdk.responses.create(
+            model="auto",
+            input=PROBLEM,
+            instructions="Be brief.",
+        )
     assert (made.status, made.output_text, made.id) == (
         "completed",
         ANSWER,
@@ -52,7 +56,11 @@ async def test_a_stream_has_the_same_content_in_numbered_events() -> None:
     async with serving() as served, client(served) as sdk:
         events = [
             event
-            async for event in await sdk.responses.create(model="auto", input=PROBLEM, stream=True)
+            async for event in await sdk.responses.create(
+                model="auto",
+                input=PROBLEM,
+                stream=True,
+            )
         ]
         async with sdk.responses.stream(model="auto", input=PROBLEM) as helped:
             full = await helped.get_final_response()
@@ -291,7 +299,17 @@ async def test_a_failure_has_its_status_or_ends_the_stream() -> None:
         assert "dead" in last.response.error.message
         assert (last.response.status, last.response.error.code) == ("failed", "server_error")
         assert [event.sequence_number for event in events] == [*range(len(events))]
-        states = [(item.type, getattr(item, "status", None)) for item in last.response.output]
+        states = [
+            (
+                item.type,
+                getattr(
+                    item,
+                    "status",
+                    None,
+                ),
+            )
+            for item in last.response.output
+        ]
         assert states == [("reasoning", "incomplete")]
         assert events[-2].type == "response.output_item.done"
         assert {event.response.id for event in events if event.type == "response.created"} == {

@@ -129,7 +129,12 @@ async def test_the_page_is_found_without_its_slash_at_the_scheme_of_the_proxy(
 
 async def answered(served: Served, method: str, path: str) -> tuple[int, str]:
     """Return the status and the type of the answer at *path*."""
-    request = served.http.request(method, served.base + path, json={}, allow_redirects=False)
+    request = served.http.request(
+        method,
+        served.base + path,
+        json={},
+        allow_redirects=False,
+    )
     async with request as reply:
         return reply.status, reply.headers.get("Content-Type", "")
 
@@ -216,5 +221,10 @@ def test_the_soft_limit_of_open_files_becomes_the_hard_one() -> None:
         " raise_limit(); print(resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     command = f"ulimit -S -n 256; ulimit -H -n 512; exec {sys.executable} -c '{program}'"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.strip() == "(512, 512)"

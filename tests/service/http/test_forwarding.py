@@ -166,7 +166,14 @@ async def test_an_answer_in_one_piece_is_charged_and_a_negative_usage_fills_no_l
         [b'{"usage": {"prompt_tokens": -9, "completion_tokens": -100000, "total_tokens": "x"}}']
     )
     async with passing(behind, LIMITED) as served:
-        replies = [await served.post("/v1/completions", {"model": "huge"}, **BY) for _ in range(3)]
+        replies = [
+            await served.post(
+                "/v1/completions",
+                {"model": "huge"},
+                **BY,
+            )
+            for _ in range(3)
+        ]
         behind.pieces = [b'{"usage": {"prompt_tokens": 3, ', b'"completion_tokens": 7}}']
         replies += [await served.post("/v1/completions", {"model": "huge"}, **BY)]
         assert await charged(served, 4) == [0, 0, 0, 7]
@@ -427,7 +434,14 @@ async def test_a_replica_that_fails_is_passed_over_before_the_first_byte(
 ) -> None:
     good = streaming(b"data: {}\n\n") if stream else Behind()
     async with two(failing(status), good) as served:
-        replies = [await ask(served, stream=stream, session=session) for session in SESSIONS * 2]
+        replies = [
+            await ask(
+                served,
+                stream=stream,
+                session=session,
+            )
+            for session in SESSIONS * 2
+        ]
     assert {(reply.status, reply.body) for reply in replies} == {(200, b"".join(good.pieces))}
     assert len(good.got) == 8
 
@@ -470,7 +484,14 @@ async def test_a_replica_that_stops_before_its_first_event_or_in_an_error_is_pas
     asked = status != 200 or kind == STREAM
     good = streaming(b"data: {}\n\n") if asked else Behind()
     async with two(ends, good, between=1.0) as served, asyncio.timeout(30):
-        replies = [await ask(served, stream=asked, session=session) for session in SESSIONS]
+        replies = [
+            await ask(
+                served,
+                stream=asked,
+                session=session,
+            )
+            for session in SESSIONS
+        ]
     assert [reply.status for reply in replies] == [200] * 4
     assert {reply.body for reply in replies} == {b"".join(good.pieces)}
 
@@ -524,7 +545,16 @@ async def test_the_pause_that_a_server_wants_reaches_the_client_as_seconds() -> 
     date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
     for pause in ("3600", date):
         async with serving(policy="large") as served:
-            served.large.faults.extend([Refuse(503, "busy", (("Retry-After", pause),))] * 9)
+            served.large.faults.extend(
+                [
+                    Refuse(
+                        503,
+                        "busy",
+                        (("Retry-After", pause),),
+                    )
+                ]
+                * 9
+            )
             replies = [await served.chat(), await ask(served, stream=True)]
         assert [reply.status for reply in replies] == [503, 503]
         assert all(3500 < int(reply.headers["Retry-After"]) <= 3600 for reply in replies)

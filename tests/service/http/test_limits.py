@@ -44,7 +44,15 @@ class Allowance:
         self._clients = Clients(chosen(clients={"alice": {"key": "k", **limits}}), clock)
 
     def admit(self) -> None:
-        self._clients.admit(ServiceRequest("r", "POST", "/v1/completions", {}, client="alice"))
+        self._clients.admit(
+            ServiceRequest(
+                "r",
+                "POST",
+                "/v1/completions",
+                {},
+                client="alice",
+            )
+        )
 
     def charge(self, tokens: int) -> None:
         self._clients.charge(

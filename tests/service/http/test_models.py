@@ -68,7 +68,12 @@ async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own() -> 
     async with passing(behind, chosen(keys=("mine",)), key="theirs") as served:
         for path in sorted(MODEL_PATHS - {"/live"}):
             for key in ({"authorization": "Bearer mine"}, {"x_api_key": "mine"}):
-                reply = await served.post(f"{path}?beta=true", WEIRD, traceparent=trace, **key)
+                reply = await served.post(
+                    f"{path}?beta=true",
+                    WEIRD,
+                    traceparent=trace,
+                    **key,
+                )
                 assert (reply.status, reply.body, reply.headers["Retry-After"]) == (
                     418,
                     b"not even JSON",
@@ -158,7 +163,14 @@ async def test_a_request_is_sent_again_if_the_server_closes_an_idle_connection_j
             await writer.drain()
         writer.close()
 
-    async with serving() as served, await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with (
+        serving() as served,
+        await asyncio.start_server(
+            answer,
+            "127.0.0.1",
+            0,
+        ) as server,
+    ):
         endpoint = served.service.context.offer.engine.large
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         move(endpoint, url)
@@ -192,7 +204,17 @@ def counts(servers: Sequence[Noting]) -> list[int]:
 
 def used(before: Sequence[int], after: Sequence[int]) -> list[int]:
     """The servers, by their index, that were asked in between."""
-    return [index for index, (was, now) in enumerate(zip(before, after, strict=True)) if now > was]
+    return [
+        index
+        for index, (was, now) in enumerate(
+            zip(
+                before,
+                after,
+                strict=True,
+            )
+        )
+        if now > was
+    ]
 
 
 @pytest.mark.parametrize("method", ["specreason", "huge"])

@@ -174,7 +174,14 @@ async def test_headers_without_end_are_refused_before_they_fill_the_memory() -> 
     async with serving() as served:
         for name, (start, piece) in FLOODS.items():
             # what sockets hold
-            assert await flooded(served, start, piece) < MAX_HEADERS + READ + 1024 * 1024, name
+            assert (
+                await flooded(
+                    served,
+                    start,
+                    piece,
+                )
+                < MAX_HEADERS + READ + 1024 * 1024
+            ), name
 
 
 BIG = b"x" * MAX_HEADERS
@@ -196,7 +203,13 @@ async def test_large_headers_in_one_packet_are_refused() -> None:
             assert head == b"HTTP/1.1 400 Bad Request", name
             assert rest.endswith(b"The headers are larger than 65536 bytes."), name
         assert "/v1/chat/completions" not in paths(served)
-        assert (await served.post("/v1/chat/completions", BODY, x_any="x" * 60_000)).status == 200
+        assert (
+            await served.post(
+                "/v1/chat/completions",
+                BODY,
+                x_any="x" * 60_000,
+            )
+        ).status == 200
 
 
 async def test_large_bodies_are_no_headers() -> None:

@@ -105,7 +105,14 @@ class Running:
 @asynccontextmanager
 async def exporting(to: str, log: Path) -> AsyncGenerator[Running]:
     """Run a service that sends its spans to a collector."""
-    small, large = (Noting(SCRIPT, digits={"9": -0.1}, names=(name,)) for name in ("tiny", "huge"))
+    small, large = (
+        Noting(
+            SCRIPT,
+            digits={"9": -0.1},
+            names=(name,),
+        )
+        for name in ("tiny", "huge")
+    )
     large._ids = small._ids  # pyright: ignore[reportPrivateUsage]  # one vocabulary
     settings = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": to,

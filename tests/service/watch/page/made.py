@@ -106,7 +106,12 @@ def judged(
         return {"2": 0.75, "3": 0.25} if slipped else {"9": 0.75, "8": 0.25}
 
     async def play(recorder: Recorder) -> None:
-        small = ScriptedModel("small", script("small"), latency=lambda chain: 0.02, pace=0.008)
+        small = ScriptedModel(
+            "small",
+            script("small"),
+            latency=lambda chain: 0.02,
+            pace=0.008,
+        )
         large = ScriptedModel(
             "large",
             script("large"),
@@ -120,7 +125,14 @@ def judged(
         policy = policies.make("specreason", small, large)
         chain = Chain.of(problem)
         models = (("small", "tiny"), ("large", "huge"))
-        recorder(Started(chain.messages, "specreason", models, threshold=("threshold", 7.0)))
+        recorder(
+            Started(
+                chain.messages,
+                "specreason",
+                models,
+                threshold=("threshold", 7.0),
+            )
+        )
         await run_to_answer(RunParts(policy, budget=budget, ahead=ahead), chain, recorder)
 
     return record(play)
@@ -206,7 +218,11 @@ def nested(ahead: int = 2) -> bytes:
         chain = Chain.of(PROBLEM)
         recorder(Started(chain.messages, "specreason", MODELS))
         policy = policies.make("specreason", pair, large)
-        await run_to_answer(RunParts(policy, budget=Budget(), ahead=ahead), chain, recorder)
+        await run_to_answer(
+            RunParts(policy, budget=Budget(), ahead=ahead),
+            chain,
+            recorder,
+        )
 
     return record(play)
 
@@ -232,7 +248,13 @@ def drawn_nested(outer: str, *inner: str, seed: int, ahead: int) -> bytes:
 
     async def play(recorder: Recorder) -> None:
         recorder(Started((), outer))
-        made = family(outer, *inner, seed=seed, sticky=seed % 2 == 0, events=Told(recorder))
+        made = family(
+            outer,
+            *inner,
+            seed=seed,
+            sticky=seed % 2 == 0,
+            events=Told(recorder),
+        )
         await made.run(ahead)
 
     return record(play)

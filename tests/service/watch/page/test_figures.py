@@ -51,7 +51,14 @@ def sums(*traces: bytes) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def runs() -> list[bytes]:
-    scripted = [drawn(name, seed, ahead) for name, seed, ahead in product(ARMS, range(2), (0, 2))]
+    scripted = [
+        drawn(
+            name,
+            seed,
+            ahead,
+        )
+        for name, seed, ahead in product(ARMS, range(2), (0, 2))
+    ]
     return [made(), nested(), *scripted, *(path.read_bytes() for path in TRACES)]
 
 
@@ -64,7 +71,11 @@ def test_they_are_the_librarys(runs: list[bytes]) -> None:
         assert found["seconds"]["judging"] == pytest.approx(
             sum(one.judged for one in accounts), abs=1e-2
         )
-        assert sum(found["seconds"].values()) == pytest.approx(sum(by_model), rel=1e-2, abs=1e-2)
+        assert sum(found["seconds"].values()) == pytest.approx(
+            sum(by_model),
+            rel=1e-2,
+            abs=1e-2,
+        )
         tokens = found["tokens"]
         assert tokens["kept"] + tokens["repaired"] == sum(one.kept for one in accounts)
         discarded = sum(one.discarded for one in accounts)
@@ -188,7 +199,15 @@ def test_the_large_models_pace_is_of_its_own_text_and_a_run_that_goes_on_is_comp
     None
 ):
     found, so_far = estimates(
-        run_of(called(11), called(21, "answer", pace=0.25)), run_of(called(41), seconds=None)
+        run_of(
+            called(11),
+            called(
+                21,
+                "answer",
+                pace=0.25,
+            ),
+        ),
+        run_of(called(41), seconds=None),
     )
     assert (found["tokens"], found["pace"], found["first"]) == (
         30,

@@ -184,7 +184,14 @@ def chain(fates: str, *, finished: bool = True) -> bytes:
     places: list[float] = []
     for event in happened:
         places.append((places[-1] if places else 0) + isinstance(event, Committed))
-    return b"".join(dump(Moment(at, event)) for at, event in zip(places, happened, strict=True))
+    return b"".join(
+        dump(Moment(at, event))
+        for at, event in zip(
+            places,
+            happened,
+            strict=True,
+        )
+    )
 
 
 def kinds(found: list[dict[str, Any]]) -> list[str]:

@@ -96,7 +96,14 @@ def fills_its_rows(traces: list[str]) -> None:
 
 
 def test_the_parts_of_a_request_fill_it_and_its_row_has_room() -> None:
-    traces = [drawn(name, seed, ahead) for name, seed, ahead in product(ARMS, range(3), (0, 3))]
+    traces = [
+        drawn(
+            name,
+            seed,
+            ahead,
+        )
+        for name, seed, ahead in product(ARMS, range(3), (0, 3))
+    ]
     traces += [
         drawn_nested(outer, *inner, seed=seed, ahead=seed)
         for (outer, inner), seed in product(DRAWN, (0, 2))

@@ -78,7 +78,14 @@ def account(one: Account) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs() -> list[bytes]:
     """Runs of every method, alone and ahead, with repairs, lost bets, and failures of all kinds."""
-    scripted = [drawn(name, seed, ahead) for name, seed, ahead in product(ARMS, range(4), (0, 2))]
+    scripted = [
+        drawn(
+            name,
+            seed,
+            ahead,
+        )
+        for name, seed, ahead in product(ARMS, range(4), (0, 2))
+    ]
     return [made(), undrafted(), *scripted, *(path.read_bytes() for path in TRACES)]
 
 
@@ -121,7 +128,11 @@ return given.map((text) => sorted(text).map((one) => one.text));
 
 
 def test_what_is_shown_as_kept_is_the_chain(runs: list[bytes]) -> None:
-    for trace, texts in zip(runs, script(CHAIN, [trace.decode() for trace in runs]), strict=True):
+    for trace, texts in zip(
+        runs,
+        script(CHAIN, [trace.decode() for trace in runs]),
+        strict=True,
+    ):
         steps = [step.text for step in replay(events(trace)).steps]
         assert texts == steps[: len(texts)]
         assert len(steps) - len(texts) == (b'"event":"Answered"' in trace)
@@ -162,7 +173,16 @@ def test_a_draft_is_grey_until_it_is_committed() -> None:
 
 def test_a_bet_that_was_lost_and_what_was_left_over_say_so() -> None:
     lost = next(
-        trace for seed in range(9) if b'"event":"Lost"' in (trace := drawn("specreason", seed, 3))
+        trace
+        for seed in range(9)
+        if b'"event":"Lost"'
+        in (
+            trace := drawn(
+                "specreason",
+                seed,
+                3,
+            )
+        )
     )
     assert "lost" in [draft["fate"] for draft in view(lost)["drafts"]]
     left = b"".join(
@@ -326,7 +346,12 @@ def pairs() -> list[bytes]:
     Every policy within a pair and every one over it, alone and ahead, and some pairs in pairs.
     """
     drawn = [
-        drawn_nested(outer, *(DEEP if inner == "bild" else (inner,)), seed=seed, ahead=ahead)
+        drawn_nested(
+            outer,
+            *(DEEP if inner == "bild" else (inner,)),
+            seed=seed,
+            ahead=ahead,
+        )
         for seed, ((outer, inner), ahead) in enumerate(
             product(zip(OUTER, INNER * 2, strict=False), (0, 2))
         )
@@ -342,7 +367,11 @@ def all_of(body: str, runs: list[bytes]) -> list[Any]:
 
 
 def test_every_model_has_the_account_that_the_library_gives_it(pairs: list[bytes]) -> None:
-    for trace, found in zip(pairs, all_of("ledger.ledgerOf(seen(text))", pairs), strict=True):
+    for trace, found in zip(
+        pairs,
+        all_of("ledger.ledgerOf(seen(text))", pairs),
+        strict=True,
+    ):
         expected = Ledger.of(events(trace))
         by_path = {one.pop("path"): one for one in found["nested"]}
         assert by_path == {one.path: account(one) for one in expected.nested}
@@ -404,7 +433,16 @@ def test_what_fell_within_is_the_same_at_any_lookahead(inner: tuple[str, ...]) -
     )
     for seed in range(4):
         alone, ahead = all_of(
-            body, [drawn_nested("specreason", *inner, seed=seed, ahead=depth) for depth in (0, 3)]
+            body,
+            [
+                drawn_nested(
+                    "specreason",
+                    *inner,
+                    seed=seed,
+                    ahead=depth,
+                )
+                for depth in (0, 3)
+            ],
         )
         assert alone == ahead
 
@@ -428,6 +466,15 @@ def test_a_pair_as_it_is_shown() -> None:
 
 
 def test_a_model_within_a_pair_that_moves_is_named_by_its_path() -> None:
-    happened: list[Event] = [Started((), "bild"), Moved("small", "a", "b", "gone", "small.large")]
+    happened: list[Event] = [
+        Started((), "bild"),
+        Moved(
+            "small",
+            "a",
+            "b",
+            "gone",
+            "small.large",
+        ),
+    ]
     (notice,) = view(trace_of(*happened))["notices"]
     assert notice["text"] == "The small.large model at a failed; the run goes on at b."
