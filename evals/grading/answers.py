@@ -314,8 +314,7 @@ def _marked(text: str) -> str:
 
 
 def _starts_line(item: re.Match[str]) -> bool:
-    line = item.string[: item.start()].rpartition("\n")[2]
-    return not re.search(r"\w", line)
+    return not re.search(r"\w", item.string[: item.start()].rpartition("\n")[2])
 
 
 def _plain(text: str) -> str:

@@ -32,6 +32,7 @@ from stepspec.orchestrator.chain import DELIMITER, Role
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.tokens import shared_length
 
 from . import tools as stand_in_tools
 
@@ -512,7 +513,7 @@ class FakeVllm:
         most = len(prompt) - 1
         found = 0
         for other in reversed(self._read) if unit else ():
-            same = min(shared(prompt, other), most)
+            same = min(shared_length(prompt, other), most)
             if self.unit and same < (same := (len(other) - 1) // unit * unit):
                 same = 0
             found = max(found, same // unit * unit)
@@ -626,23 +627,6 @@ def prompts(body: dict[str, Any]) -> list[list[int]]:
 
 def event(reply: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(reply) + b"\n\n"
-
-
-def shared(one: list[int], other: list[int]) -> int:
-    """
-    Return how many tokens *one* and *other* begin with alike, found by halving: lists compare fast.
-    """
-    low = 0
-    high = min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def characters(text: bytes) -> list[bytes]:

@@ -23,6 +23,7 @@ from ...http.paths import COMPLETIONS
 from ...http.prompts import EncodedPrompt, Ids
 from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from ...step_builder import text_of
+from ...tokens import shared_length
 from .bodies import completion_body, tokenize_body, tokenize_messages_body
 from .replies import spell
 from .text_encoder import MAX_CACHED_TEXTS, AsyncCache, TextEncoder
@@ -494,7 +495,7 @@ class ChainIds:
         if known is None or not marked or _beginning(known.chain) != _beginning(chain):
             prefix = await encoder.prefix(chain.messages, chain.tools, thinks=chain.thinks)
             known = _Encoded.begun(chain, prefix)
-        shared = shared_steps(known.chain.steps, chain.steps)
+        shared = shared_length(known.chain.steps, chain.steps)
         thinking = chain.totals.thinking
         last_thought = -1 if thinking is None else thinking.count - 1
         added: list[EncodedPrompt] = []
@@ -510,22 +511,3 @@ class ChainIds:
 
 def _beginning(chain: Chain) -> tuple[object, ...]:
     return chain.messages, chain.tools, chain.thinks
-
-
-def shared_steps(known: Sequence[Step], steps: Sequence[Step]) -> int:
-    """
-    Return how many steps *known* and *steps* begin with alike.
-
-    This is a binary search: to compare steps that are the same objects is fast.
-    """
-    most = min(len(known), len(steps))
-    if known[:most] == steps[:most]:
-        return most
-    least = 0
-    while least < most:
-        middle = (least + most + 1) // 2
-        if known[least:middle] == steps[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
