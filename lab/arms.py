@@ -15,7 +15,12 @@ SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
 READING = Arm.of("reading", "reading")
 REFLECTIVE = Arm.of("reflective", "reflective")
-THINKING = Arm.of("SpecReason, thinking only", "specreason", ending="small", answer="large")
+THINKING = Arm.of(
+    "SpecReason, thinking only",
+    "specreason",
+    ending="small",
+    answer="large",
+)
 """
 The part for which the miniature judge was trained, without answers and without steps that lack
 their ends.
@@ -51,7 +56,12 @@ async def measure(
         for arm in turns(arms, number):
             if (number, arm.name) in done:
                 continue
-            sample = await _sample(solvers.get(arm.name, solver), arm, task, seed)
+            sample = await _sample(
+                solvers.get(arm.name, solver),
+                arm,
+                task,
+                seed,
+            )
             on_sample(number, sample)
 
 

@@ -164,7 +164,13 @@ async def solvers(
         large = endpoint(served["large"], "large")
 
         async def solver(small: Any) -> Solver:
-            return await stack.enter_async_context(Solver(small, large, sampling=GREEDY))
+            return await stack.enter_async_context(
+                Solver(
+                    small,
+                    large,
+                    sampling=GREEDY,
+                )
+            )
 
         plain = await solver(endpoint(served["small"], "small"))
         nested_solvers: dict[str, Solver] = {}
@@ -172,7 +178,12 @@ async def solvers(
             tiny = endpoint(served[TINY], "small")
             judge = endpoint(served["small"], "large")
             nested_solvers[name] = await solver({**settings, "small": tiny, "large": judge})
-        await measure(plain, warm_up, fresh_tasks(WARM_UP_PROBLEMS, seed), solvers=nested_solvers)
+        await measure(
+            plain,
+            warm_up,
+            fresh_tasks(WARM_UP_PROBLEMS, seed),
+            solvers=nested_solvers,
+        )
         yield plain, nested_solvers
 
 
@@ -292,7 +303,14 @@ Examples:
 def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
     """Return the *arms* at one of `SAMPLINGS`."""
     own = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
-    return tuple(replace(arm, name=named(arm, sampling), sampling=own) for arm in arms)
+    return tuple(
+        replace(
+            arm,
+            name=named(arm, sampling),
+            sampling=own,
+        )
+        for arm in arms
+    )
 
 
 def named(arm: Arm, sampling: str) -> str:
@@ -422,7 +440,11 @@ def main(
     output = output or (STACKED_FIGURES if stacked else FIGURES)
     explanation = note(arms, profile, stacked=stacked)
     about = _about(profile, stacked=stacked)
-    samples = SampleStore(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
+    samples = SampleStore(
+        output.with_suffix(".samples.jsonl"),
+        about,
+        fresh=fresh_start,
+    )
     progress = Console(stderr=True)
     console = Console(width=180 if stacked else 150)
     results: Mapping[str, list[Result]]

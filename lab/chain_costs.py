@@ -104,7 +104,14 @@ def grown(tokens: int, vocabulary: str) -> Chain:
     for first in range(0, tokens, STEP_TOKENS):
         ids = [server.token(place) for place in range(first, first + STEP_TOKENS)]
         written = Tokens.of(
-            [Token(PIECES[number].decode(), logprob(number), id=number) for number in ids],
+            [
+                Token(
+                    PIECES[number].decode(),
+                    logprob(number),
+                    id=number,
+                )
+                for number in ids
+            ],
         )
         steps.append(
             Step(
@@ -234,7 +241,16 @@ def long_run(solver: Solver, chain: Chain, events: Sequence[Event]) -> Run:
     run = Run(solver, chain)
     for step, event in product(chain.steps, events):
         changed: Any = {
-            name: step for name in ("draft", "step") if isinstance(getattr(event, name, 0), Step)
+            name: step
+            for name in ("draft", "step")
+            if isinstance(
+                getattr(
+                    event,
+                    name,
+                    0,
+                ),
+                Step,
+            )
         }
         run.recorder(replace(event, **changed))
     return run
@@ -253,7 +269,14 @@ async def crowd(url: str, chains: int, tokens: int) -> list[Figure]:
         await first.think(1)
         events = first.recorder.events[before:]
         vocabulary = solver.small.vocabulary
-        runs = [long_run(solver, grown(tokens, vocabulary), events) for _ in range(chains)]
+        runs = [
+            long_run(
+                solver,
+                grown(tokens, vocabulary),
+                events,
+            )
+            for _ in range(chains)
+        ]
         await asyncio.gather(*(run.think(1) for run in runs))
         with callbacks_timed() as longest:
             await asyncio.gather(*(run.think(2) for run in runs))
@@ -262,8 +285,18 @@ async def crowd(url: str, chains: int, tokens: int) -> list[Figure]:
     where = f"{chains} chains of {tokens:,} tokens"
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return [
-        Figure(f"the longest callback, {where}", callback, "ms", GOAL_CALLBACK_MS),
-        Figure(f"a full garbage collection, {where}", collection, "ms", GOAL_CALLBACK_MS),
+        Figure(
+            f"the longest callback, {where}",
+            callback,
+            "ms",
+            GOAL_CALLBACK_MS,
+        ),
+        Figure(
+            f"a full garbage collection, {where}",
+            collection,
+            "ms",
+            GOAL_CALLBACK_MS,
+        ),
         Figure(f"most resident memory, {where}", resident, "MiB"),
     ]
 
@@ -289,9 +322,22 @@ def lengths() -> list[Figure]:
     for tokens in MEMORY_LENGTHS:
         with stand_in_process(*SERVER) as url:
             held = asyncio.run(peak_bytes(url, tokens))
-        figures.append(Figure(f"most memory of a chain of {tokens:,}", held / 2**10, "KiB"))
+        figures.append(
+            Figure(
+                f"most memory of a chain of {tokens:,}",
+                held / 2**10,
+                "KiB",
+            )
+        )
     value = token_bytes(LENGTHS[-1])
-    figures.append(Figure("memory of a live token", value, "bytes", GOAL_TOKEN_BYTES))
+    figures.append(
+        Figure(
+            "memory of a live token",
+            value,
+            "bytes",
+            GOAL_TOKEN_BYTES,
+        )
+    )
     return figures
 
 
@@ -299,7 +345,14 @@ def crowds() -> list[Figure]:
     """Measure many chains at once."""
     with stand_in_process(*SERVER, "--token-ms", CROWD_TOKEN_MS) as url:
         kept = asyncio.run(token_us(url, CROWD))
-    figures = [Figure(f"a kept token of {CROWD} chains", kept, "us", GOAL_TOKEN_US)]
+    figures = [
+        Figure(
+            f"a kept token of {CROWD} chains",
+            kept,
+            "us",
+            GOAL_TOKEN_US,
+        )
+    ]
     with stand_in_process(*SERVER) as url:
         return [*figures, *asyncio.run(crowd(url, CROWD, CROWD_LENGTH))]
 
@@ -312,5 +365,10 @@ def table_of(figures: Sequence[Figure]) -> Table:
     made.add_column("")
     for figure in figures:
         goal = "" if figure.goal is None else f"{figure.goal:g} {figure.unit}"
-        made.add_row(figure.name, f"{figure.value:,.1f} {figure.unit}", goal, figure.outcome)
+        made.add_row(
+            figure.name,
+            f"{figure.value:,.1f} {figure.unit}",
+            goal,
+            figure.outcome,
+        )
     return made

@@ -160,7 +160,11 @@ class Deployment:
     async def befall(self, place: int, *faults: str) -> None:
         """Queue *faults* for the coming completions of the server at *place*."""
         url = f"{self.url(place)}/faults"
-        await self.http.post(url, data=orjson.dumps(faults), raise_for_status=True)
+        await self.http.post(
+            url,
+            data=orjson.dumps(faults),
+            raise_for_status=True,
+        )
 
     async def ask(
         self,
@@ -194,7 +198,11 @@ class Deployment:
             data=json.dumps(body),
         ) as reply:
             if reply.status != 200:
-                return refusal(reply.status, orjson.loads(await reply.read()), reply.headers)
+                return refusal(
+                    reply.status,
+                    orjson.loads(await reply.read()),
+                    reply.headers,
+                )
             if stream:
                 return self._judge_stream([line async for line in reply.content])
             whole = orjson.loads(await reply.read())
@@ -351,7 +359,11 @@ async def leaving(deployment: Deployment, requests: int) -> list[Outcome]:
     """Leave in the middle; nothing may stay open."""
     outcomes = await send(deployment, requests, leaves=0.15)
     servers = {name: deployment.url(place) for name, place in NAMED_PLACES.items()}
-    open_requests = await settled(deployment.http, deployment.program.base, servers)
+    open_requests = await settled(
+        deployment.http,
+        deployment.program.base,
+        servers,
+    )
     if any(open_requests.values()):
         return [*outcomes, Outcome("lost", f"still open: {open_requests}")]
     return outcomes
@@ -397,7 +409,11 @@ def always(
 ) -> Fault:
     """Return the fault *text* of the servers of *role*, which befalls all of their completions."""
     places = (SMALL,) if role == "small" else LARGES
-    return Fault(f"{role}: {text}", allowed, failing([fault] * QUEUED_FAULTS, *places))
+    return Fault(
+        f"{role}: {text}",
+        allowed,
+        failing([fault] * QUEUED_FAULTS, *places),
+    )
 
 
 QUEUED_FAULTS = 400
@@ -412,16 +428,40 @@ EVEN_LEFT = frozenset[Fate]({"answered", "left"})
 KILLED_SERVICE = Fault("service killed (kill -9)", EVEN_CUT, killed_service)
 FAULTS = (
     Fault("small down", ALONE, dead(SMALL)),
-    Fault("small killed under the requests", EVEN_ALONE, dead(SMALL, after=0.15)),
+    Fault(
+        "small killed under the requests",
+        EVEN_ALONE,
+        dead(SMALL, after=0.15),
+    ),
     Fault("one large replica down", FINE, dead(LARGE)),
-    Fault("one large replica killed under the requests", FINE, dead(LARGE, after=0.15)),
+    Fault(
+        "one large replica killed under the requests",
+        FINE,
+        dead(LARGE, after=0.15),
+    ),
     Fault("large down", REFUSED, dead(*LARGES)),
-    Fault("large killed under the requests", EVEN_REFUSED, dead(*LARGES, after=0.15)),
+    Fault(
+        "large killed under the requests",
+        EVEN_REFUSED,
+        dead(*LARGES, after=0.15),
+    ),
     always("small", "streams reset", EVEN_ALONE, "reset:3"),
-    Fault("large: a few calls reset", FINE, failing(["reset:0", "none"] * 2, LARGE)),
+    Fault(
+        "large: a few calls reset",
+        FINE,
+        failing(["reset:0", "none"] * 2, LARGE),
+    ),
     always("small", "500", ALONE, "500"),
-    Fault("large: 503 twice, Retry-After 1", FINE, failing(["503:1"] * 2, *LARGES)),
-    Fault("large: 429 twice, Retry-After 1", FINE, failing(["429:1"] * 2, *LARGES)),
+    Fault(
+        "large: 503 twice, Retry-After 1",
+        FINE,
+        failing(["503:1"] * 2, *LARGES),
+    ),
+    Fault(
+        "large: 429 twice, Retry-After 1",
+        FINE,
+        failing(["429:1"] * 2, *LARGES),
+    ),
     always("large", "500", REFUSED, "500"),
     always("small", "stalls", ALONE, "stall:2"),
     always("small", "ten times slower", EVEN_ALONE, "slow:10"),
@@ -438,8 +478,16 @@ FAULTS = (
     always("small", "other token ids than the text", EVEN_ALONE, "ids"),
     always("small", "empty text", EVEN_ALONE, "empty"),
     Fault("small: another model at its URL", ALONE, another_model(SMALL)),
-    Fault("one large replica: another model at its URL", FINE, another_model(LARGE)),
-    Fault("large: another model at both URLs", REFUSED, another_model(*LARGES)),
+    Fault(
+        "one large replica: another model at its URL",
+        FINE,
+        another_model(LARGE),
+    ),
+    Fault(
+        "large: another model at both URLs",
+        REFUSED,
+        another_model(*LARGES),
+    ),
     Fault("small frozen (SIGSTOP)", ALONE, frozen(SMALL)),
     Fault("one large replica frozen (SIGSTOP)", FINE, frozen(LARGE)),
     Fault("large frozen (SIGSTOP)", REFUSED, frozen(*LARGES)),
@@ -481,7 +529,12 @@ async def deployed(*flags: str, force_close: bool = True) -> AsyncGenerator[Depl
     with TemporaryDirectory(prefix="stepspec-deployment-") as name:
         connector = aiohttp.TCPConnector(limit=0, force_close=force_close)
         async with AsyncExitStack() as stack, aiohttp.ClientSession(connector=connector) as http:
-            deployment = Deployment(http, Path(name), free_ports(len(PLACES)), flags)
+            deployment = Deployment(
+                http,
+                Path(name),
+                free_ports(len(PLACES)),
+                flags,
+            )
             stack.push_async_callback(deployment.stop_all)
             await deployment.start(*PLACES)
             await stack.enter_async_context(deployment.serving)
@@ -560,7 +613,11 @@ def main(
         raise ConfigurationError(f"--only {unknown[0]}: there are: {', '.join(names)}")
     chosen = [fault for fault in FAULTS if not only or fault.name in only]
     results = asyncio.run(
-        suite(chosen, requests, lambda result: errors.print(f"tried: {result.fault.name}")),
+        suite(
+            chosen,
+            requests,
+            lambda result: errors.print(f"tried: {result.fault.name}"),
+        ),
     )
     console.print(sheet(results).table())
     complaints = [complaint for result in results for complaint in result.complaints]

@@ -235,17 +235,36 @@ class Reader:
         chain = Chain.of(solution.problem)
         steps = [step + DELIMITER for step in solution.steps[: solution.labelled]]
         large = await self._large.score(chain, *steps, top=1)
-        small = await self._small.score(chain, *steps, top=1) if self._small else []
+        small = (
+            await self._small.score(
+                chain,
+                *steps,
+                top=1,
+            )
+            if self._small
+            else []
+        )
         rng = random.Random(solution.id)
         found: list[StepEvidence] = []
         slips: list[StepEvidence | None] = []
         for index, text in enumerate(steps):
             read_by_small = small[index] if small else ()
-            found.append(await self._step(chain, text, large[index], read_by_small))
+            found.append(
+                await self._step(
+                    chain,
+                    text,
+                    large[index],
+                    read_by_small,
+                )
+            )
             if index != solution.label:
                 slips.append(await self._slip(chain, text, rng))
             chain = chain.extend(Step(text, "small"))
-        return Evidence(id=solution.id, steps=tuple(found), slips=tuple(slips))
+        return Evidence(
+            id=solution.id,
+            steps=tuple(found),
+            slips=tuple(slips),
+        )
 
     async def _step(
         self,
@@ -260,7 +279,11 @@ class Reader:
         )
         continued: str | None = None
         if self._continues:
-            own = await self._large.write(chain, stop=(DELIMITER,), limit=CONTINUED_TOKENS)
+            own = await self._large.write(
+                chain,
+                stop=(DELIMITER,),
+                limit=CONTINUED_TOKENS,
+            )
             continued = own.text
         return StepEvidence(
             large=read_tokens(large),
@@ -308,7 +331,11 @@ async def collect(
     path.parent.mkdir(parents=True, exist_ok=True)
     small_url, large_url = urls
     async with Solver(small_url, large_url) as solver:
-        reader = Reader(solver.large.model(), solver.small.model(), continues=continues)
+        reader = Reader(
+            solver.large.model(),
+            solver.small.model(),
+            continues=continues,
+        )
 
         async def read(solution: Solution) -> None:
             async with gate:
@@ -437,7 +464,14 @@ def first_wrong_f1(
 def best_threshold(solutions: Sequence[Sequence[LabelledStep]], reading: Reading) -> float:
     """The threshold with the highest F1 on *solutions*."""
     values = sorted({reading(step) for steps in solutions for step in steps})
-    return max(values, key=lambda value: first_wrong_f1(solutions, reading, value))
+    return max(
+        values,
+        key=lambda value: first_wrong_f1(
+            solutions,
+            reading,
+            value,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,7 +536,11 @@ def show(rows: Sequence[JudgeFigures], right: int, wrong: int) -> str:
         slips = "" if row.slips is None else f"{row.slips:.2f}"
         cells.append((row.name, f"{row.auroc:.2f}", f"{row.f1:.2f}", slips))
     columns = ("reading", "AUROC, people's labels", "F1", "AUROC, slips")
-    return Sheet(columns, cells, f"{right} right steps, {wrong} first wrong ones").markdown()
+    return Sheet(
+        columns,
+        cells,
+        f"{right} right steps, {wrong} first wrong ones",
+    ).markdown()
 
 
 def command(
@@ -523,7 +561,14 @@ def command(
         raise ConfigurationError("--small and --large belong together: name both servers")
     solutions = read_solutions(file)
     if small and large:
-        asyncio.run(collect(solutions, (small, large), evidence, continues=continues))
+        asyncio.run(
+            collect(
+                solutions,
+                (small, large),
+                evidence,
+                continues=continues,
+            )
+        )
     known = read_evidence(evidence)
     if not known:
         raise ConfigurationError(f"{evidence} has nothing yet: name --small and --large")

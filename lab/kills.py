@@ -240,7 +240,14 @@ def main(
         typer.Option(min=1, help="Number of solutions, each with a kill."),
     ] = 50,
     profile: Annotated[str, typer.Option(help="Pacing profile of the servers.")] = "paced",
-    policy: Annotated[str, typer.Option("--policy", "-p", help="The method.")] = "specreason",
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            "-p",
+            help="The method.",
+        ),
+    ] = "specreason",
     seed: Annotated[
         int,
         typer.Option(help="Seed of the problems, the victims and the moments."),

@@ -84,7 +84,16 @@ class Cell:
     """Steps that are measured."""
 
 
-BY_CHAINS = (Cell(1, 2000, 6), Cell(16, 2000), Cell(64, 2000), Cell(256, 2000, 1))
+BY_CHAINS = (
+    Cell(
+        1,
+        2000,
+        6,
+    ),
+    Cell(16, 2000),
+    Cell(64, 2000),
+    Cell(256, 2000, 1),
+)
 BY_TOKENS = (Cell(16, 500), Cell(16, 16_000))
 CELLS = (*BY_CHAINS, *BY_TOKENS)
 AT_64 = BY_CHAINS[2]
@@ -124,7 +133,11 @@ class RecordingStandIn(StandIn):
 
 async def recorded(chain: Chain, steps: int) -> list[Sent]:
     """Return the requests of a run for *steps* steps, after a first step that extends *chain*."""
-    server = RecordingStandIn(steps=MANY_STEPS, step_tokens=STEP_TOKENS, room=ROOM)
+    server = RecordingStandIn(
+        steps=MANY_STEPS,
+        step_tokens=STEP_TOKENS,
+        room=ROOM,
+    )
     async with server.listening() as url, solver_at(url) as solver:
         run = Run(solver, chain)
         await run.think(1)
@@ -183,7 +196,13 @@ async def server_seconds(http: aiohttp.ClientSession, base: str) -> float:
     """Read the CPU time of the server in seconds."""
     async with http.get(f"{base}/metrics") as reply:
         text = await reply.text()
-    return float(re.findall(r"^process_cpu_seconds_total\S* (\S+)", text, re.MULTILINE)[0])
+    return float(
+        re.findall(
+            r"^process_cpu_seconds_total\S* (\S+)",
+            text,
+            re.MULTILINE,
+        )[0]
+    )
 
 
 async def measure(
@@ -219,9 +238,22 @@ async def measure(
         async def works(name: str, cell: Cell) -> list[Callable[[], Awaitable[object]]]:
             """Return the work of each chain. The first step of ours encodes the whole chain."""
             if name == BARE:
-                return [partial(replay_bare, http, base, requests[cell])] * cell.chains
+                return [
+                    partial(
+                        replay_bare,
+                        http,
+                        base,
+                        requests[cell],
+                    )
+                ] * cell.chains
             if name == SDK:
-                return [partial(replay_sdk, sdk, requests[cell])] * cell.chains
+                return [
+                    partial(
+                        replay_sdk,
+                        sdk,
+                        requests[cell],
+                    )
+                ] * cell.chains
             runs = [Run(solver, chains[cell]) for _ in range(cell.chains)]
             await asyncio.gather(*(run.think(1) for run in runs))
             return [partial(run.think, cell.steps) for run in runs]
@@ -410,7 +442,14 @@ def _measured(rounds: int, token_ms: float) -> list[Round]:
         "--token-ms",
         str(token_ms),
     ) as base:
-        measured = asyncio.run(measure(base, CELLS, rounds, Console(stderr=True)))
+        measured = asyncio.run(
+            measure(
+                base,
+                CELLS,
+                rounds,
+                Console(stderr=True),
+            )
+        )
     if not measured:
         sys.exit(130)
     return measured

@@ -76,7 +76,14 @@ def replay(
     runs = read_runs(file)
     with progress_bars(stderr) as progress:
         paces = progress.track(PACES.items(), description="paces")
-        found = {pace: compare(runs, find_pair(GPUS, pair), orders) for pace, pair in paces}
+        found = {
+            pace: compare(
+                runs,
+                find_pair(GPUS, pair),
+                orders,
+            )
+            for pace, pair in paces
+        }
     figures = {pace: comparison.figures() for pace, comparison in found.items()}
     if figure is not None:
         from .replay_figure import draw  # which needs matplotlib
@@ -187,7 +194,14 @@ def _mean_of_orders(
     found: list[dict[int, float]] = []
     for seed in range(orders):
         places = random.Random(seed).sample(range(len(runs)), len(runs))
-        found.append(seconds_of({place: runs[place] for place in places}, arm, pair, users))
+        found.append(
+            seconds_of(
+                {place: runs[place] for place in places},
+                arm,
+                pair,
+                users,
+            )
+        )
     return [fmean(by_run[place] for by_run in found) for place in range(len(runs))]
 
 
@@ -222,7 +236,14 @@ def seconds_of(
                 0,
                 warm_up=0,
             )
-        return {place: timing.latency for place, timing in zip(runs, block, strict=True)}
+        return {
+            place: timing.latency
+            for place, timing in zip(
+                runs,
+                block,
+                strict=True,
+            )
+        }
 
     return run_on_virtual_clock(work())[0]
 

@@ -59,7 +59,11 @@ async def solve(
     """Solve the problem by *policy*. A method that needs a third model sends nothing."""
     try:
         async with asyncio.timeout(SECONDS):
-            async with Solver(small, large, sampling=Sampling(seed=seed)) as solver:
+            async with Solver(
+                small,
+                large,
+                sampling=Sampling(seed=seed),
+            ) as solver:
                 await solver.solve(PROBLEM, policy=policy, auto=False)
     except StepspecError as exc:
         print(f"{policy}: {exc}", file=sys.stderr)

@@ -201,7 +201,11 @@ class Load:
         async with self._http.post(self._base + path, data=io.BytesIO(body)) as reply:
             answer = await reply.read()
         self._soak.hostile += 1
-        if not refused(reply.status, len(answer), failing="faults" in (part, self.part)):
+        if not refused(
+            reply.status,
+            len(answer),
+            failing="faults" in (part, self.part),
+        ):
             self._soak.notes.append(
                 f"{self.part}: HTTP {reply.status}, {len(answer)} bytes for {body[:80]!r}",
             )
@@ -223,7 +227,15 @@ class Load:
         while True:
             await asyncio.sleep(SAMPLE_EVERY)
             shown = await self._get("/metrics")
-            tasks = int(float(re.findall(r"^stepspec_tasks (\S+)", shown, re.MULTILINE)[0]))
+            tasks = int(
+                float(
+                    re.findall(
+                        r"^stepspec_tasks (\S+)",
+                        shown,
+                        re.MULTILINE,
+                    )[0]
+                )
+            )
             second = loop.time() - began
             memory = resident(pid)
             upstream = await self._upstream()
@@ -284,15 +296,30 @@ async def measure(
 ) -> Soak:
     """Soak for *minutes* minutes. The first and the last *calm* minutes are without faults."""
     soak = Soak()
-    async with deployed("--max-running", str(concurrency), force_close=False) as deployment:
+    async with deployed(
+        "--max-running",
+        str(concurrency),
+        force_close=False,
+    ) as deployment:
         load = Load(deployment, soak)
         for path, body in HOSTILE:  # Memory that the first of each takes for good is no growth.
             await load.strike(path, body)
         clients = [load.client(number) for number in range(concurrency)]
-        async with background(*clients, load.sample(), load.attack(), load.look()):
+        async with background(
+            *clients,
+            load.sample(),
+            load.attack(),
+            load.look(),
+        ):
             await _pass(60 * calm, tick)
             load.part = "faults"
-            async with background(trouble(deployment, soak, random.Random(seed))):
+            async with background(
+                trouble(
+                    deployment,
+                    soak,
+                    random.Random(seed),
+                )
+            ):
                 await _pass(60 * (minutes - 2 * calm), tick)
             for place in PLACES:  # One after the other: faults that are still queued are gone.
                 await deployment.restart(place)
@@ -300,7 +327,11 @@ async def measure(
             load.part = "after"
             await _pass(60 * calm, tick)
         servers = {str(place): deployment.url(place) for place in PLACES}
-        still_open = await settled(deployment.http, deployment.program.base, servers)
+        still_open = await settled(
+            deployment.http,
+            deployment.program.base,
+            servers,
+        )
         soak.left_open = sum(still_open.values())
     return soak
 
@@ -314,7 +345,11 @@ async def _pass(seconds: float, tick: Callable[[float], object]) -> None:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[round(100 * share) - 1]
+    return statistics.quantiles(
+        values,
+        n=100,
+        method="inclusive",
+    )[round(100 * share) - 1]
 
 
 def table(soak: Soak) -> Table:
@@ -343,7 +378,11 @@ def table(soak: Soak) -> Table:
             resources = [f"{soak.median(part, name) / unit:.0f}" for name, unit in units.items()]
         counts = (str(fates[fate]) for fate in fates_shown)
         rows.append((part, str(fates.total()), *counts, *latencies, *resources))
-    return Sheet(columns, rows, "medians of the samples; seconds of answered requests").table()
+    return Sheet(
+        columns,
+        rows,
+        "medians of the samples; seconds of answered requests",
+    ).table()
 
 
 def complaints(soak: Soak) -> list[str]:

@@ -34,7 +34,11 @@ class Sheet:
         )
         for place, column in enumerate(self.columns):
             words = place < self.left
-            rendered.add_column(column, justify="left" if words else "right", no_wrap=words)
+            rendered.add_column(
+                column,
+                justify="left" if words else "right",
+                no_wrap=words,
+            )
         for row in self.rows:
             rendered.add_row(*row)
         return rendered
@@ -49,6 +53,11 @@ class Sheet:
 def exit_with(complaints: Sequence[str], console: Console) -> None:
     """Print *complaints*, and exit with 1 if there are any."""
     for complaint in complaints:
-        console.print(complaint, style="bold red", highlight=False, markup=False)
+        console.print(
+            complaint,
+            style="bold red",
+            highlight=False,
+            markup=False,
+        )
     if complaints:
         raise typer.Exit(1)

@@ -172,7 +172,13 @@ def command(
         (each.version, str(each.passed), str(each.failed), ", ".join(each.failures))
         for each in tried
     ]
-    print(Sheet(("vLLM", "passed", "failed", "which"), rows, "Tests by version").markdown())
+    print(
+        Sheet(
+            ("vLLM", "passed", "failed", "which"),
+            rows,
+            "Tests by version",
+        ).markdown()
+    )
     unknown = check_bodies(newest, folder)
     print(
         f"\nvLLM {newest}, request classes: {unknown or 'every field that stepspec sends is known'}"

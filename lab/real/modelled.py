@@ -70,7 +70,12 @@ class Recorded:
     def step(self, at: int, tokens: int, author: Role) -> Step:
         ends = at + tokens >= self.total
         written = (Token("x"),) * tokens
-        return Step("x" * tokens, author, "end" if ends else "length", written)
+        return Step(
+            "x" * tokens,
+            author,
+            "end" if ends else "length",
+            written,
+        )
 
     def cut(self, at: int, tokens: int) -> int | None:
         """The first position in a draft of *tokens* from *at* where it was cut; None: nowhere."""

@@ -88,7 +88,11 @@ def _write_layers(path: Path, layer: dict[str, Any], numbers: range) -> dict[str
         for number in numbers
         for name, tensor in layer.items()
     }
-    import_module("safetensors.torch").save_file(tensors, path, metadata={"format": "pt"})
+    import_module("safetensors.torch").save_file(
+        tensors,
+        path,
+        metadata={"format": "pt"},
+    )
     return dict.fromkeys(tensors, path.name)
 
 

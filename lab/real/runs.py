@@ -68,13 +68,21 @@ class Cell:
             return arms.PLAIN
         arm = parse_arm(self.method)
         # one name, so that all methods share the servers' prefix caches
-        return replace(arm, name="method", run=arm.run.model_copy(update={"ahead": 0}))
+        return replace(
+            arm,
+            name="method",
+            run=arm.run.model_copy(update={"ahead": 0}),
+        )
 
     @property
     def sampling(self) -> Sampling:
         if self.temperature == 0:
             return Sampling(temperature=0)
-        return Sampling(temperature=self.temperature, top_p=TOP_P, top_k=TOP_K)
+        return Sampling(
+            temperature=self.temperature,
+            top_p=TOP_P,
+            top_k=TOP_K,
+        )
 
     def about(self) -> dict[str, Any]:
         """What has to agree for samples to belong to the same file."""
@@ -189,9 +197,21 @@ async def take(urls: Mapping[str, str], work: Work, say: Callable[[str], None]) 
     """
     tasks = work.tasks()
     small = Endpoint(role="small", url=urls["small"], deadlines=PATIENT)
-    large = Endpoint(role="large", url=urls["large"], deadlines=PATIENT, suffix_scoring=True)
+    large = Endpoint(
+        role="large",
+        url=urls["large"],
+        deadlines=PATIENT,
+        suffix_scoring=True,
+    )
     async with AsyncExitStack() as stack:
-        solver = await stack.enter_async_context(Solver(small, large, ahead=0, auto=False))
+        solver = await stack.enter_async_context(
+            Solver(
+                small,
+                large,
+                ahead=0,
+                auto=False,
+            )
+        )
         solver.require_both()
         graders = await stack.enter_async_context(Graders())
         stores = {

@@ -63,12 +63,23 @@ Pairs = Annotated[
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--policy", "-p", help="A method with its options; default: specreason."),
+    typer.Option(
+        "--policy",
+        "-p",
+        help="A method with its options; default: specreason.",
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the steps that are good.")]
 Users = Annotated[str, typer.Option(metavar="N,...", help="Problems at the same time.")]
 Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
-StepTokens = Annotated[int, typer.Option(min=1, max=512, help="Mean tokens of a step.")]
+StepTokens = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=512,
+        help="Mean tokens of a step.",
+    ),
+]
 Problems = Annotated[int, typer.Option(min=2, help="Counted problems of a cell.")]
 Output = Annotated[Path, typer.Option(help="File for the figures; the plot is next to it.")]
 
@@ -105,7 +116,11 @@ def grid(
     arms = [parse_arm(text) for text in policy or ("specreason",)]
     if auto:
         arms += [
-            replace(arm, name=f"{arm.name}, auto", run=arm.run.with_overrides({"auto": True}))
+            replace(
+                arm,
+                name=f"{arm.name}, auto",
+                run=arm.run.with_overrides({"auto": True}),
+            )
             for arm in arms
         ]
     work = [(LARGE, 1.0, number) for number in crowds]
@@ -121,7 +136,12 @@ def grid(
         name = cell.name if cell.name == LARGE.name else f"{cell.name}, {cell.accepted:.0%}"
         dot = (cell.hourly, cell.figures.seconds["p50"], f"{cell.users} at once")
         dots.setdefault(name, []).append(dot)
-    _draw(output, dots, "problems an hour and card", "median seconds of a problem, simulated")
+    _draw(
+        output,
+        dots,
+        "problems an hour and card",
+        "median seconds of a problem, simulated",
+    )
     _print(rows)
 
 
@@ -157,7 +177,16 @@ def break_even_command(
     loads = _numbers("--users", users, int)
     rows: list[dict[str, Any]] = []
     dots: Dots = {}
-    for times, number in _tracked(product(_numbers("--speed", speed, float), loads)):
+    for times, number in _tracked(
+        product(
+            _numbers(
+                "--speed",
+                speed,
+                float,
+            ),
+            loads,
+        )
+    ):
         ratios = break_even(known, arm, times, number, chains, problems)
         least = crossing(ratios)
         shown = {f"time at {share:.0%}": ratio for share, ratio in ratios.items()}
@@ -167,7 +196,12 @@ def break_even_command(
             dots.setdefault(f"{number} at once", []).append(dot)
     about = {"pair": asdict(known), "chains": asdict(chains), "policy": policy}
     _write(output, {**about, "cells": rows})
-    _draw(output, dots, "times as fast as the large model", "share of drafts to accept, simulated")
+    _draw(
+        output,
+        dots,
+        "times as fast as the large model",
+        "share of drafts to accept, simulated",
+    )
     _print(rows)
 
 
@@ -235,7 +269,11 @@ def choosing(
     """Print the time of `auto` over that of the better of SpecReason and the large model alone."""
     writable("--output", output)
     chains = Chains(steps=steps, tokens=tokens)
-    work = product(_pairs(pair), _numbers("--users", users, int), _shares(accepted))
+    work = product(
+        _pairs(pair),
+        _numbers("--users", users, int),
+        _shares(accepted),
+    )
     rows = [
         choose(
             known,
@@ -277,7 +315,11 @@ def _shares(text: str) -> list[float]:
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     texts = [[_shown(value) for value in row.values()] for row in rows]
-    sheet = Sheet(tuple(name.replace("_", " ") for name in rows[0]), texts, left=0)
+    sheet = Sheet(
+        tuple(name.replace("_", " ") for name in rows[0]),
+        texts,
+        left=0,
+    )
     Console(width=max(console.width, 200)).print(sheet.table())
 
 
@@ -295,7 +337,14 @@ def _write(output: Path, figures: Mapping[str, Any]) -> None:
 def _draw(output: Path, dots: Dots, across: str, up: str) -> None:
     curves = [Curve(name, some) for name, some in dots.items()]
     if curves:
-        output.with_suffix(".svg").write_text(load_curves(curves, across, up), encoding="utf-8")
+        output.with_suffix(".svg").write_text(
+            load_curves(
+                curves,
+                across,
+                up,
+            ),
+            encoding="utf-8",
+        )
 
 
 if __name__ == "__main__":

@@ -136,7 +136,12 @@ class Chains:
         """
         drawn = random.Random(self.seed)
         return [
-            Script(self.prompt, self._turns(drawn, accepted), self.question) for _ in range(count)
+            Script(
+                self.prompt,
+                self._turns(drawn, accepted),
+                self.question,
+            )
+            for _ in range(count)
         ]
 
     def _turns(self, drawn: random.Random, accepted: float) -> tuple[Turn, ...]:

@@ -179,7 +179,13 @@ class SimulatedModel(SingleModel):
         with _ending(stream):
             more = 0
             if step.stop != "end":
-                more = len(self._next(chain.extend(step), stop, limit).tokens)
+                more = len(
+                    self._next(
+                        chain.extend(step),
+                        stop,
+                        limit,
+                    ).tokens
+                )
             return await self._take(stream, chain, step, until, more)
 
     async def _take(
@@ -199,7 +205,14 @@ class SimulatedModel(SingleModel):
             self._server.extend(request, end + more)
         if until is not None:
             await self._server.reach(request, stream.taken + 1)
-            until(Step(step.tokens[0].text, self.role, "until", step.tokens[:1]))
+            until(
+                Step(
+                    step.tokens[0].text,
+                    self.role,
+                    "until",
+                    step.tokens[:1],
+                )
+            )
         await self._server.reach(request, end)
         stream.taken = end
         stream.expected = grown.steps
@@ -230,7 +243,14 @@ class SimulatedModel(SingleModel):
         if len(spans) == 2:  # BiLD's unsure token follows the first span
             agreements[1] = agreements[0]
         return [
-            tuple(_scored(piece, agreed) for piece, agreed in zip(some, agreeing, strict=False))
+            tuple(
+                _scored(piece, agreed)
+                for piece, agreed in zip(
+                    some,
+                    agreeing,
+                    strict=False,
+                )
+            )
             for some, agreeing in zip(pieces, agreements, strict=True)
         ]
 
@@ -297,7 +317,14 @@ class SimulatedModel(SingleModel):
             ending = DELIMITER
             if ends:
                 ending = "" if chain.closed else THINK_END
-            tokens.append(Token(f"{number}{ending}", UNSURE if unsure else CERTAIN, 1, 1))
+            tokens.append(
+                Token(
+                    f"{number}{ending}",
+                    UNSURE if unsure else CERTAIN,
+                    1,
+                    1,
+                )
+            )
             if ends:
                 reason = "end"
                 break
@@ -309,8 +336,18 @@ class SimulatedModel(SingleModel):
             number += 1
             offset = 0
         if not tokens:
-            return Step(THINK_END, "small", "end", (Token(THINK_END, CERTAIN, 1, 1),))
-        return Step("".join(token.text for token in tokens), self.role, reason, tuple(tokens))
+            return Step(
+                THINK_END,
+                "small",
+                "end",
+                (Token(THINK_END, CERTAIN, 1, 1),),
+            )
+        return Step(
+            "".join(token.text for token in tokens),
+            self.role,
+            reason,
+            tuple(tokens),
+        )
 
     def _rest(self, turn: Turn, offset: int) -> tuple[str, int, bool]:
         """
@@ -492,7 +529,11 @@ class SimulatedEndpoint:
         raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
     async def queue(self) -> QueueGauges | None:
-        return QueueGauges(self._server.running, self._server.waiting, self._server.costs.cache)
+        return QueueGauges(
+            self._server.running,
+            self._server.waiting,
+            self._server.costs.cache,
+        )
 
     async def acceptance(self) -> Acceptance | None:
         return None
