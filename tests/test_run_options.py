@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import get_type_hints
 
 import orjson
-from pydantic import BaseModel
 
 from stepspec.orchestrator.run_options import (
     RunOptions,
     RunOverrides,
     option_types,
     run_options,
-    service_options,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -108,29 +105,6 @@ def test_every_option_says_what_it_is() -> None:
         assert option.help.endswith("."), name
     assert option_types().keys() == run_options().keys()
     assert get_type_hints(RunOptions).keys() >= run_options().keys()
-
-
-def markdown_table() -> Iterable[str]:
-    """The table of all options, line by line, that ``docs/python.md`` has."""
-    yield "| option | default | flag of | service | arms | calibration | |"
-    yield "|---|---|---|---|---|---|---|"
-    for name, option in run_options().items():
-        default = RunOptions.model_fields[name].default
-        shown = "none" if default is None else repr(default)
-        if isinstance(default, BaseModel):
-            shown = "see its fields"
-        commands = ", ".join(f"`{command}`" for command in option.commands)
-        marks = ("yes" if mark else "" for mark in (option.service, option.arms, option.calibrated))
-        yield f"| `{name}` | {shown} | {commands} | {' | '.join(marks)} | {option.help} |"
-
-
-def test_the_documents_list_every_option() -> None:
-    document = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    assert "\n".join(markdown_table()) in document, (
-        "docs/python.md: put in the lines of markdown_table()"
-    )
-    service = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
-    assert [name for name in service_options() if f"`{name}`" not in service] == []
 
 
 def test_overrides_change_what_they_name_and_none_changes_nothing() -> None:

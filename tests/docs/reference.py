@@ -1,8 +1,8 @@
 """
-The pages of the documents that are written from the code: settings, commands, routes.
+The parts of the documents that are written from the code: settings, commands, routes.
 
-``python -m tests.docs.reference`` writes them; `test_reference.py` compares. What stands above
-`MARK` is by hand.
+``python -m tests.docs.reference`` writes them, and `test_reference.py` compares. The lower part of
+a page of `PAGES` begins at `MARK`. The table of the options of a run stands between two marks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stepspec.cli import app
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.orchestrator.prior import Prior
-from stepspec.orchestrator.run_options import Limits, run_options
+from stepspec.orchestrator.run_options import Limits, RunOptions, run_options
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
 from stepspec.service.http.app import Service
 from stepspec.service.settings import Scaling, ServiceSettings
@@ -38,7 +38,27 @@ from ..stand_in import StandIn
 
 DOCS = Path(__file__).parents[2] / "docs"
 MARK = "<!-- Below this line: written by `python -m tests.docs.reference`. -->"
+OPTIONS_MARK = "<!-- The table below: written by `python -m tests.docs.reference`. -->"
+OPTIONS_END = "<!-- End of the table. -->"
 Schema = Mapping[str, Any]
+
+# --- options of a run
+# -------------------------------------------------------------------------------------------------
+
+
+def option_table() -> Iterator[str]:
+    """The table of the options of a run, line by line."""
+    yield "| option | default | flag of | service | arms | calibration | |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, option in run_options().items():
+        default = RunOptions.model_fields[name].default
+        shown = "none" if default is None else repr(default)
+        if isinstance(default, BaseModel):
+            shown = "see its fields"
+        commands = ", ".join(f"`{command}`" for command in option.commands)
+        marks = ("yes" if mark else "" for mark in (option.service, option.arms, option.calibrated))
+        yield f"| `{name}` | {shown} | {commands} | {' | '.join(marks)} | {option.help} |"
+
 
 # --- settings
 # -------------------------------------------------------------------------------------------------
@@ -365,6 +385,10 @@ def current(page: str) -> str:
     above, mark, _ = (DOCS / page).read_text(encoding="utf-8").partition(MARK)
     if not mark:
         raise ValueError(f"docs/{page} lacks the line {MARK}")
+    before, begins, rest = above.partition(OPTIONS_MARK)
+    if begins:
+        after = rest.partition(OPTIONS_END)[2]
+        above = "\n".join([f"{before}{begins}", "", *option_table(), "", f"{OPTIONS_END}{after}"])
     return f"{above}{MARK}\n\n" + "\n".join(PAGES[page]()) + "\n"
 
 
