@@ -79,7 +79,11 @@ CORE = {
         "endpoints/replicas", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)
     ),
     "run": core("run", *RUN),
-    "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
+    "run_options": core(
+        "run_options",
+        "test_settings",
+        slow=("test_run_options", "test_run_option_effects", "test_solver"),
+    ),
     "admission": outside("service/admission", "service/http/test_admission", slow=(MACHINES,)),
     "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "client": core(
