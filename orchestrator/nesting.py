@@ -222,7 +222,7 @@ def require_agreement(small: ModelEndpoint, large: ModelEndpoint, pair: str) -> 
         raise ConfigurationError(f"{described(small)} and {large.name} cannot be {pair}: {reason}")
     leaf = leaves(small)[-1]
     if isinstance(leaf, ReplicatedEndpoint):
-        leaf.health.refuses = partial(conflict, other=large)
+        leaf.refuses = partial(conflict, other=large)
 
 
 def described(endpoint: ModelEndpoint) -> str:
