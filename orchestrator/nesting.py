@@ -20,7 +20,6 @@ from .budget import Budgeted
 from .chain import Chain, Message, Role, Step, Stop, Token, Tool, Toolset, beginning
 from .concurrency import all_entered
 from .endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Sampling, Template
-from .endpoints.capabilities import Capabilities
 from .endpoints.chat_template import disagreement
 from .endpoints.interfaces import (
     Format,
@@ -165,9 +164,6 @@ class NestedEndpoint:
 
     async def acceptance(self) -> Acceptance | None:
         return await self.large.acceptance()
-
-    async def capabilities(self) -> Capabilities:
-        return await self.large.capabilities()
 
     def model(
         self,

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from hashlib import blake2b
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from ..chain import Chain, Role, Step, Token, Toolset
 from ..concurrency import background
@@ -20,12 +19,10 @@ from ..errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    EndpointUnreachable,
 )
 from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from .breaker import UNUSABLE_STATUSES, ProbedServers, Replica
-from .capabilities import Capabilities
 from .chat_template import Template
 from .interfaces import (
     Clock,
@@ -386,27 +383,6 @@ class ReplicatedEndpoint(ProbedServers):
     async def acceptance(self) -> Acceptance | None:
         """Add up the servers' counters of token-level speculation; None if no server speculates."""
         return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self.up)))
-
-    async def capabilities(self) -> Capabilities:
-        """
-        Find out what all servers can do that were up at least once.
-
-        Those that cannot be reached now are left out; raise `EndpointUnreachable` if none can.
-        """
-        asked = [endpoint.capabilities() for endpoint in self.entered]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        found = [answer for answer in answers if isinstance(answer, Capabilities)]
-        for answer in answers:
-            is_gone = bool(found) and isinstance(answer, EndpointUnreachable)
-            if isinstance(answer, BaseException) and not is_gone:
-                raise answer
-        shared: dict[str, Any] = {}
-        for field in fields(Capabilities):
-            values = {getattr(capabilities, field.name) for capabilities in found}
-            shared[field.name] = False if False in values else None
-            if len(values) == 1:
-                shared[field.name] = values.pop()
-        return Capabilities(**shared)
 
     def model(
         self,
