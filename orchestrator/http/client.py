@@ -183,21 +183,15 @@ class Connection:
         raise call.error(EndpointRejected, message)
 
     @asynccontextmanager
-    async def stream(
-        self,
-        call: Call,
-        body: Body,
-        *,
-        path: str = COMPLETIONS,
-    ) -> AsyncGenerator[Events]:
+    async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:
         """
-        Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the
-        request.
+        Request a completion by *body* and yield the events of the stream. Leaving the block early
+        aborts the request.
         """
         deadlines = self.endpoint.deadlines
         async with self.slots.held():
             ends = asyncio.get_running_loop().time() + deadlines.total
-            beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
+            beginning = self._retry(partial(self._begin, call, body, ends), deadlines.first)
             events = await _within(
                 call,
                 deadlines.unstreamed,
@@ -209,8 +203,8 @@ class Connection:
             finally:
                 await events.close()
 
-    async def _begin(self, call: Call, path: str, body: Body, ends: float) -> Events:
-        response = await self._send(call, path, body)
+    async def _begin(self, call: Call, body: Body, ends: float) -> Events:
+        response = await self._send(call, COMPLETIONS, body)
         pieces = response.content.iter_any()
         events = Events(call, pieces, partial(_release, response), self.endpoint.deadlines, ends)
         try:

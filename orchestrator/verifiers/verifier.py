@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from ..answer import answer_text
 from ..chain import Chain, Rating, Step
@@ -38,16 +38,6 @@ QUESTION = "candidate"
 """The name of the one question in a request for a decision."""
 
 AnyVerifier: TypeAlias = DecisionsVerifier | FunctionVerifier
-
-
-class Rater(Protocol):
-    """What rates candidates, without deadline and fallback. All runs share it."""
-
-    async def rate(self, candidate: Candidate) -> Rating:
-        """Rate *candidate*. Raise an `EndpointError` if that fails."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class DecisionsRater:
@@ -152,12 +142,11 @@ class ConnectedVerifier:
             ) from None
 
 
-def _rater(settings: AnyVerifier) -> Rater:
-    match settings:
-        case DecisionsVerifier():
-            return DecisionsRater(settings)
-        case FunctionVerifier(function=name):
-            return FunctionRater(VERIFIERS.find(name), settings.name, settings.max_concurrency)
+def _rater(settings: AnyVerifier) -> DecisionsRater | FunctionRater:
+    if isinstance(settings, DecisionsVerifier):
+        return DecisionsRater(settings)
+    function = VERIFIERS.find(settings.function)
+    return FunctionRater(function, settings.name, settings.max_concurrency)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from . import bodies, replies
 from .bodies import Prompts, StreamForm
 from .server import VllmServer
 from .sticky_stream import StickyStream
-from .token_stream import TextDivider, TokenStream, generate
+from .token_stream import TextDivider, TokenStream
 from .tokenizer import ChainIds
 
 MAX_CHARACTER_TOKENS = 4
@@ -346,7 +346,8 @@ class VllmModel(SingleModel):
         observe: CallObserver | None = None,
     ) -> AsyncGenerator[TokenStream]:
         """
-        Open a stream of tokens after *prompt*, which is *chain* and *opening*.
+        Open a stream of tokens after *prompt*, which is *chain* and *opening*. Leaving the block
+        before its end aborts the request.
 
         *observe* receives the end of the request. None: the observer of the run does.
         """
@@ -356,12 +357,15 @@ class VllmModel(SingleModel):
         if sampling.repeats:
             again = REQUEST.get().again
             body["seed"] = sampling.seed_for(self.role, "write", chain, opening, again=again)
-        meter = self._meter("write", len(prompt), observe)
+        call = self._call("write")
         divider = TextDivider(endpoint.spellings, endpoint.spell)
-        opened = generate(endpoint.connection, self._call("write"), body, meter, divider)
         # A request that reads the likeliest tokens is kept apart from questions by token ids.
-        async with endpoint.apart() if sampling.logprobs else nullcontext(), opened as arrivals:
-            yield arrivals
+        async with endpoint.apart() if sampling.logprobs else nullcontext():
+            with self._meter("write", len(prompt), observe) as meter:
+                async with endpoint.connection.stream(call, body) as events:
+                    arrivals = TokenStream(call, events, meter, body, divider)
+                    yield arrivals
+                    await arrivals.finish()
 
     async def _post(
         self,
