@@ -82,11 +82,12 @@ async def choose(
     while True:
         left = [replica for replica in servers.replicas if failed.get(replica.url, 0) < tries]
         closed = [replica for replica in left if replica.breaker.state == "closed"]
-        unfailed = [replica for replica in closed if replica.url not in failed]
         if closed:
+            unfailed = [replica for replica in closed if replica.url not in failed]
             return _preferred(unfailed or closed)
         probed = [replica for replica in left if replica.breaker.state == "half-open"]
-        is_over = not probed and loop.time() >= until
+        seconds = until - loop.time()
+        is_over = not probed and seconds <= 0
         if not left or (is_over and is_last) or servers.stopped:
             raise servers.none_left()
         if is_over:
@@ -94,10 +95,8 @@ async def choose(
             for replica in left:
                 replica.breaker.wanted.set()
             await _change(left, None, asyncio.ALL_COMPLETED)
-        elif probed:
-            await _change(probed, None, asyncio.FIRST_COMPLETED)
         else:
-            await _change(left, until - loop.time(), asyncio.FIRST_COMPLETED)
+            await _change(probed or left, None if probed else seconds, asyncio.FIRST_COMPLETED)
 
 
 async def _change(replicas: Sequence[Replica], seconds: float | None, return_when: str) -> None:
