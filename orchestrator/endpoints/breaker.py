@@ -218,7 +218,12 @@ class ProbedServers:
         first = failures[0]
         if len(failures) == 1 and isinstance(first, EndpointError):
             kind = type(first) if isinstance(first, EndpointUnavailable) else EndpointUnavailable
-            error = kind(first.cause, role=first.role, url=first.url, verb=first.verb)
+            error = kind(
+                first.cause,
+                role=first.role,
+                url=first.url,
+                verb=first.verb,
+            )
         else:
             failed = [replica for replica in self.replicas if replica.breaker.error]
             causes = "; ".join(f"{replica.url}: {replica.breaker.cause}" for replica in failed)
@@ -288,7 +293,12 @@ class ProbedServers:
                 queue = await replica.endpoint.queue()
         except TimeoutError:
             late = f"no answer to a probe within {PROBE_SECONDS:g} s"
-            raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
+            raise EndpointUnavailable(
+                late,
+                role=self.role,
+                url=replica.url,
+                verb="probe",
+            ) from None
         deadlines = replica.settings.deadlines
         seconds = 0.0
         if queue and queue.waiting:
@@ -310,7 +320,12 @@ class ProbedServers:
         if known is not None:
             wrong = _difference(fresh, known, whole=bool(up)) or wrong
         if wrong:
-            raise EndpointRejected(wrong, role=self.role, url=replica.url, verb="connect")
+            raise EndpointRejected(
+                wrong,
+                role=self.role,
+                url=replica.url,
+                verb="connect",
+            )
 
 
 async def _within(wait: Awaitable[object], seconds: float) -> None:

@@ -396,5 +396,10 @@ class ReplicatedEndpoint(ProbedServers):
         placement = Placement(self, observe, self.patience)
         return ReplicatedModel(
             placement,
-            lambda endpoint: endpoint.model(sampling, observe=observe, clock=clock, format=format),
+            lambda endpoint: endpoint.model(
+                sampling,
+                observe=observe,
+                clock=clock,
+                format=format,
+            ),
         )

@@ -209,7 +209,11 @@ class Verifier:
             case "accept":
                 return Judgement(accepted=True, rating=None)
             case "reject":
-                return Judgement(accepted=False, rating=None, reason=cause)
+                return Judgement(
+                    accepted=False,
+                    rating=None,
+                    reason=cause,
+                )
             case "large" if self._instead is not None:
                 return self._judgement(await self._instead(chain, candidate.stage))
             case _:

@@ -498,7 +498,12 @@ class ChainIds:
         added: list[EncodedPrompt] = []
         for index, step in enumerate(chain.steps[shared:], shared):
             markers = await encoder.markers(chain) if index == last_thought else None
-            ids = await encoder.step(step, closes=markers, marked=marked, calls=bool(chain.tools))
+            ids = await encoder.step(
+                step,
+                closes=markers,
+                marked=marked,
+                calls=bool(chain.tools),
+            )
             added.append(EncodedPrompt.of(ids))
         known = known.extended(chain, shared, added)
         # How a step is encoded may depend on later steps if the model has no thinking block.
