@@ -27,7 +27,7 @@ from ..events import AnswerJudged, FellBack, Observer, Stage
 from ..http.client import Connection
 from ..http.http_errors import JUDGE, reading
 from ..http.paths import DECISIONS, Body
-from ..http.request_meter import RequestMeter
+from ..http.request_meter import metered
 from ..interfaces import REQUEST, Model, RequestContext, requesting
 from .functions import VERIFIERS, Candidate, FunctionRater, read_rating
 from .settings import DecisionsVerifier, FunctionVerifier
@@ -224,7 +224,7 @@ class Verifier:
 
     async def _rate(self, candidate: Candidate) -> Rating:
         url = getattr(self._connected.settings, "url", "")
-        with RequestMeter("critic", "rate", self._observe, self._clock, url=url):
+        with metered("critic", "rate", self._observe, self._clock, url=url):
             return await self._connected.rate(candidate)
 
 
