@@ -183,15 +183,21 @@ class Connection:
         raise call.error(EndpointRejected, message)
 
     @asynccontextmanager
-    async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:
+    async def stream(
+        self,
+        call: Call,
+        body: Body,
+        *,
+        path: str = COMPLETIONS,
+    ) -> AsyncGenerator[Events]:
         """
-        Request a completion by *body* and yield the events of the stream. Leaving the block early
-        aborts the request.
+        Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the
+        request.
         """
         deadlines = self.endpoint.deadlines
         async with self.slots.held():
             ends = asyncio.get_running_loop().time() + deadlines.total
-            beginning = self._retry(partial(self._begin, call, body, ends), deadlines.first)
+            beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
             events = await _within(
                 call,
                 deadlines.unstreamed,
@@ -203,8 +209,8 @@ class Connection:
             finally:
                 await events.close()
 
-    async def _begin(self, call: Call, body: Body, ends: float) -> Events:
-        response = await self._send(call, COMPLETIONS, body)
+    async def _begin(self, call: Call, path: str, body: Body, ends: float) -> Events:
+        response = await self._send(call, path, body)
         pieces = response.content.iter_any()
         events = Events(call, pieces, partial(_release, response), self.endpoint.deadlines, ends)
         try:
