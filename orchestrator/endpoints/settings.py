@@ -115,6 +115,10 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     The most requests at a time; none: as many as the service's ``max_running`` runs may have, and
     64 at least.
     """
+    requests_per_second: PositiveFloat | None = None
+    """
+    The most requests that start in a second, besides checks of health and metrics; none: no limit.
+    """
     retries: int = Field(default=3, ge=0)
     """Further attempts for a request that failed before its first token."""
     priorities: bool = True

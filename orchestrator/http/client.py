@@ -17,7 +17,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from typing import Any, Generic, Self, TypeVar
@@ -53,7 +53,7 @@ from .http_errors import (
     refused_elsewhere,
     retry_after,
 )
-from .paths import COMPLETIONS, MODELS, PRIORITISED, WITHOUT_ENGINE, Body
+from .paths import COMPLETIONS, HEALTH, METRICS, MODELS, PRIORITISED, WITHOUT_ENGINE, Body
 from .prompts import write_body
 from .proxies import proxy_of
 from .slots import Slots
@@ -245,15 +245,24 @@ class Connection:
                 await _release(response)
 
         longest = self.endpoint.deadlines.unstreamed
-        # An engine works on most requests, and has only so many slots.
-        slot = nullcontext() if path in WITHOUT_ENGINE else self.slots.held()
-        async with slot:
+        async with self._admitted(path):
             return await _within(
                 call,
                 longest,
                 "no answer after {:g} s",
                 self._retry(fetch_once, longest, retries),
             )
+
+    @asynccontextmanager
+    async def _admitted(self, path: str) -> AsyncGenerator[None]:
+        """Wait until a request for *path* may start; hold a slot if an engine works on it."""
+        if path not in WITHOUT_ENGINE:
+            async with self.slots.held():
+                yield
+            return
+        if path not in (HEALTH, METRICS):
+            await self.slots.start()
+        yield
 
     async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
         """
@@ -322,6 +331,7 @@ class Connection:
                 self._try = failures + 1
                 log.info("%s; try %d in %.1f s", exc, self._try, pause)
             await asyncio.sleep(pause)
+            await self.slots.start()
         return await send()
 
     async def _report_waiting(self) -> None:

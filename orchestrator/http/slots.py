@@ -8,10 +8,17 @@ as it takes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    nullcontext,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 
 from ..endpoints.settings import Address
 from ..errors import LocalShortage
@@ -46,10 +53,15 @@ def waiting_at_most(seconds: float, waited: float) -> AbstractContextManager[Non
 
 
 class Slots:
-    """The slots of one *endpoint*. `waiting` counts the requests that wait for one."""
+    """
+    The slots of one *endpoint*, and the limit of its requests per second.
+
+    `waiting` counts the requests that wait for either.
+    """
 
     def __init__(self, endpoint: Address) -> None:
-        self._role = endpoint.role
+        self._endpoint = endpoint
+        self._starts = _throttle(endpoint.requests_per_second)
         self._free = asyncio.Semaphore(endpoint.max_concurrency or MIN_CONCURRENCY)
         self.waiting = 0
 
@@ -60,25 +72,59 @@ class Slots:
 
         Raise `LocalShortage` if none becomes free within the limit of the client's request.
         """
-        limit = WAIT_LIMIT.get()
-        self.waiting += 1
-        try:
-            await (self._free.acquire() if limit is None else self._take(limit))
-        finally:
-            self.waiting -= 1
+        await self._wait(self._take)
         try:
             yield
         finally:
             self._free.release()
 
-    async def _take(self, limit: WaitLimit) -> None:
+    async def start(self) -> None:
+        """Wait until a request may start that needs no slot. Raise `LocalShortage` as `held`."""
+        await self._wait(self._start)
+
+    async def _wait(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Wait for *work*, at most as long as the client's request may wait."""
+        limit = WAIT_LIMIT.get()
+        timeout = asyncio.timeout(None if limit is None else limit.left)
+        self.waiting += 1
         try:
-            async with asyncio.timeout(limit.left):
-                await self._free.acquire()
+            async with timeout:
+                await work()
         except TimeoutError:
-            raise LocalShortage(
-                f"no slot of the {self._role} model became free within {limit.seconds:g} s"
-                f" (max_wait): raise max_concurrency in [{self._role}], or lower max_running of the"
-                " service"
-            ) from None
-        limit.left = limit.seconds
+            if limit is None or not timeout.expired():
+                raise
+            raise self._shortage(limit) from None
+        finally:
+            self.waiting -= 1
+        if limit is not None:
+            limit.left = limit.seconds
+
+    async def _start(self) -> None:
+        async with self._starts:
+            return
+
+    async def _take(self) -> None:
+        await self._free.acquire()
+        try:
+            await self._start()
+        except BaseException:
+            self._free.release()
+            raise
+
+    def _shortage(self, limit: WaitLimit) -> LocalShortage:
+        role = self._endpoint.role
+        return LocalShortage(
+            f"no slot of the {role} model became free within {limit.seconds:g} s (max_wait):"
+            f" raise max_concurrency in [{role}], or lower max_running of the service"
+        )
+
+
+def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
+    """
+    Limit the requests per second to *rate*, in whole requests, because the throttler never releases
+    half of one.
+    """
+    if rate is None:
+        return nullcontext()
+    burst = max(1, int(rate))
+    return Throttler(burst, burst / rate)

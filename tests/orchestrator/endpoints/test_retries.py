@@ -8,9 +8,12 @@ import asyncio
 import gc
 import logging
 import re
+from functools import partial
+from types import SimpleNamespace
 
 import orjson
 import pytest
+from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Chain, Step
@@ -23,10 +26,11 @@ from stepspec.orchestrator.errors import (
     MalformedReply,
 )
 from stepspec.orchestrator.http import client as module
+from stepspec.orchestrator.http import slots
 from stepspec.orchestrator.http.client import Connection
 from stepspec.orchestrator.http.sse import Events
 
-from ...fakes import run
+from ...fakes import jumping, run
 from ...stand_in import Break, FakeVllm, Refuse, Stall
 from .conftest import Meet, eventually
 
@@ -327,6 +331,37 @@ def test_each_retry_is_logged_with_its_cause_and_a_server_that_fails_at_once_is_
     ]
     assert name == "stepspec.requests"
     assert re.fullmatch(r".*: no connection; try 2 in 0\.5 s", message)
+
+
+@pytest.mark.parametrize(
+    ("rate", "count", "seconds"), [(0.5, 1, 2.0), (1.0, 1, 1.0), (2.5, 2, 0.8), (10.0, 10, 1.0)]
+)
+def test_a_rate_allows_whole_requests(rate: float, count: int, seconds: float) -> None:
+    throttle = slots._throttle(rate)  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(throttle, Throttler)
+    assert (throttle.rate_limit, throttle.period) == (count, pytest.approx(seconds))
+
+
+@jumping
+async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() -> None:
+    class Rate:
+        async def __aenter__(self) -> None:
+            await asyncio.sleep(2 * SETTINGS.deadlines.total)
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+    async def request(*parts: object, **fields: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            status=400, history=(), read=partial(asyncio.sleep, 0, b'{"error": "answered"}')
+        )
+
+    connection, began = Connection(SETTINGS), asyncio.get_running_loop().time()
+    vars(connection.slots).update(_starts=Rate())
+    vars(connection).update(_session=SimpleNamespace(request=request))
+    for path, waited in (("/health", 0), ("/metrics", 0), ("/v1/models", 120)):
+        with pytest.raises(EndpointRejected, match="answered"):
+            await connection.fetch(connection.call("connect"), path)
+        assert asyncio.get_running_loop().time() - began == waited
 
 
 def test_an_idle_connection_is_closed_before_vllm_closes_it() -> None:

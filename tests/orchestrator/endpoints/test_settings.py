@@ -73,6 +73,7 @@ def test_replicas_that_are_none_are_refused(value: dict[str, object], complaint:
 def test_unknown_settings_and_impossible_limits_are_refused() -> None:
     for wrong in (
         {"retry": 3},
+        {"requests_per_second": 0},
         {"max_concurrency": 0},
         {"retries": -1},
         {"model": ""},

@@ -91,3 +91,34 @@ async def test_requests_that_give_up_leave_their_slots_to_others() -> None:
     assert waiting[5].result() == 5.0
     assert two.waiting == 0
     assert await asyncio.gather(*(hold(two, 1.0) for _ in range(2))) == [0.0, 0.0]
+
+
+@jumping
+async def test_the_wait_for_the_rate_is_a_wait_and_returns_its_slot() -> None:
+    class Rate:
+        async def __aenter__(self) -> None:
+            await asyncio.sleep(60.0)
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+    one = slots()
+    vars(one).update(_starts=Rate())
+    with waiting_at_most(MOST_SECONDS, 0.0):
+        for wait in (hold(one, 1.0), one.start(), hold(one, 1.0)):
+            with pytest.raises(LocalShortage):
+                await wait
+    assert await hold(one, 1.0) == 60.0
+
+
+@jumping
+async def test_a_failure_of_the_wait_itself_is_no_shortage() -> None:
+    class Failing:
+        async def __aenter__(self) -> None:
+            raise TimeoutError("of something else")
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+    one = slots()
+    vars(one).update(_starts=Failing())
+    with waiting_at_most(MOST_SECONDS, 0.0), pytest.raises(TimeoutError, match="something else"):
+        await one.start()

@@ -252,6 +252,11 @@ async def test_many_writes_share_one_endpoint(meet: Meet) -> None:
     assert len(met.calls) == 20
 
 
+async def test_requests_begun_per_second_are_limited_without_waiting_for_ever(meet: Meet) -> None:
+    async with meet(FakeVllm(SCRIPT), requests_per_second=1000.5) as met:
+        assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
+
+
 LETTERS = ("a", "b", "\n\n")
 RIVALS = ("x", "y", "z")
 
