@@ -20,7 +20,6 @@ from .budget import Budgeted
 from .chain import Chain, Message, Role, Step, Stop, Token, Tool, Toolset, beginning
 from .concurrency import all_entered
 from .endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Sampling, Template
-from .endpoints.capabilities import Capabilities
 from .endpoints.chat_template import disagreement
 from .endpoints.interfaces import (
     Format,
@@ -166,9 +165,6 @@ class NestedEndpoint:
     async def acceptance(self) -> Acceptance | None:
         return await self.large.acceptance()
 
-    async def capabilities(self) -> Capabilities:
-        return await self.large.capabilities()
-
     def model(
         self,
         sampling: Sampling = GREEDY,
@@ -222,7 +218,7 @@ def require_agreement(small: ModelEndpoint, large: ModelEndpoint, pair: str) -> 
         raise ConfigurationError(f"{described(small)} and {large.name} cannot be {pair}: {reason}")
     leaf = leaves(small)[-1]
     if isinstance(leaf, ReplicatedEndpoint):
-        leaf.health.refuses = partial(conflict, other=large)
+        leaf.refuses = partial(conflict, other=large)
 
 
 def described(endpoint: ModelEndpoint) -> str:

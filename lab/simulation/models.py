@@ -24,7 +24,6 @@ from stepspec.orchestrator.chain import (
     Toolset,
 )
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, Sampling
-from stepspec.orchestrator.endpoints.capabilities import Capabilities
 from stepspec.orchestrator.endpoints.chat_template import Template
 from stepspec.orchestrator.endpoints.interfaces import (
     Format,
@@ -537,9 +536,6 @@ class SimulatedEndpoint:
 
     async def acceptance(self) -> Acceptance | None:
         return None
-
-    async def capabilities(self) -> Capabilities:
-        raise ConfigurationError("a simulated server has nothing to find out")
 
     async def __aenter__(self) -> Self:
         return self

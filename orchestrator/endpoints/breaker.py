@@ -1,6 +1,6 @@
 """
-The health of a model's servers. Each server is behind a circuit `Breaker`. `Health` probes the
-servers that failed.
+The servers of one model. Each is behind a circuit `Breaker`. `ProbedServers` probes those that
+failed.
 
 See docs/decisions/0028 for what a failure is, and who waits for a probe.
 """
@@ -112,7 +112,7 @@ class Replica:
         return self.endpoint
 
 
-class Health:
+class ProbedServers:
     """
     The servers that *settings* list, connected by *make*. A task probes each while it fails.
 
@@ -121,7 +121,7 @@ class Health:
     """
 
     def __init__(self, settings: Endpoint, make: Callable[[Endpoint], Server]) -> None:
-        self.role: Role = settings.role
+        self.settings = settings
         self.refuses: Callable[[Server], str] = lambda endpoint: ""
         """Returns a reason against a server, or ""."""
         self.replicas = tuple(
@@ -166,6 +166,10 @@ class Health:
                 late = f"no connection {PROBE_SECONDS:g} s after another server"
                 replica.breaker.open(EndpointUnavailable(late, url=replica.url))
 
+    @property
+    def role(self) -> Role:
+        return self.settings.role
+
     async def stop(self) -> None:
         await self._probing.aclose()
         self.stopped = True
@@ -176,17 +180,19 @@ class Health:
 
     @property
     def entered(self) -> Iterator[Server]:
-        """The endpoints of the servers that were up at least once."""
+        """The servers that were up at least once."""
         return (replica.endpoint for replica in self.replicas if replica.endpoint is not None)
 
     @property
-    def up(self) -> list[Server]:
-        """The endpoints of the servers whose circuits are closed."""
-        return [
-            replica.endpoint
-            for replica in self.replicas
-            if replica.endpoint is not None and replica.breaker.state == "closed"
-        ]
+    def up(self) -> tuple[Server, ...]:
+        """The servers whose circuits are closed."""
+        return tuple(
+            [
+                replica.server
+                for replica in self.replicas
+                if replica.endpoint and replica.breaker.state == "closed"
+            ]
+        )
 
     @property
     def down(self) -> Mapping[str, str]:
@@ -198,7 +204,10 @@ class Health:
         }
 
     def report(self, url: str, exc: StepspecError) -> None:
-        """Have the server at *url* probed, at which a request of others failed."""
+        """
+        Have the server at *url* probed, at which something else failed than a call: a health check,
+        or a forwarded stream.
+        """
         for replica in self.replicas:
             if replica.url == url:
                 replica.breaker.fail(exc)
@@ -209,7 +218,12 @@ class Health:
         first = failures[0]
         if len(failures) == 1 and isinstance(first, EndpointError):
             kind = type(first) if isinstance(first, EndpointUnavailable) else EndpointUnavailable
-            error = kind(first.cause, role=first.role, url=first.url, verb=first.verb)
+            error = kind(
+                first.cause,
+                role=first.role,
+                url=first.url,
+                verb=first.verb,
+            )
         else:
             failed = [replica for replica in self.replicas if replica.breaker.error]
             causes = "; ".join(f"{replica.url}: {replica.breaker.cause}" for replica in failed)
@@ -279,7 +293,12 @@ class Health:
                 queue = await replica.endpoint.queue()
         except TimeoutError:
             late = f"no answer to a probe within {PROBE_SECONDS:g} s"
-            raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
+            raise EndpointUnavailable(
+                late,
+                role=self.role,
+                url=replica.url,
+                verb="probe",
+            ) from None
         deadlines = replica.settings.deadlines
         seconds = 0.0
         if queue and queue.waiting:
@@ -301,7 +320,12 @@ class Health:
         if known is not None:
             wrong = _difference(fresh, known, whole=bool(up)) or wrong
         if wrong:
-            raise EndpointRejected(wrong, role=self.role, url=replica.url, verb="connect")
+            raise EndpointRejected(
+                wrong,
+                role=self.role,
+                url=replica.url,
+                verb="connect",
+            )
 
 
 async def _within(wait: Awaitable[object], seconds: float) -> None:

@@ -41,11 +41,6 @@ class Capabilities:
     """The prefix cache as the server describes it."""
     tried: int = LONG_PROMPT_TOKENS
     """Tokens of the longest repeated prompt, which was read from the cache if any was."""
-    shared_batch: bool | None = None
-    """
-    Answers questions by token ids in a batch with requests for the likeliest tokens, and leaves
-    these tokens whole.
-    """
     cached_counts: bool | None = None
     """
     Counts in the usage the cached tokens that ``/metrics`` counts. Some versions report 0 with

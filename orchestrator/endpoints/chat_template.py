@@ -197,7 +197,12 @@ class Template:
         if thinks is None or thinks == self.thinks:
             return self
         if not thinks:
-            return replace(self, opened=self.skipped, thinks=False, source="setting")
+            return replace(
+                self,
+                opened=self.skipped,
+                thinks=False,
+                source="setting",
+            )
         if self.source == "template":
             raise MissingCapability(
                 "thinks = true is set, but the chat template switches thinking off: pass what"
@@ -254,8 +259,20 @@ def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
         found = _with_block(markers, start, head, turn, answer)
         if found is not None:
             reply_head = markers.handover or reply_head
-            return replace(found, pairs=pairs, head=reply_head, ending=ending)
-    return Template(turn, answer, markers=pairs[0], pairs=pairs, head=reply_head, ending=ending)
+            return replace(
+                found,
+                pairs=pairs,
+                head=reply_head,
+                ending=ending,
+            )
+    return Template(
+        turn,
+        answer,
+        markers=pairs[0],
+        pairs=pairs,
+        head=reply_head,
+        ending=ending,
+    )
 
 
 def _around_reply(start: str, head: str, reply: str, wrapped: str) -> tuple[str, str]:

@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 from ..chain import Chain, Message, Role, Token, Tool, ToolCall, Toolset
 from ..events import Calling, Observer
 from ..interfaces import Model
-from .capabilities import Capabilities
 from .chat_template import Template
 from .metrics import Acceptance, QueueGauges
 from .settings import GREEDY, Endpoint, Sampling
@@ -90,8 +89,6 @@ class ModelEndpoint(Protocol):
     async def queue(self) -> QueueGauges | None: ...
 
     async def acceptance(self) -> Acceptance | None: ...
-
-    async def capabilities(self) -> Capabilities: ...
 
     async def tool_format(self, toolset: Toolset) -> Format | None: ...
 

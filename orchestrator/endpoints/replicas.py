@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from hashlib import blake2b
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from ..chain import Chain, Role, Step, Token, Toolset
 from ..concurrency import background
@@ -20,13 +19,10 @@ from ..errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    EndpointUnreachable,
-    StepspecError,
 )
 from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
-from .breaker import UNUSABLE_STATUSES, Health, Replica
-from .capabilities import Capabilities
+from .breaker import UNUSABLE_STATUSES, ProbedServers, Replica
 from .chat_template import Template
 from .interfaces import (
     Clock,
@@ -67,7 +63,11 @@ def in_order(urls: Iterable[str], session: str) -> list[str]:
     )
 
 
-async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.0) -> Replica:
+async def choose(
+    servers: ProbedServers,
+    failed: Mapping[str, int],
+    patience: float = 0.0,
+) -> Replica:
     """
     Choose a replica that works. Wait for probes if none does.
 
@@ -80,24 +80,23 @@ async def choose(health: Health, failed: Mapping[str, int], patience: float = 0.
     tries = MAX_PATIENT_TRIES if patience else MAX_TRIES
     is_last = not patience  # whether the last probe has been asked for
     while True:
-        left = [replica for replica in health.replicas if failed.get(replica.url, 0) < tries]
+        left = [replica for replica in servers.replicas if failed.get(replica.url, 0) < tries]
         closed = [replica for replica in left if replica.breaker.state == "closed"]
-        unfailed = [replica for replica in closed if replica.url not in failed]
         if closed:
+            unfailed = [replica for replica in closed if replica.url not in failed]
             return _preferred(unfailed or closed)
         probed = [replica for replica in left if replica.breaker.state == "half-open"]
-        is_over = not probed and loop.time() >= until
-        if not left or (is_over and is_last) or health.stopped:
-            raise health.none_left()
+        seconds = until - loop.time()
+        is_over = not probed and seconds <= 0
+        if not left or (is_over and is_last) or servers.stopped:
+            raise servers.none_left()
         if is_over:
             is_last = True
             for replica in left:
                 replica.breaker.wanted.set()
             await _change(left, None, asyncio.ALL_COMPLETED)
-        elif probed:
-            await _change(probed, None, asyncio.FIRST_COMPLETED)
         else:
-            await _change(left, until - loop.time(), asyncio.FIRST_COMPLETED)
+            await _change(probed or left, None if probed else seconds, asyncio.FIRST_COMPLETED)
 
 
 async def _change(replicas: Sequence[Replica], seconds: float | None, return_when: str) -> None:
@@ -126,8 +125,8 @@ class Placement:
     A call waits for *patience* seconds for a server while none works.
     """
 
-    def __init__(self, health: Health, observe: Observer, patience: float) -> None:
-        self._health = health
+    def __init__(self, servers: ProbedServers, observe: Observer, patience: float) -> None:
+        self._servers = servers
         self._observe = observe
         self._patience = patience
         self._replica: Replica | None = None
@@ -135,7 +134,7 @@ class Placement:
 
     @property
     def role(self) -> Role:
-        return self._health.role
+        return self._servers.role
 
     async def call(self, verb: Callable[[Server], Awaitable[T]]) -> T:
         """
@@ -191,7 +190,7 @@ class Placement:
         async with self._moving:
             replica = self._replica
             if replica is None or failed.get(replica.url) or replica.breaker.state != "closed":
-                replica = await choose(self._health, failed, self._patience)
+                replica = await choose(self._servers, failed, self._patience)
                 self._move(replica)
             return replica
 
@@ -260,7 +259,7 @@ class ReplicatedModel(SingleModel):
         return self._models[url]
 
 
-class ReplicatedEndpoint:
+class ReplicatedEndpoint(ProbedServers):
     """
     The servers of one model, or the only one, as *settings* list them; *make* makes the endpoint of
     each.
@@ -268,7 +267,7 @@ class ReplicatedEndpoint:
     Entering succeeds if one server is up, or if the model is *optional*; `down` lists the others.
     Raise `EndpointUnavailable`, with every URL and its cause, if none is up, and `EndpointRejected`
     for a server with another model, vocabulary or chat template than the others, or that
-    `Health.refuses` gives a reason against.
+    `refuses` gives a reason against.
 
     Each server has a circuit breaker. A failed call has the server probed at once, and until it
     passes a probe no other call is sent there. While no server works, a call waits for one for
@@ -282,22 +281,17 @@ class ReplicatedEndpoint:
         *,
         optional: bool = False,
     ) -> None:
-        self.settings = settings
+        super().__init__(settings, make)
         self.patience = 0.0
         """Seconds for which a call waits while no server works."""
-        self.health = Health(settings, make)
         self._optional = optional
 
     async def __aenter__(self) -> Self:
-        await self.health.start(optional=self._optional)
+        await self.start(optional=self._optional)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.health.stop()
-
-    @property
-    def role(self) -> Role:
-        return self.settings.role
+        await self.stop()
 
     @property
     def name(self) -> str:
@@ -308,12 +302,12 @@ class ReplicatedEndpoint:
 
     @property
     def known(self) -> bool:
-        return any(self.health.entered)
+        return any(self.entered)
 
     @property
     def usable(self) -> bool:
         """Whether a server works, or is being probed."""
-        return any(replica.breaker.state != "open" for replica in self.health.replicas)
+        return any(replica.breaker.state != "open" for replica in self.replicas)
 
     @property
     def template(self) -> Template:
@@ -325,31 +319,21 @@ class ReplicatedEndpoint:
 
     @property
     def room(self) -> int:
-        return min(endpoint.room for endpoint in self.health.up or self.health.entered)
-
-    @property
-    def up(self) -> tuple[Server, ...]:
-        """The servers whose circuits are closed."""
-        return tuple(self.health.up)
-
-    @property
-    def down(self) -> Mapping[str, str]:
-        """The URL and the cause of every replica that failed and has passed no probe since."""
-        return self.health.down
+        return min(endpoint.room for endpoint in self.up or self.entered)
 
     @property
     def runs(self) -> Mapping[str, int]:
         """The number of runs and forwarded requests on the replica at each URL."""
-        return {replica.url: len(replica.runs) for replica in self.health.replicas}
+        return {replica.url: len(replica.runs) for replica in self.replicas}
 
     @property
     def waiting(self) -> int:
         """The number of requests that wait for a slot of a server."""
-        return sum(endpoint.waiting for endpoint in self.health.entered)
+        return sum(endpoint.waiting for endpoint in self.entered)
 
     @property
     def _first(self) -> Server:
-        return next(iter(self.health.up or self.health.entered))
+        return next(iter(self.up or self.entered))
 
     async def call(self, verb: Callable[[Server], Awaitable[T]]) -> T:
         """
@@ -358,18 +342,11 @@ class ReplicatedEndpoint:
 
         A server that fails is probed. The call counts as a run of its server meanwhile.
         """
-        placement = Placement(self.health, lambda event: None, self.patience)
+        placement = Placement(self, lambda event: None, self.patience)
         try:
             return await placement.call(verb)
         finally:
             placement.leave()
-
-    def report(self, url: str, exc: StepspecError) -> None:
-        """
-        Have the server at *url* probed, as something failed there that was no `call`: a health
-        check, a stream.
-        """
-        self.health.report(url, exc)
 
     async def count(self, messages: Messages, tools: Tools = ()) -> int:
         return await self.call(lambda endpoint: endpoint.count(messages, tools))
@@ -400,34 +377,11 @@ class ReplicatedEndpoint:
 
     async def queue(self) -> QueueGauges | None:
         """Add up the queues of the servers; None if no server reports one."""
-        return QueueGauges.sum(
-            await asyncio.gather(*(endpoint.queue() for endpoint in self.health.up))
-        )
+        return QueueGauges.sum(await asyncio.gather(*(endpoint.queue() for endpoint in self.up)))
 
     async def acceptance(self) -> Acceptance | None:
         """Add up the servers' counters of token-level speculation; None if no server speculates."""
-        return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self.health.up)))
-
-    async def capabilities(self) -> Capabilities:
-        """
-        Find out what all servers can do that were up at least once.
-
-        Those that cannot be reached now are left out; raise `EndpointUnreachable` if none can.
-        """
-        asked = [endpoint.capabilities() for endpoint in self.health.entered]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        found = [answer for answer in answers if isinstance(answer, Capabilities)]
-        for answer in answers:
-            is_gone = bool(found) and isinstance(answer, EndpointUnreachable)
-            if isinstance(answer, BaseException) and not is_gone:
-                raise answer
-        shared: dict[str, Any] = {}
-        for field in fields(Capabilities):
-            values = {getattr(capabilities, field.name) for capabilities in found}
-            shared[field.name] = False if False in values else None
-            if len(values) == 1:
-                shared[field.name] = values.pop()
-        return Capabilities(**shared)
+        return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self.up)))
 
     def model(
         self,
@@ -439,8 +393,13 @@ class ReplicatedEndpoint:
     ) -> ReplicatedModel:
         """Make the model of one run, as `ModelEndpoint.model` does."""
         clock = or_now(clock)
-        placement = Placement(self.health, observe, self.patience)
+        placement = Placement(self, observe, self.patience)
         return ReplicatedModel(
             placement,
-            lambda endpoint: endpoint.model(sampling, observe=observe, clock=clock, format=format),
+            lambda endpoint: endpoint.model(
+                sampling,
+                observe=observe,
+                clock=clock,
+                format=format,
+            ),
         )

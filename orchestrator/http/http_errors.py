@@ -81,7 +81,12 @@ class Call:
 
     def error(self, kind: type[E], message: str) -> E:
         """Make an error of this *kind*."""
-        return kind(message, role=self.role, url=self.url, verb=self.verb)
+        return kind(
+            message,
+            role=self.role,
+            url=self.url,
+            verb=self.verb,
+        )
 
     def missing(self, message: object) -> MissingCapability:
         """Make the error of a model that cannot do what it has to."""
@@ -173,7 +178,12 @@ def refused_elsewhere(error: EndpointError, url: str) -> EndpointError:
         f"this URL redirects to {url}, which refuses the request (HTTP {error.status}): set that"
         " as url"
     )
-    moved = EndpointRejected(cause, role=error.role, url=error.url, verb=error.verb)
+    moved = EndpointRejected(
+        cause,
+        role=error.role,
+        url=error.url,
+        verb=error.verb,
+    )
     moved.status = error.status
     return moved
 

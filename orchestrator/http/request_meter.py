@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self, TypeAlias
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..chain import Party
 from ..endpoints.interfaces import Clock
 from ..errors import EndpointError, EndpointUnreachable
 from ..events import Called, Fate, Verb
-from ..interfaces import REQUEST, RequestContext
+from ..interfaces import REQUEST
 
 CallObserver: TypeAlias = Callable[[Called], None]
 """Receives the end of a request."""
@@ -19,20 +19,12 @@ CallObserver: TypeAlias = Callable[[Called], None]
 
 @dataclass(slots=True)
 class RequestMeter:
-    """
-    Measures the request that is sent within its block.
+    """What is counted of a request while it is under way."""
 
-    Leaving the block emits `Called`, whether the request is done, failed or cancelled.
-    """
-
-    role: Party
-    """The model that the request is for."""
-    verb: Verb
-    """What the model is asked to do."""
-    observe: CallObserver
-    """Receives the event at the end of the block."""
     clock: Clock
     """Returns the seconds since the run began."""
+    started: float
+    """When the request began, in seconds since the run began."""
     prompt: int = 0
     """Tokens of the prompt as it was sent, whatever the server reports."""
     cached: int = 0
@@ -41,47 +33,6 @@ class RequestMeter:
     """Tokens that have arrived."""
     first: float | None = None
     """Seconds from the start to the first token. None: no token has arrived."""
-    url: str = ""
-    """The URL of the server. "": it has none."""
-    started: float = field(init=False)
-    """When the block was entered, in seconds since the run began."""
-    request: RequestContext = field(init=False)
-    """The request's place in its run."""
-
-    def __enter__(self) -> Self:
-        self.started = self.clock()
-        self.request = REQUEST.get()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        seconds = self.clock() - self.started
-        if _was_refused(exc):
-            self.prompt = 0
-            self.cached = 0
-        purpose = self.request.purpose
-        step = self.request.step
-        self.observe(
-            Called(
-                role=self.role,
-                verb=self.verb,
-                fate=_fate(exc),
-                started=self.started,
-                seconds=seconds,
-                first=self.first,
-                prompt=self.prompt,
-                cached=self.cached,
-                written=self.written,
-                url=self.url,
-                purpose=purpose,
-                step=step,
-                last_step=step if purpose else -1,
-            )
-        )
 
     def add(self, written: int, cached: int = 0) -> None:
         """
@@ -95,15 +46,55 @@ class RequestMeter:
         self.cached = min(cached or self.cached, self.prompt)
 
 
-def _fate(exc: BaseException | None) -> Fate:
-    if exc is None:
-        return "done"
-    if isinstance(exc, Exception):
-        return "failed"
-    return "cancelled"
+@contextmanager
+def metered(
+    role: Party,
+    verb: Verb,
+    observe: CallObserver,
+    clock: Clock,
+    prompt: int = 0,
+    url: str = "",
+) -> Generator[RequestMeter]:
+    """
+    Measure the request of the block, which asks the model in *role* for *verb*.
+
+    At the end of the block *observe* receives `Called`, whether the request is done, failed or
+    cancelled. *prompt* counts the tokens of its prompt. *url* is that of the server; "" if it has
+    none.
+    """
+    request = REQUEST.get()
+    meter = RequestMeter(clock, clock(), prompt)
+    fate: Fate = "cancelled"
+    try:
+        yield meter
+        fate = "done"
+    except Exception as exc:
+        fate = "failed"
+        if _was_refused(exc):
+            meter.prompt = 0
+            meter.cached = 0
+        raise
+    finally:
+        observe(
+            Called(
+                role=role,
+                verb=verb,
+                fate=fate,
+                started=meter.started,
+                seconds=clock() - meter.started,
+                first=meter.first,
+                prompt=meter.prompt,
+                cached=meter.cached,
+                written=meter.written,
+                url=url,
+                purpose=request.purpose,
+                step=request.step,
+                last_step=request.step if request.purpose else -1,
+            )
+        )
 
 
-def _was_refused(exc: BaseException | None) -> bool:
+def _was_refused(exc: Exception) -> bool:
     """Return whether the server read nothing of a request that ended with *exc*."""
     if isinstance(exc, EndpointUnreachable):
         return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from ..answer import answer_text
 from ..chain import Chain, Rating, Step
@@ -27,7 +27,7 @@ from ..events import AnswerJudged, FellBack, Observer, Stage
 from ..http.client import Connection
 from ..http.http_errors import JUDGE, reading
 from ..http.paths import DECISIONS, Body
-from ..http.request_meter import RequestMeter
+from ..http.request_meter import metered
 from ..interfaces import REQUEST, Model, RequestContext, requesting
 from .functions import VERIFIERS, Candidate, FunctionRater, read_rating
 from .settings import DecisionsVerifier, FunctionVerifier
@@ -38,16 +38,6 @@ QUESTION = "candidate"
 """The name of the one question in a request for a decision."""
 
 AnyVerifier: TypeAlias = DecisionsVerifier | FunctionVerifier
-
-
-class Rater(Protocol):
-    """What rates candidates, without deadline and fallback. All runs share it."""
-
-    async def rate(self, candidate: Candidate) -> Rating:
-        """Rate *candidate*. Raise an `EndpointError` if that fails."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class DecisionsRater:
@@ -152,12 +142,11 @@ class ConnectedVerifier:
             ) from None
 
 
-def _rater(settings: AnyVerifier) -> Rater:
-    match settings:
-        case DecisionsVerifier():
-            return DecisionsRater(settings)
-        case FunctionVerifier(function=name):
-            return FunctionRater(VERIFIERS.find(name), settings.name, settings.max_concurrency)
+def _rater(settings: AnyVerifier) -> DecisionsRater | FunctionRater:
+    if isinstance(settings, DecisionsVerifier):
+        return DecisionsRater(settings)
+    function = VERIFIERS.find(settings.function)
+    return FunctionRater(function, settings.name, settings.max_concurrency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +209,11 @@ class Verifier:
             case "accept":
                 return Judgement(accepted=True, rating=None)
             case "reject":
-                return Judgement(accepted=False, rating=None, reason=cause)
+                return Judgement(
+                    accepted=False,
+                    rating=None,
+                    reason=cause,
+                )
             case "large" if self._instead is not None:
                 return self._judgement(await self._instead(chain, candidate.stage))
             case _:
@@ -231,7 +224,7 @@ class Verifier:
 
     async def _rate(self, candidate: Candidate) -> Rating:
         url = getattr(self._connected.settings, "url", "")
-        with RequestMeter("critic", "rate", self._observe, self._clock, url=url):
+        with metered("critic", "rate", self._observe, self._clock, url=url):
             return await self._connected.rate(candidate)
 
 

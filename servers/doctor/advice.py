@@ -204,18 +204,7 @@ def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
 
 
 def _about_counts(can: Capabilities) -> Findings:
-    """Report numbers that are wrong only in a batch with other requests, or with some flags."""
-    if can.shared_batch is False:
-        yield _costs(
-            "shared_batch",
-            (
-                "questions by token ids and the likeliest tokens of other requests break each"
-                " other in one batch, as in vLLM's V1 runner, so that stepspec has only one of"
-                " the two there at a time: beside requests for likeliest tokens, judges read the"
-                " 20 likeliest tokens only"
-            ),
-            "start vLLM with VLLM_USE_V2_MODEL_RUNNER=1, if its V2 runner serves the model",
-        )
+    """Report numbers that are wrong only with some flags."""
     if can.cached_counts is False:
         yield _costs(
             "cached_counts",

@@ -182,7 +182,8 @@ class _Examination:
 
     async def _times(self) -> EndpointReport:
         endpoint = self._endpoint
-        can = await endpoint.capabilities()
+        can = self.report.can
+        assert can is not None
         scoring = None
         reading = None
         pace = await self._attempt("writing", _pace(endpoint))

@@ -111,7 +111,6 @@ class VllmEndpoint(VllmServer):
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the
         # engine ends.
         self.by_id = False if self.speculates else None
-        self._can = None
         self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
         self.connection.priorities = self.settings.priorities
 
@@ -281,11 +280,10 @@ class VllmEndpoint(VllmServer):
         return VllmModel(self, sampling, observe, or_now(clock), format)
 
     async def capabilities(self) -> Capabilities:
-        """Find out what the server can do. Later calls return the first result."""
-        if self._can is None:
-            self._can = await probe(self.encoder, suffix_scoring=self.settings.suffix_scoring)
-            self.by_id = self._can.chosen_logprobs
-        return self._can
+        """Find out what the server can do."""
+        can = await probe(self.encoder, suffix_scoring=self.settings.suffix_scoring)
+        self.by_id = can.chosen_logprobs
+        return can
 
     async def warm_up(self) -> None:
         """

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -17,14 +22,14 @@ from ...events import Observer, Verb
 from ...http.http_errors import Call, Reply
 from ...http.paths import COMPLETIONS, GENERATE, Body
 from ...http.prompts import EncodedPrompt
-from ...http.request_meter import CallObserver, RequestMeter
+from ...http.request_meter import CallObserver, RequestMeter, metered
 from ...interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, Until
 from ...step_builder import OUTSIDE, Closing, StepBounds, StepBuilder, grow, step_ends
 from . import bodies, replies
 from .bodies import Prompts, StreamForm
 from .server import VllmServer
 from .sticky_stream import StickyStream
-from .token_stream import TextDivider, TokenStream, generate
+from .token_stream import TextDivider, TokenStream
 from .tokenizer import ChainIds
 
 MAX_CHARACTER_TOKENS = 4
@@ -346,7 +351,8 @@ class VllmModel(SingleModel):
         observe: CallObserver | None = None,
     ) -> AsyncGenerator[TokenStream]:
         """
-        Open a stream of tokens after *prompt*, which is *chain* and *opening*.
+        Open a stream of tokens after *prompt*, which is *chain* and *opening*. Leaving the block
+        before its end aborts the request.
 
         *observe* receives the end of the request. None: the observer of the run does.
         """
@@ -356,12 +362,15 @@ class VllmModel(SingleModel):
         if sampling.repeats:
             again = REQUEST.get().again
             body["seed"] = sampling.seed_for(self.role, "write", chain, opening, again=again)
-        meter = self._meter("write", len(prompt), observe)
+        call = self._call("write")
         divider = TextDivider(endpoint.spellings, endpoint.spell)
-        opened = generate(endpoint.connection, self._call("write"), body, meter, divider)
         # A request that reads the likeliest tokens is kept apart from questions by token ids.
-        async with endpoint.apart() if sampling.logprobs else nullcontext(), opened as arrivals:
-            yield arrivals
+        async with endpoint.apart() if sampling.logprobs else nullcontext():
+            with self._metered("write", len(prompt), observe) as meter:
+                async with endpoint.connection.stream(call, body) as events:
+                    arrivals = TokenStream(call, events, meter, body, divider)
+                    yield arrivals
+                    await arrivals.finish()
 
     async def _post(
         self,
@@ -379,7 +388,7 @@ class VllmModel(SingleModel):
         The first prompt is the longest. `Connection.post` explains *retries* and *shorten*.
         """
         self._room(verb, prompts[0])
-        with self._meter(verb, sum(map(len, prompts))) as meter:
+        with self._metered(verb, sum(map(len, prompts))) as meter:
             call = self._call(verb)
             connection = self._endpoint.connection
             reply = await connection.post(call, path, body, retries=retries, shorten=shorten)
@@ -398,9 +407,14 @@ class VllmModel(SingleModel):
         message = f"the prompt has {len(prompt)} tokens, and the model takes {room} in all"
         raise self._call(verb).error(ContextTooLong, message)
 
-    def _meter(self, verb: Verb, prompt: int, observe: CallObserver | None = None) -> RequestMeter:
+    def _metered(
+        self,
+        verb: Verb,
+        prompt: int,
+        observe: CallObserver | None = None,
+    ) -> AbstractContextManager[RequestMeter]:
         url = self._endpoint.settings.url
-        return RequestMeter(self.role, verb, observe or self._observe, self._clock, prompt, url=url)
+        return metered(self.role, verb, observe or self._observe, self._clock, prompt, url)
 
     def _call(self, verb: Verb) -> Call:
         return self._endpoint.connection.call(verb)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from random import choices
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ...concurrency import at_once
 from ...endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from ...endpoints.metrics import CacheConfig, read_cache_config
 from ...endpoints.settings import GREEDY
@@ -40,11 +39,6 @@ MAX_DIFFERENCE = 0.1
 
 ROOM_TOKENS = 8
 """Tokens of the context that no prompt takes."""
-SHARED_TOKENS = 24
-"""Tokens that are written while questions share the batch."""
-SHARED_QUESTIONS = 4
-RIVALS = 5
-"""The likeliest tokens that are requested of each of these positions."""
 
 HITS = re.compile(rb"^vllm:prefix_cache_hits.* (\S+)$", re.MULTILINE)
 SPECULATION = b"vllm:spec_decode_num_drafts"
@@ -52,7 +46,7 @@ SPECULATION = b"vllm:spec_decode_num_drafts"
 
 async def probe(encoder: ModelTokenizer, *, suffix_scoring: bool = False) -> Capabilities:
     """
-    Try one capability after the other: about 15 short requests, and up to 14 with 400 to 4000
+    Try one capability after the other: about 10 short requests, and up to 14 with 400 to 4000
     tokens.
 
     A rejected request means that the capability is missing. A request that fails for another
@@ -104,7 +98,6 @@ class _Probe:
             speculation=speculation,
             cache=cache,
             tried=len(self._long),
-            shared_batch=None if speculation else await self._shared_batch(),
             cached_counts=self._counts,
         )
 
@@ -119,26 +112,6 @@ class _Probe:
         except MalformedReply:
             return False
         return len(found) == len(ids)
-
-    async def _shared_batch(self) -> bool | None:
-        """
-        Write tokens with their likeliest rivals while questions by token ids share the batch.
-
-        vLLM's V1 runner then leaves the rivals out of every other row. Its V2 runner with
-        speculation leaves out the asked ids. Neither shows on an idle server.
-        """
-        body = bodies.completion_body(self._model, self._prompt, GREEDY, SHARED_TOKENS)
-        writing = self._post(body | {"logprobs": RIVALS, "min_tokens": SHARED_TOKENS})
-        asking = [self._chosen_logprobs() for _ in range(SHARED_QUESTIONS)]
-        written, *answers = await at_once([writing, *asking])
-        if not isinstance(written, Mapping) or None in answers:
-            return None
-        try:
-            rows: Any = written["choices"][0]["logprobs"]["top_logprobs"]
-            rivals = [sum(value > replies.MIN_LOGPROB for value in row.values()) for row in rows]
-        except (LookupError, TypeError, AttributeError):
-            return None
-        return min(rivals, default=RIVALS) >= RIVALS and all(answers)
 
     async def _cache(self, cache: CacheConfig | None) -> tuple[bool | None, bool | None]:
         """

@@ -30,7 +30,7 @@ from ...http.client import ConnectedEndpoint
 from ...http.http_errors import Call
 from ...http.paths import POOLING, Body
 from ...http.prompts import Ids
-from ...http.request_meter import RequestMeter
+from ...http.request_meter import metered
 from .bodies import pooling_body, tokenize_body
 from .replies import pooled_values, usage
 from .text_encoder import AsyncCache, TextEncoder
@@ -169,7 +169,7 @@ class VllmRewardModel:
         connection = self._endpoint.connection
         body = await self._endpoint.body(chain)
         call = connection.call("rate")
-        with RequestMeter("critic", "rate", self._observe, self._clock) as meter:
+        with metered("critic", "rate", self._observe, self._clock) as meter:
             reply = await connection.post(call, POOLING, body)
             counts = usage(reply)
             meter.prompt = counts.prompt

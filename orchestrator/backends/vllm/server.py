@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 from ...chain import Role
-from ...endpoints.capabilities import Capabilities
 from ...endpoints.metrics import CacheConfig
 from ...endpoints.settings import Endpoint
 from ...errors import EndpointError
@@ -34,7 +33,6 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
         """Whether the server returns log-probabilities of given token ids. None: not tried."""
         self.cache: CacheConfig | None = None
         """The server's prefix cache. None: the server does not describe it."""
-        self._can: Capabilities | None = None
         self._reading = 0  # requests under way for the likeliest tokens of positions
         self._asking = 0  # questions by token ids under way
         self._answered = asyncio.Event()
@@ -69,8 +67,7 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
     @property
     def asks_by_id(self) -> bool:
         """Whether a question may ask for the log-probabilities of given token ids now."""
-        mixes = self._can is not None and self._can.shared_batch is True
-        return self.by_id is not False and (mixes or not self._reading)
+        return self.by_id is not False and not self._reading
 
     @contextmanager
     def asking_by_id(self) -> Generator[None]:

@@ -61,14 +61,21 @@ class TextEncoder:
     """
     The tokenizer of one served model, reached over *connection*.
 
-    Text of users and models never becomes a special token: see `special_tokens`.
+    *template* has variables of its chat template. Text of users and models never becomes a special
+    token: see `special_tokens`.
     """
 
-    def __init__(self, connection: Connection, model: str) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        model: str,
+        template: Variables | None = None,
+    ) -> None:
         self.connection = connection
         """The connection to the server."""
         self.model = model
         """The served name of the model."""
+        self._messages_body = partial(tokenize_messages_body, model, template=template)
         self._call = connection.call("tokenize")
         self.literally = AsyncCache(self._encode, MAX_CACHED_TEXTS)
         """Encodes our own text, in which a special token's spelling is meant."""
@@ -92,17 +99,16 @@ class TextEncoder:
         messages: Fields,
         tools: Fields = (),
         *,
-        template: Variables | None = None,
         kept: Collection[str] = (),
     ) -> EncodedPrompt:
         """
         Encode *messages* and *tools* as the chat template shows them, with a generation prompt.
 
-        The template gets the variables *template*. In the assistant's turns it also gets the
-        special tokens *kept*. Raise `MissingCapability` as `between` does, and `ContextTooLong` if
-        the prompt does not fit into the context.
+        In the assistant's turns the template also gets the special tokens *kept*. Raise
+        `MissingCapability` as `between` does, and `ContextTooLong` if the prompt does not fit into
+        the context.
         """
-        body = tokenize_messages_body(self.model, messages, template=template, tools=tools)
+        body = self._messages_body(messages, tools=tools)
         reply = await self.connection.fetch(self._call, TOKENIZE, body)
         prompt = tokenized_prompt(self._call, reply)
         texts = texts_of([*messages, *tools])
@@ -114,7 +120,7 @@ class TextEncoder:
             return prompt
         for _ in range(MAX_ROUNDS):
             fields, shown_tools = divided_fields([messages, tools], marks, kept)
-            shown = await self.render(fields, template=template, tools=shown_tools)
+            shown = await self.render(fields, tools=shown_tools)
             text = await self.decode(shown)
             if [*await self.literally(text)] != shown:
                 break
@@ -143,17 +149,10 @@ class TextEncoder:
         messages: Fields,
         *,
         generate: bool = True,
-        template: Variables | None = None,
         tools: Fields = (),
     ) -> list[int]:
         """Encode what the chat template shows, with all special tokens that *messages* spell."""
-        body = tokenize_messages_body(
-            self.model,
-            messages,
-            generate=generate,
-            template=template,
-            tools=tools,
-        )
+        body = self._messages_body(messages, generate=generate, tools=tools)
         return (await self.tokenize(body))[0]
 
     async def tokenize(self, body: Body) -> tuple[list[int], int]:

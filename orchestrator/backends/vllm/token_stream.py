@@ -1,16 +1,15 @@
-"""The tokens of one open stream: `generate` opens it, and `TokenStream` yields them."""
+"""The tokens of one open stream."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
 from ...chain import Stop, Token
 from ...errors import EndpointUnavailable, MalformedReply
-from ...http.client import Connection
 from ...http.http_errors import Call
 from ...http.paths import Body
 from ...http.request_meter import RequestMeter
@@ -118,21 +117,3 @@ class TokenStream:
         self._tokens.extend(tokens)
         self._ended = chunk.ended or self._ended
         return True
-
-
-@asynccontextmanager
-async def generate(
-    connection: Connection,
-    call: Call,
-    body: Body,
-    meter: RequestMeter,
-    divider: TextDivider,
-) -> AsyncGenerator[TokenStream]:
-    """
-    Send *body* and yield the stream of tokens. Leaving the block before its end aborts the request.
-    """
-    with meter:
-        async with connection.stream(call, body) as events:
-            arrivals = TokenStream(call, events, meter, body, divider)
-            yield arrivals
-            await arrivals.finish()

@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import blake2b
 from itertools import groupby, takewhile
 from typing import Self, TypeAlias
@@ -24,7 +23,7 @@ from ...http.prompts import EncodedPrompt, Ids
 from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from ...step_builder import text_of
 from ...tokens import shared_length
-from .bodies import completion_body, tokenize_body, tokenize_messages_body
+from .bodies import completion_body, tokenize_body
 from .replies import spell
 from .text_encoder import MAX_CACHED_TEXTS, AsyncCache, TextEncoder
 from .tool_protocol import message_fields, tool_fields
@@ -84,7 +83,7 @@ class ModelTokenizer(TextEncoder):
     """The ids of the last of `CONVERSATIONS`."""
 
     def __init__(self, connection: Connection, model: str, settings: Endpoint) -> None:
-        super().__init__(connection, model)
+        super().__init__(connection, model, settings.template)
         self._settings = settings
         self.spelt = AsyncCache(self._spell, MAX_CACHED_TEXTS)
         """Encodes a text of a chain to tokens."""
@@ -144,14 +143,13 @@ class ModelTokenizer(TextEncoder):
         further question follows then. Mistral's older templates refuse all reasoning.
         """
         last = CONVERSATIONS[-1][0]
-        render = partial(self.render, template=self._settings.template)
         if generate:
-            return await render(messages)
+            return await self.render(messages)
         with suppress(EndpointRejected):
-            return await render(messages, generate=False)
+            return await self.render(messages, generate=False)
         with suppress(EndpointRejected):
-            return await render((*messages, last[-1]))
-        return await render(last)
+            return await self.render((*messages, last[-1]))
+        return await self.render(last)
 
     async def one_token(self, mark: str) -> int:
         """Return the id of *mark*. -1: it takes several tokens, or none."""
@@ -161,7 +159,7 @@ class ModelTokenizer(TextEncoder):
     async def changed(self) -> bool:
         """Return whether the vocabulary, the chat template or the context changed since `learn`."""
         messages, _ = CONVERSATIONS[-1]
-        body = tokenize_messages_body(self.model, messages, template=self._settings.template)
+        body = self._messages_body(messages)
         return await self.tokenize(body) != (self.rendered_last, self.room)
 
     async def encode(self, text: str, *, closing: str = "") -> Ids:
@@ -396,7 +394,6 @@ class ModelTokenizer(TextEncoder):
         return await self.rendered(
             [message_fields(message) for message in messages],
             [*map(tool_fields, tools)],
-            template=self._settings.template,
             kept=self._shown_marks,
         )
 
@@ -427,7 +424,7 @@ class ModelTokenizer(TextEncoder):
 
     async def _first_words(self) -> str:
         """Have the model answer a plain question, greedily, and return the first words."""
-        prompt = await self.render(PLAIN_QUESTION, template=self._settings.template)
+        prompt = await self.render(PLAIN_QUESTION)
         body = completion_body(self.model, prompt, GREEDY, FIRST_TOKENS)
         reply = await self.connection.post(self._call, COMPLETIONS, body)
         with reading(self._call, "text", reply):
@@ -501,7 +498,12 @@ class ChainIds:
         added: list[EncodedPrompt] = []
         for index, step in enumerate(chain.steps[shared:], shared):
             markers = await encoder.markers(chain) if index == last_thought else None
-            ids = await encoder.step(step, closes=markers, marked=marked, calls=bool(chain.tools))
+            ids = await encoder.step(
+                step,
+                closes=markers,
+                marked=marked,
+                calls=bool(chain.tools),
+            )
             added.append(EncodedPrompt.of(ids))
         known = known.extended(chain, shared, added)
         # How a step is encoded may depend on later steps if the model has no thinking block.

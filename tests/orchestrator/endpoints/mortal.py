@@ -12,7 +12,6 @@ from typing import Self, TypeVar, Unpack, cast
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
-from stepspec.orchestrator.endpoints.capabilities import Capabilities
 from stepspec.orchestrator.endpoints.interfaces import (
     Format,
     ParsedAnswer,
@@ -29,7 +28,6 @@ from ...fakes import ScriptedModel
 
 T = TypeVar("T")
 NEVER = float("inf")
-CAPABLE = Capabilities("0.32.0", True, True, True, True, True, True, False)
 
 
 @dataclass(eq=False)
@@ -49,7 +47,6 @@ class Mortal:
     vocabulary: str = "words"
     template: Template = field(default_factory=lambda: Template("turn", "answer"))
     room: int = 4096
-    can: Capabilities = CAPABLE
     queue: QueueGauges | None = None
     acceptance: Acceptance | None = None
     broken: EndpointError | None = None  # what becomes of a question about its features
@@ -153,12 +150,6 @@ class MortalEndpoint:
 
     def adopt(self, fresh: VllmEndpoint) -> None:
         self.name = fresh.name
-
-    async def capabilities(self) -> Capabilities:
-        await asyncio.sleep(0)
-        if self.server.broken:
-            raise self.server.broken
-        return self.server.can
 
     def model(
         self,

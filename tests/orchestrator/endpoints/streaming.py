@@ -16,7 +16,7 @@ from stepspec.orchestrator.backends.vllm.sticky_stream import StickyStream
 from stepspec.orchestrator.backends.vllm.token_stream import TokenStream
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Started
-from stepspec.orchestrator.http.request_meter import RequestMeter
+from stepspec.orchestrator.http.request_meter import metered
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN
 from stepspec.orchestrator.reason import reason
 from stepspec.orchestrator.step_builder import Closing
@@ -89,7 +89,7 @@ class StreamingModel(ScriptedModel):
                 meter.add(1)
             return tokens.popleft()
 
-        with RequestMeter(self.role, "write", observe, asyncio.get_running_loop().time) as meter:
+        with metered(self.role, "write", observe, asyncio.get_running_loop().time) as meter:
             # It is all that the sticky stream uses.
             yield cast("TokenStream", SimpleNamespace(take=take))
 

@@ -29,7 +29,6 @@ from stepspec.orchestrator.errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    EndpointUnreachable,
     MalformedReply,
     StepspecError,
 )
@@ -39,7 +38,7 @@ from stepspec.orchestrator.ledger import Ledger
 from ...fakes import ScriptedModel, counting, jumping, run
 from ...stand_in import Break, FakeVllm
 from ..arms import ARMS, BOUNDED, PROBLEM, arm, build
-from .mortal import CAPABLE, Mortal, MortalEndpoint, replicated
+from .mortal import Mortal, MortalEndpoint, replicated
 
 A = "http://a"
 B = "http://b"
@@ -348,40 +347,16 @@ async def test_counting_outlives_a_server_and_takes_no_place() -> None:
 
 @jumping
 async def test_replicas_have_what_all_have_and_the_sums_of_what_they_show() -> None:
-    equal = str(str(CAPABLE.version).encode(), "ascii")  # another object
     servers = (
-        server(A, room=100, queue=QueueGauges(3, 1), can=replace(CAPABLE, suffix_scoring=True)),
-        server(
-            B,
-            room=90,
-            acceptance=Acceptance(2, 8, 3),
-            can=replace(CAPABLE, metrics=False, version=equal),
-        ),
+        server(A, room=100, queue=QueueGauges(3, 1)),
+        server(B, room=90, acceptance=Acceptance(2, 8, 3)),
         server(C, queue=QueueGauges(2, 5), acceptance=Acceptance(1, 4, 4)),
     )
 
     async with replicated(*servers) as endpoint:
         assert endpoint.room == 90
-        assert await endpoint.capabilities() == replace(CAPABLE, metrics=False, suffix_scoring=None)
         assert await endpoint.queue() == QueueGauges(5, 6)
         assert await endpoint.acceptance() == Acceptance(3, 12, 7)
-
-
-@jumping
-async def test_replicas_that_cannot_be_reached_have_no_say_in_the_features() -> None:
-    unreachable = EndpointUnreachable("nothing listens", role="large", url=A)
-    refused = EndpointRejected("a wrong key", role="large", url=A)
-    first = server(A)
-    second = server(B, can=replace(CAPABLE, token_ids=False))
-    async with replicated(first, second) as endpoint:
-        first.broken = unreachable
-        assert await endpoint.capabilities() == second.can
-        first.broken = refused
-        with pytest.raises(EndpointRejected, match="a wrong key"):
-            await endpoint.capabilities()
-        first.broken = second.broken = unreachable
-        with pytest.raises(EndpointUnreachable, match="nothing listens"):
-            await endpoint.capabilities()
 
 
 @jumping
@@ -634,7 +609,7 @@ async def test_an_optional_model_may_come_up_later_unless_it_is_refused(complain
     def refuses(fresh: ModelEndpoint) -> str:
         return complaint
 
-    endpoint.health.refuses = refuses
+    endpoint.refuses = refuses
     async with endpoint:
         assert (endpoint.known, endpoint.usable, endpoint.name) == (False, False, "unknown")
         with pytest.raises(EndpointUnavailable, match="dead"):

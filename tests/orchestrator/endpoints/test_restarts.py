@@ -100,11 +100,11 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
     second = replace(first, faults=deque(), requests=[], **other)
     async with started(first, second) as (endpoint, again):
         before = endpoint.vocabulary
-        able = await endpoint.capabilities()
         model = endpoint.model()
         chain = PROBLEM.extend(await model.write(PROBLEM))
         (server,) = endpoint.up
         assert isinstance(server, VllmEndpoint)
+        able = await server.capabilities()
         server.connection.priorities = False  # as the first one refused them
         await restart(again)
         for text in ("over a new connection", "and then over the same"):
@@ -120,7 +120,7 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
         assert now.connection.priorities
         assert (endpoint.vocabulary != before) == ("spelling" in other)
         assert step.vocabulary == endpoint.vocabulary
-        assert (await endpoint.capabilities()).chosen_logprobs is (
+        assert (await now.capabilities()).chosen_logprobs is (
             able.chosen_logprobs and not second.metrics
         )
         # a run that goes on across the restart sends its steps in the ids of the new one

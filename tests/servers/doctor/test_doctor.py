@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from io import StringIO
 from typing import Any
 
@@ -16,7 +15,6 @@ from aiohttp import web
 from rich.console import Console
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.backends.vllm.probe import RIVALS
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.endpoints.capabilities import Capabilities
 from stepspec.orchestrator.endpoints.metrics import Acceptance, CacheConfig
@@ -434,50 +432,6 @@ async def test_the_json_has_one_shape_in_every_situation() -> None:
 async def capabilities(server: FakeVllm) -> Capabilities:
     async with server.serve("small") as small, VllmEndpoint(small) as endpoint:
         return await endpoint.capabilities()
-
-
-@dataclass
-class Batching(FakeVllm):
-    """
-    Answers what arrives within a moment as one batch, and *breaks* one of the two in it, as runners
-    of vLLM do.
-    """
-
-    breaks: str = ""
-    active: int = 0
-    batch: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-    async def wait(self, request: web.Request, texts: Sequence[list[int]]) -> None:
-        if not self.active:
-            self.batch.clear()
-        self.active += 1
-        self.batch.append(self.requests[-1][1])
-        await asyncio.sleep(0.05)
-        self.active -= 1
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        by_id = [each for each in self.batch if "logprob_token_ids" in each]
-        shared = len(by_id) not in (0, len(self.batch))
-        if shared and self.breaks == "ids" and "logprob_token_ids" in body:
-            body = {key: value for key, value in body.items() if key != "logprob_token_ids"}
-        reply = super().answer(body)
-        if body.get("logprobs") == RIVALS:
-            row = {str(number): -1.0 for number in range(RIVALS)}
-            reply["choices"][0]["logprobs"] = {
-                "top_logprobs": [{} if shared and self.breaks == "rows" else row] * 4
-            }
-        return reply
-
-
-@pytest.mark.parametrize(("breaks", "whole"), [("", True), ("rows", False), ("ids", False)])
-async def test_what_breaks_in_a_shared_batch_is_found(breaks: str, whole: bool) -> None:
-    can = await capabilities(serving(Batching, breaks=breaks))
-    assert can.shared_batch is whole
-    assert can.chosen_logprobs
-    said = notes(conclude(FAST, replace(GOOD, can=replace(ALL, shared_batch=whole))))
-    assert [note.startswith("large: questions by token ids") for note in said] == (
-        [] if whole else [True]
-    )
 
 
 @pytest.mark.parametrize("counts", [True, False])
