@@ -32,7 +32,7 @@ class Called:
     """One request to a served model has ended."""
 
     role: Party
-    """The role of the model. A model in a nested pair has the role of the pair."""
+    """The role of the model."""
     verb: Verb
     """The kind of request."""
     fate: Fate
@@ -51,10 +51,8 @@ class Called:
     """Tokens that the server sent, used or not."""
     url: str = ""
     """The URL of the server, which tells replicas apart."""
-    path: str = ""
-    """The place of the model in a nested pair, such as ``small.large``; "" if it is in none."""
     purpose: Purpose = ""
-    """The purpose of the request. In a nested pair, it is the purpose within the pair."""
+    """The purpose of the request."""
     step: int = -1
     """The index of the step of the chain that it was about; -1: none."""
     last_step: int = -1
@@ -74,7 +72,7 @@ class Started:
     policy: str
     """The name of the policy."""
     models: tuple[tuple[str, str], ...] = ()
-    """The role and the name of each model. Models in a nested pair have a path for a role."""
+    """The role and the name of each model."""
     seed: int | None = None
     """The seed of the sampling; None if the models write greedily, or if the trace is old."""
     threshold: tuple[str, float] | None = None
@@ -113,16 +111,6 @@ class Lost:
 
     index: int
     draft: Step
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedWithin:
-    """The nested pair at *path* judged a draft of its own small model, as part of step *index*."""
-
-    path: str
-    index: int
-    draft: Step
-    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +228,6 @@ class Degraded:
     """Its role."""
     cause: str
     """Why it failed."""
-    path: str = ""
-    """Its place in a nested pair; "" if it is in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +242,6 @@ class Moved:
     """The replica that goes on."""
     cause: str
     """Why the first one failed."""
-    path: str = ""
-    """The place of the model in a nested pair; "" if it is in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +280,6 @@ Event: TypeAlias = (
     | Called
     | Drafted
     | Judged
-    | JudgedWithin
     | Lost
     | Shadowed
     | Chosen

@@ -456,4 +456,4 @@ class _CurrentRun:
 def _joined(answer: Chain) -> Step:
     """Return the steps of *answer* as one step."""
     tokens = tuple(token for step in answer.steps for token in step.tokens)
-    return replace(answer.steps[-1], text=answer.text, tokens=tokens, pieces=())
+    return replace(answer.steps[-1], text=answer.text, tokens=tokens)
