@@ -88,7 +88,9 @@ class Drafted:
     """The draft of step *index* is complete, and not verified yet."""
 
     index: int
+    """The index of the step in the chain."""
     draft: Step
+    """The draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +125,18 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Shadowed:
-    """
-    The method drafted and judged step *index* in the shadow of the large model, which wrote it;
-    nothing of it is used.
-
-    The *draft* took *drafting* seconds, and its *verdict* *judging*.
-    """
+    """The method drafted and judged a step that the large model wrote. Nothing of it is used."""
 
     index: int
+    """The index of the step."""
     draft: Step
+    """The draft of the method."""
     verdict: Verdict
+    """The verdict on that draft."""
     drafting: float
+    """Seconds that the draft took."""
     judging: float
+    """Seconds that the verdict took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +150,14 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """
-    *step* is now step *index* of the chain, for good.
-
-    An answer that the method wrote is committed as well. *score* is the grade of an accepted draft;
-    None if nobody judged the step, such as a repair.
-    """
+    """A step is in the chain, for good. An answer that the method wrote is committed as well."""
 
     index: int
+    """Its index in the chain."""
     step: Step
+    """The step."""
     score: float | None = None
+    """The grade of an accepted draft; None if nobody judged the step, such as a repair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,24 +246,24 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """
-    The run chose who writes from step *index* on: its method, *ahead* drafts ahead, or the large
-    model alone.
-
-    *reason* says in words why. *advice* says in a sentence why the large model writes alone and
-    what the user can do about it, "" if it does not. With *shadow* the method drafts this step too.
-    At the large model's server, as last polled, *running* requests were served and *waiting* ones
-    were queued.
-    """
+    """The run chose who writes from now on: its method, or the large model alone."""
 
     index: int
+    """The first step that it is about."""
     choice: Choice
+    """Who writes."""
     ahead: int
+    """The number of drafts that are made ahead."""
     reason: str = ""
+    """Why, in words."""
     running: int = 0
+    """Requests that the large model's server ran, as last polled."""
     waiting: int = 0
+    """Requests that waited there, as last polled."""
     advice: str = ""
+    """A sentence on why the large model writes alone, and the cure; "" if it does not."""
     shadow: bool = False
+    """Whether the method drafts this step, too, and nothing of its draft is used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
-from .chain import Accept, Party, Step
+from .chain import Accept, Party
 from .events import Answered, Called, Chosen, Committed, Event, Judged, Repaired
 
 
@@ -112,20 +112,14 @@ class Ledger:
 
 def _account(role: Party, events: Sequence[Event]) -> Account:
     calls = [event for event in events if isinstance(event, Called) and event.role == role]
-    kept = sum(len(step.tokens) for step in _kept(events) if step.author == role)
-    return _charged(Account(role, kept), calls)
-
-
-def _kept(events: Sequence[Event]) -> list[Step]:
-    return [event.step for event in events if isinstance(event, Committed | Answered)]
-
-
-def _charged(account: Account, calls: Sequence[Called]) -> Account:
+    steps = [event.step for event in events if isinstance(event, Committed | Answered)]
+    kept = sum(len(step.tokens) for step in steps if step.author == role)
     writes = [call for call in calls if call.verb == "write"]
     verdicts = [call for call in calls if call.verb != "write"]
-    return replace(
-        account,
-        discarded=max(0, sum(call.written for call in writes) - account.kept),
+    return Account(
+        role,
+        kept=kept,
+        discarded=max(0, sum(call.written for call in writes) - kept),
         judging=sum(call.prompt - call.cached + call.written for call in verdicts),
         prompt=sum(call.prompt for call in calls),
         cached=sum(call.cached for call in calls),

@@ -203,9 +203,7 @@ class Lookahead:
                 task.cancel()
 
     def _context(self, purpose: Purpose, index: int) -> RequestContext:
-        """
-        Return the context of a request about step *index*, a bet if nobody waits for it yet.
-        """
+        """Return the context of a request about step *index*: a bet if nobody waits for it."""
         return RequestContext(purpose, index, bet=index - self._first >= self._awaited)
 
     def _start(self, work: Coroutine[Any, Any, T], request: RequestContext) -> asyncio.Task[T]:

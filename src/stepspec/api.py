@@ -446,7 +446,7 @@ class Solver:
         started = Started(
             chain.messages,
             run.policy,
-            self._names(),
+            tuple(self.models.items()),
             sampling.seed if sampling.repeats else None,
             policies.threshold(run.policy, run.options),
             chain.tools,
@@ -485,7 +485,10 @@ class Solver:
     @property
     def models(self) -> Mapping[str, str]:
         """What the models call themselves, by role; known once entered."""
-        return dict(self._names())
+        names: dict[str, str] = {"small": self.small.name, "large": self.large.name}
+        if self.critic:
+            names["critic"] = self.critic.name
+        return names
 
     @property
     def templates(self) -> list[dict[str, Any]]:
@@ -493,15 +496,6 @@ class Solver:
         names = {"template", "thinks", "marks"}
         models = (self.small.settings, self.large.settings)
         return [model.model_dump(include=names, exclude_defaults=True) for model in models]
-
-    def _names(self) -> tuple[tuple[Party, str], ...]:
-        names: list[tuple[Party, str]] = [
-            ("small", self.small.name),
-            ("large", self.large.name),
-        ]
-        if self.critic:
-            names.append(("critic", self.critic.name))
-        return tuple(names)
 
     @asynccontextmanager
     async def stream(

@@ -5,6 +5,7 @@ characters.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,8 +23,15 @@ from ..fakes import ScriptedModel, counting, run, saying
 from ..orchestrator.arms import PROBLEM
 
 
-def outcome(policy: Policy, budget: Budget | None = None, **parts: Any) -> Outcome:
-    return run(solve(RunParts(policy, budget or Budget(), **parts), PROBLEM, lambda event: None))[0]
+def outcome(
+    policy: Policy,
+    budget: Budget | None = None,
+    *,
+    thinks: bool = True,
+    **parts: Any,
+) -> Outcome:
+    chain = replace(PROBLEM, thinks=thinks)
+    return run(solve(RunParts(policy, budget or Budget(), **parts), chain, lambda event: None))[0]
 
 
 def test_a_verdict_that_has_no_room_rejects_and_ends_no_run() -> None:
