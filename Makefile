@@ -15,15 +15,14 @@ PIP := $(RUN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -qq --no-deps
 # The core: the loop and what it is made of, but neither HTTP nor servers, which `make test` tries for real.
 CORE := policies/*,orchestrator/*.py
-UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orchestrator/nesting \
-  $(addprefix tests/test_,solver.py nested_pair.py)
+UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/test_solver.py
 # Four workers for two cores: while tests wait for servers, others run (tests/conftest.py).
 TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
 SLOW := integration docs docker examples fidelity lab \
   $(addprefix evals/,calibration report testbed tune) \
   $(addprefix evals/test_,benchmarks.py cli.py evaluation.py full_disk.py grading.py ray_pool.py ray_worker.py) \
-  servers/doctor $(addprefix orchestrator/,test_auto.py test_repetition.py test_state_machines.py nesting/test_promises.py) \
+  servers/doctor $(addprefix orchestrator/,test_auto.py test_repetition.py test_state_machines.py) \
   $(addprefix orchestrator/endpoints/test_,families.py markup.py retries.py sse.py vocabularies.py) \
   $(addprefix servers/launcher/test_,dry_run.py launch.py up.py) \
   $(addprefix service/,formats/test_description.py formats/test_tools.py http watch test_ray.py) \

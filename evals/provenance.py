@@ -25,7 +25,6 @@ from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.http.client import Connection
 from stepspec.orchestrator.http.http_errors import object_in
 from stepspec.orchestrator.http.paths import METRICS, MODELS, VERSION
-from stepspec.orchestrator.nesting import leaves
 
 from .sample import Task
 
@@ -125,7 +124,7 @@ def digest(tasks: Sequence[Task]) -> str:
 
 async def servers(solver: Solver) -> list[dict[str, Any]]:
     """Version, models and cache settings of the servers of both models."""
-    endpoints = (*leaves(solver.small), solver.large)
+    endpoints = (solver.small, solver.large)
     replicas = [settings for endpoint in endpoints for settings in endpoint.settings.each]
     return list(await asyncio.gather(*map(_server, replicas)))
 

@@ -375,9 +375,7 @@ def _result(
     usual_seconds = [sample.seconds for sample in usual]
     accuracy = share([sample.correct for sample in samples], repeats)
     ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(usual_seconds, repeats))
-    floor = None
-    if not any(sample.ledger.nested for sample in samples):
-        floor = _floor_seconds(tokens, pace)
+    floor = _floor_seconds(tokens, pace)
     return Result(
         name=name,
         n=len(samples),
@@ -408,7 +406,7 @@ def _floor_seconds(tokens: Tokens, pace: Mapping[Role, float]) -> float | None:
     """
     Return the seconds to write each kept token on the model that wrote it.
 
-    None if the pace of such a model is unknown. The models of a nested pair have no common pace.
+    None if the pace of such a model is unknown.
     """
     kept: dict[Role, float] = {"small": tokens.small, "large": tokens.large}
     if any(count and role not in pace for role, count in kept.items()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from stepspec.api import Solver
@@ -15,12 +15,7 @@ SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
 READING = Arm.of("reading", "reading")
 REFLECTIVE = Arm.of("reflective", "reflective")
-THINKING = Arm.of(
-    "SpecReason, thinking only",
-    "specreason",
-    ending="small",
-    answer="large",
-)
+THINKING = Arm.of("SpecReason, thinking only", "specreason", ending="small", answer="large")
 """
 The part for which the miniature judge was trained, without answers and without steps that lack
 their ends.
@@ -31,8 +26,6 @@ THINKING_SEQUENTIAL = replace(
     run=THINKING.run.with_overrides({"ahead": 0}),
 )
 
-NO_SOLVERS: Mapping[str, Solver] = {}
-
 
 async def measure(
     solver: Solver,
@@ -41,27 +34,20 @@ async def measure(
     *,
     on_sample: Callable[[int, Sample], object] = lambda number, sample: None,
     done: Container[tuple[int, str]] = (),
-    solvers: Mapping[str, Solver] = NO_SOLVERS,
     base: int = 0,
 ) -> None:
     """
     Solve every task with every arm, in turns, so that drift of the machine is alike for all arms.
 
-    *solvers* has the solvers of some arms, by the name of the arm. Samples that are *done* are not
-    taken again. The seed of a sample follows from *base* and the number of its task. It is the same
-    for all arms.
+    Samples that are *done* are not taken again. The seed of a sample follows from *base* and the
+    number of its task. It is the same for all arms.
     """
     for number, task in enumerate(tasks):
         seed = derive_seed(base, number, 0)
         for arm in turns(arms, number):
             if (number, arm.name) in done:
                 continue
-            sample = await _sample(
-                solvers.get(arm.name, solver),
-                arm,
-                task,
-                seed,
-            )
+            sample = await _sample(solver, arm, task, seed)
             on_sample(number, sample)
 
 

@@ -2,8 +2,7 @@
 Measure every method on the miniature pair.
 
 ``python -m lab.bench`` solves the same problems with every arm, interleaved, at the default
-sampling and greedily. One arm has three models: a nested pair of the tiny and the small model in
-the small one's place. With ``--stacked`` it measures vLLM's token-level speculation under the large
+sampling and greedily. With ``--stacked`` it measures vLLM's token-level speculation under the large
 model alone and under SpecReason instead.
 """
 
@@ -14,7 +13,7 @@ import dataclasses
 import datetime
 import platform
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,6 @@ from stepspec.evals.testbed.servers import (
     NO_SPECULATION,
     PAIR,
     SPECULATIONS,
-    TINY,
     endpoint,
     running,
     weights_digest,
@@ -49,21 +47,6 @@ from stepspec.servers.launcher import TokenSpeculation
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import Sheet
 from .worlds import SHORT, describe_pace
-
-THREE = Arm.of("three models", "specreason")
-NESTED: Mapping[str, Mapping[str, Any]] = {
-    # The small miniature model has not learnt to judge: its grades of the tiny model's steps have
-    # an AUROC of 0.49. Its probabilities separate right from wrong steps (0.95): this rollback
-    # passes 95% of right steps, 11% of wrong ones.
-    THREE.name: {"policy": "bild", "options": {"scale": "step", "fallback": 0.4, "rollback": 1.0}},
-}
-
-NESTED_SMALL_PRINT = (
-    "Three models: SpecReason, whose small model is itself a pair. The tiny model drafts, the small"
-    " one reads its drafts and goes on where it disagrees (BiLD), and the large one grades the"
-    " resulting steps. The samples' ledgers count what each model wrote and read."
-)
-
 
 ROLES: tuple[Role, ...] = ("large", "small")
 COLUMNS = (
@@ -105,13 +88,9 @@ def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
     )
 
 
-def small_print(profile: str, *more: str) -> str:
-    """
-    Return the explanation of the table: the models, their *profile*, and the columns.
-
-    *more* names further models.
-    """
-    pace = describe_pace(profile, "large", "small", *more)
+def small_print(profile: str) -> str:
+    """Return the explanation of the table: the models, their *profile*, and the columns."""
+    pace = describe_pace(profile, "large", "small")
     return (
         "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
         f" served by real vLLM on this CPU; {pace}. Seconds are the mean of one problem. Vs large:"
@@ -125,7 +104,6 @@ def small_print(profile: str, *more: str) -> str:
 
 STACKED = (LARGE, SHIPPED)
 WARM_UP_PROBLEMS = 2
-NO_NESTING: Mapping[str, Mapping[str, Any]] = {}
 
 STACKED_SMALL_PRINT = (
     "With ngram, both servers draft from what was written before; with draft_model, the small model"
@@ -142,49 +120,28 @@ async def solvers(
     warm_up: tuple[Arm, ...],
     seed: int,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
-    nested: Mapping[str, Mapping[str, Any]] = NO_NESTING,
-) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
+) -> AsyncGenerator[Solver]:
     """
-    Start the pair. Yield a greedy solver over it, and solvers with a nested pair by arm.
+    Start the pair, and yield a greedy solver over it.
 
-    The small model of a nested solver is a pair of the tiny and the small model, and *nested* has
-    its settings by the name of the arm. The tiny model is started only if *nested* has an arm.
     Each of the arms *warm_up* solves a few problems of *seed* first.
     """
-    roles = (*PAIR, TINY) if nested else PAIR
-    async with AsyncExitStack() as stack:
-        starting = running(
+    async with (
+        running(
             profile,
-            roles,
+            PAIR,
             console=console,
             world=SHORT,
             speculation=speculation,
-        )
-        served = await stack.enter_async_context(starting)
-        large = endpoint(served["large"], "large")
-
-        async def solver(small: Any) -> Solver:
-            return await stack.enter_async_context(
-                Solver(
-                    small,
-                    large,
-                    sampling=GREEDY,
-                )
-            )
-
-        plain = await solver(endpoint(served["small"], "small"))
-        nested_solvers: dict[str, Solver] = {}
-        for name, settings in nested.items():
-            tiny = endpoint(served[TINY], "small")
-            judge = endpoint(served["small"], "large")
-            nested_solvers[name] = await solver({**settings, "small": tiny, "large": judge})
-        await measure(
-            plain,
-            warm_up,
-            fresh_tasks(WARM_UP_PROBLEMS, seed),
-            solvers=nested_solvers,
-        )
-        yield plain, nested_solvers
+        ) as served,
+        Solver(
+            endpoint(served["small"], "small"),
+            endpoint(served["large"], "large"),
+            sampling=GREEDY,
+        ) as solver,
+    ):
+        await measure(solver, warm_up, fresh_tasks(WARM_UP_PROBLEMS, seed))
+        yield solver
 
 
 def arms(method: str) -> tuple[Arm, ...]:
@@ -229,7 +186,7 @@ async def measure_stacked(
                 over,
                 seed + 1,
                 speculation,
-            ) as (solver, _):
+            ) as solver:
                 work = partial(measure, solver, over, tasks)
                 await measure_missing(work, method, left, samples, console)
     found = [samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms]
@@ -268,7 +225,6 @@ OTHERS = (
     Arm.of("SpecReason, large answers", "specreason", answer="large"),
     Arm.of("SpecReason, small ends", "specreason", ending="small"),
     Arm.of("choose", "choose"),
-    THREE,
     Arm.of("random, p = 0.9", "random", {"p": 0.9}),
     Arm.of("speculative thinking", "speculative-thinking"),
     Arm.of("BiLD, tokens", "bild"),
@@ -303,14 +259,7 @@ Examples:
 def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
     """Return the *arms* at one of `SAMPLINGS`."""
     own = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
-    return tuple(
-        replace(
-            arm,
-            name=named(arm, sampling),
-            sampling=own,
-        )
-        for arm in arms
-    )
+    return tuple(replace(arm, name=named(arm, sampling), sampling=own) for arm in arms)
 
 
 def named(arm: Arm, sampling: str) -> str:
@@ -342,28 +291,19 @@ async def bench(
     What *samples* have is not run again. Return the results by sampling, with the arms' own names.
     """
     tasks = fresh_tasks(problems, SEED)
-    nested = {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
     all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
     solving = solvers(
         profile,
         console,
         tuple(arms),
         SEED + 1,
-        nested=nested,
     )
-    async with solving as (solver, others):
-        by_arm = {
-            named(arm, sampling): others[arm.name]
-            for sampling in samplings
-            for arm in arms
-            if arm.name in others
-        }
+    async with solving as solver:
         work = partial(
             measure,
             solver,
             all_arms,
             tasks,
-            solvers=by_arm,
             base=SEED,
         )
         with samples:
@@ -438,13 +378,9 @@ def main(
     samplings = tuple(SAMPLINGS) if sampling == "both" else (sampling,)
     arms = chosen(arm, baselines=baselines)
     output = output or (STACKED_FIGURES if stacked else FIGURES)
-    explanation = note(arms, profile, stacked=stacked)
+    explanation = note(profile, stacked=stacked)
     about = _about(profile, stacked=stacked)
-    samples = SampleStore(
-        output.with_suffix(".samples.jsonl"),
-        about,
-        fresh=fresh_start,
-    )
+    samples = SampleStore(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
     progress = Console(stderr=True)
     console = Console(width=180 if stacked else 150)
     results: Mapping[str, list[Result]]
@@ -495,7 +431,7 @@ def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
     return (*BASELINES, *(known[name] for name in others))
 
 
-def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
+def note(profile: str, *, stacked: bool) -> str:
     """
     Return the explanation of the figures.
 
@@ -503,8 +439,6 @@ def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
     """
     if stacked:
         return f"{small_print(profile)} {STACKED_SMALL_PRINT}"
-    if THREE in arms:
-        return f"{small_print(profile, TINY)} {NESTED_SMALL_PRINT}"
     return small_print(profile)
 
 
@@ -513,7 +447,7 @@ def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
     about: dict[str, Any] = {
         "profile": profile,
         "seed": SEED,
-        "models": weights_digest(*PAIR, TINY, world=SHORT),
+        "models": weights_digest(*PAIR, world=SHORT),
     }
     if stacked:
         about["stacked"] = server_settings()

@@ -10,7 +10,7 @@ from stepspec.evals.testbed.servers import World, read_pace
 
 MODELS = Path(__file__).parent / "models"
 SHORT = replace(servers.SHORT, folders=(*servers.SHORT.folders, MODELS))
-"""The world of the package, and its models that no user needs: ``small-other`` and ``tiny``."""
+"""The world of the package, and its model that no user needs: ``small-other``."""
 TOOLS = World("tools", (MODELS / "tools",), context=4096, cache=384)
 """The models for problems that need tools (`tests/tool_problems.py`)."""
 

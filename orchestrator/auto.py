@@ -316,7 +316,7 @@ class AutoRun:
                 self._judged.pop(index, None)
             case Committed():
                 self._committed(at, event)
-            case Degraded(path=""):
+            case Degraded():
                 self._use(False)
             case Finished():
                 self.auto.server_load.finish(self)

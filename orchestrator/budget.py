@@ -17,21 +17,28 @@ ANSWER_SHARE = 0.25
 @dataclass(frozen=True, slots=True)
 class Budget:
     """
-    Limits of one run; None means no limit.
+    The limits of one run.
 
-    *tokens* limits the thinking and the answer together; each token is counted in the vocabulary of
-    the model that wrote it. SpecReason's own budget is 8192 (section 5.1); the makers of reasoning
-    models recommend 32768. *answer* of these are kept for the answer: by default 512 or a quarter,
-    whichever is less; a single token is the answer's. The answer may also use what the thinking
-    leaves. *steps* limits the thinking. *seconds* limits the run; a quarter is kept for the answer.
-    Nothing is kept where the models do not think: their chain is the answer. Raise
-    `ConfigurationError` if no room is left.
+    If the models do not think, their chain is the answer, and nothing is kept for another one.
+    Raise `ConfigurationError` if no room is left.
     """
 
     tokens: int = 32_768
+    """
+    Tokens of the thinking and the answer together, each in the vocabulary of its author.
+
+    SpecReason's own budget is 8192 (section 5.1). The makers of reasoning models recommend 32768.
+    """
     steps: int | None = None
+    """Steps of the thinking; None: no limit."""
     seconds: float | None = None
+    """Seconds of the run, of which a quarter is kept for the answer; None: no limit."""
     answer: int | None = None
+    """
+    Tokens that are kept for the answer, which may also use what the thinking leaves.
+
+    None: 512 or a quarter of all, whichever is less, and at least one.
+    """
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
@@ -47,15 +54,15 @@ class Budget:
 
     @property
     def for_answer(self) -> int:
-        return (
-            self.answer
-            if self.answer is not None
-            else min(ANSWER_TOKENS, max(1, int(self.tokens * ANSWER_SHARE)))
-        )
+        if self.answer is not None:
+            return self.answer
+        return min(ANSWER_TOKENS, max(1, int(self.tokens * ANSWER_SHARE)))
 
     @property
     def thinking_seconds(self) -> float | None:
-        return None if self.seconds is None else self.seconds * (1 - ANSWER_SHARE)
+        if self.seconds is None:
+            return None
+        return self.seconds * (1 - ANSWER_SHARE)
 
     def left(self, chain: Chain) -> int:
         """How many tokens the next write may have, in the thinking or, after it, in the answer."""
@@ -70,23 +77,16 @@ class Budget:
         return max(self.for_answer, self.tokens - chain.tokens)
 
     def fit(self, room: int) -> Budget:
-        """
-        Cut the budget to *room*, the tokens that the models' contexts hold beyond the problem; at
-        least 2.
-        """
+        """Cut the budget to the *room* for tokens, at least 2, in the models' contexts."""
         tokens = min(self.tokens, room)
         answer = self.answer if self.answer is None else min(self.answer, tokens - 1)
         return replace(self, tokens=tokens, answer=answer)
 
     def after(self, seconds: float) -> Budget:
-        """
-        Return what is left if the run begins so many *seconds* late; there is always a millisecond.
-        """
-        return (
-            self
-            if self.seconds is None
-            else replace(self, seconds=max(self.seconds - seconds, 0.001))
-        )
+        """Return what is left after so many *seconds*. A millisecond always is."""
+        if self.seconds is None:
+            return self
+        return replace(self, seconds=max(self.seconds - seconds, 0.001))
 
     def spent(self, chain: Chain) -> bool:
         steps = self.steps is not None and len(chain.steps) >= self.steps and not chain.closed
@@ -95,10 +95,12 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """A *model* that writes at most as many tokens as are *left* for the chain."""
+    """A model that writes no more tokens than are left."""
 
     model: Model
+    """The model."""
     left: Callable[[Chain], int]
+    """Returns how many tokens may follow a chain."""
 
     @property
     def role(self) -> Role:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -137,12 +137,6 @@ class Step:
     """The name of the vocabulary that the ids of the tokens belong to; "" if it is unknown."""
     note: str = ""
     """The reason of the rollback that this step repairs; "" if it repairs none."""
-    pieces: tuple[Step, ...] = ()
-    """
-    The steps that the models of a nested pair wrote; empty if the author is a single model.
-
-    Their texts and tokens join to those of the step.
-    """
 
     @property
     def closes(self) -> bool:
@@ -181,26 +175,7 @@ class Step:
                 token = replace(token, text=token.text[:left], id=-1)
             tokens.append(token)
             left -= len(token.text)
-        pieces = beginning(self.pieces, keep)
-        return replace(
-            self,
-            text=self.text[:keep],
-            stop="length",
-            tokens=Tokens.of(tokens),
-            pieces=pieces,
-        )
-
-    def leaves(self) -> Iterator[tuple[str, Step]]:
-        """
-        Yield the pieces that have no pieces of their own.
-
-        Each comes with the path of its author, such as ``small.large``.
-        """
-        if not self.pieces:
-            yield self.author, self
-        for piece in self.pieces:
-            for path, leaf in piece.leaves():
-                yield f"{self.author}.{path}", leaf
+        return replace(self, text=self.text[:keep], stop="length", tokens=Tokens.of(tokens))
 
 
 def beginning(steps: Iterable[Step], keep: int) -> tuple[Step, ...]:

@@ -29,7 +29,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import distribution
-from typing import Self
 
 from .chain import Role
 
@@ -78,12 +77,6 @@ class EndpointError(StepspecError):
         """The kind of request; "" if there was none."""
         self.cause = message
         """The message without the model."""
-
-    def of(self, role: Role) -> Self:
-        """Return this failure as that of the pair in *role*, which the model is a part of."""
-        error = type(self)(self.cause, role=role, url=self.url, verb=self.verb)
-        error.__dict__.update({**self.__dict__, "role": role})
-        return error
 
 
 class EndpointUnavailable(EndpointError):

@@ -32,7 +32,7 @@ class Called:
     """One request to a served model has ended."""
 
     role: Party
-    """The role of the model. A model in a nested pair has the role of the pair."""
+    """The role of the model."""
     verb: Verb
     """The kind of request."""
     fate: Fate
@@ -51,10 +51,8 @@ class Called:
     """Tokens that the server sent, used or not."""
     url: str = ""
     """The URL of the server, which tells replicas apart."""
-    path: str = ""
-    """The place of the model in a nested pair, such as ``small.large``; "" if it is in none."""
     purpose: Purpose = ""
-    """The purpose of the request. In a nested pair, it is the purpose within the pair."""
+    """The purpose of the request."""
     step: int = -1
     """The index of the step of the chain that it was about; -1: none."""
     last_step: int = -1
@@ -74,7 +72,7 @@ class Started:
     policy: str
     """The name of the policy."""
     models: tuple[tuple[str, str], ...] = ()
-    """The role and the name of each model. Models in a nested pair have a path for a role."""
+    """The role and the name of each model."""
     seed: int | None = None
     """The seed of the sampling; None if the models write greedily, or if the trace is old."""
     threshold: tuple[str, float] | None = None
@@ -90,7 +88,9 @@ class Drafted:
     """The draft of step *index* is complete, and not verified yet."""
 
     index: int
+    """The index of the step in the chain."""
     draft: Step
+    """The draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +116,6 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedWithin:
-    """The nested pair at *path* judged a draft of its own small model, as part of step *index*."""
-
-    path: str
-    index: int
-    draft: Step
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
 class Chosen:
     """The draft of step *index* was rolled back, and its rival *step* replaces it."""
 
@@ -135,18 +125,18 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Shadowed:
-    """
-    The method drafted and judged step *index* in the shadow of the large model, which wrote it;
-    nothing of it is used.
-
-    The *draft* took *drafting* seconds, and its *verdict* *judging*.
-    """
+    """The method drafted and judged a step that the large model wrote. Nothing of it is used."""
 
     index: int
+    """The index of the step."""
     draft: Step
+    """The draft of the method."""
     verdict: Verdict
+    """The verdict on that draft."""
     drafting: float
+    """Seconds that the draft took."""
     judging: float
+    """Seconds that the verdict took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +150,14 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """
-    *step* is now step *index* of the chain, for good.
-
-    An answer that the method wrote is committed as well. *score* is the grade of an accepted draft;
-    None if nobody judged the step, such as a repair.
-    """
+    """A step is in the chain, for good. An answer that the method wrote is committed as well."""
 
     index: int
+    """Its index in the chain."""
     step: Step
+    """The step."""
     score: float | None = None
+    """The grade of an accepted draft; None if nobody judged the step, such as a repair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +228,6 @@ class Degraded:
     """Its role."""
     cause: str
     """Why it failed."""
-    path: str = ""
-    """Its place in a nested pair; "" if it is in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,30 +242,28 @@ class Moved:
     """The replica that goes on."""
     cause: str
     """Why the first one failed."""
-    path: str = ""
-    """The place of the model in a nested pair; "" if it is in none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """
-    The run chose who writes from step *index* on: its method, *ahead* drafts ahead, or the large
-    model alone.
-
-    *reason* says in words why. *advice* says in a sentence why the large model writes alone and
-    what the user can do about it, "" if it does not. With *shadow* the method drafts this step too.
-    At the large model's server, as last polled, *running* requests were served and *waiting* ones
-    were queued.
-    """
+    """The run chose who writes from now on: its method, or the large model alone."""
 
     index: int
+    """The first step that it is about."""
     choice: Choice
+    """Who writes."""
     ahead: int
+    """The number of drafts that are made ahead."""
     reason: str = ""
+    """Why, in words."""
     running: int = 0
+    """Requests that the large model's server ran, as last polled."""
     waiting: int = 0
+    """Requests that waited there, as last polled."""
     advice: str = ""
+    """A sentence on why the large model writes alone, and the cure; "" if it does not."""
     shadow: bool = False
+    """Whether the method drafts this step, too, and nothing of its draft is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +280,6 @@ Event: TypeAlias = (
     | Called
     | Drafted
     | Judged
-    | JudgedWithin
     | Lost
     | Shadowed
     | Chosen

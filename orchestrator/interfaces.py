@@ -301,19 +301,20 @@ the next write probably extends the last one.
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """
-    Why a model is called: the *purpose*, and the index of the *step* that the call is about (-1:
-    none).
-
-    A *bet* is work that is wasted if an earlier draft is rolled back; nothing waits for it yet.
-    *again* marks a request that may be the same as one whose text was rejected for itself: a model
-    that samples by a seed takes another seed.
-    """
+    """Why a model is called."""
 
     purpose: Purpose = ""
+    """What the call is for."""
     step: int = -1
+    """The index of the step that the call is about. -1: none."""
     bet: bool = False
+    """Whether nothing waits for the call yet. A rollback of an earlier draft wastes a bet."""
     again: bool = False
+    """
+    Whether the same request may have been made before, and its text was rejected for itself.
+
+    A model that samples by a seed takes another seed.
+    """
 
 
 REQUEST: ContextVar[RequestContext] = ContextVar(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
-from .chain import Accept, Party, Step, Verdict, accepts
-from .events import Answered, Called, Chosen, Committed, Event, Judged, JudgedWithin, Repaired
+from .chain import Accept, Party
+from .events import Answered, Called, Chosen, Committed, Event, Judged, Repaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +14,7 @@ class Account:
     """The tokens and seconds of one model in a run."""
 
     role: Party
-    """The role of the model. A model in a nested pair has the role of the pair."""
+    """The role of the model."""
     kept: int = 0
     """Tokens that the model wrote and that are in the chain or in the answer."""
     discarded: int = 0
@@ -34,8 +33,6 @@ class Account:
     """Seconds that requests to write were open. Their times may overlap."""
     judged: float = 0.0
     """Seconds that requests to judge were open. Their times may overlap."""
-    path: str = ""
-    """The place of the model in a nested pair, such as ``small.large``; "" if it is in none."""
 
     @property
     def written(self) -> int:
@@ -47,7 +44,7 @@ class Account:
         return self.discarded / self.written if self.written else 0.0
 
 
-COUNTED = tuple(field.name for field in fields(Account) if field.name not in ("role", "path"))
+COUNTED = tuple(field.name for field in fields(Account) if field.name != "role")
 """The fields of an account that can be added up."""
 
 
@@ -56,7 +53,7 @@ class Ledger:
     """The accounts of a run's models, and how many of its judged drafts were accepted."""
 
     small: Account
-    """The small model's account. A nested pair's account is the sum of its models'."""
+    """The small model's account."""
     large: Account
     """The large model's account."""
     drafts: int = 0
@@ -67,10 +64,6 @@ class Ledger:
     """The critic's account."""
     chosen: int = 0
     """Judged drafts that a rival replaced."""
-    nested: tuple[Account, ...] = ()
-    """The accounts of the models in nested pairs."""
-    sifted: tuple[tuple[str, int, int], ...] = ()
-    """For each nested pair: its path, the drafts judged in it, and those of them accepted."""
 
     @property
     def accept_rate(self) -> float | None:
@@ -114,56 +107,19 @@ class Ledger:
             accepted=accepted + chosen,
             critic=_account("critic", events),
             chosen=chosen,
-            nested=_nested(events),
-            sifted=_sifted(events),
         )
 
 
 def _account(role: Party, events: Sequence[Event]) -> Account:
     calls = [event for event in events if isinstance(event, Called) and event.role == role]
-    kept = sum(len(step.tokens) for step in _kept(events) if step.author == role)
-    return _charged(Account(role, kept), calls)
-
-
-def _nested(events: Sequence[Event]) -> tuple[Account, ...]:
-    """Return the accounts of the models within nested pairs, by their paths."""
-    calls = [event for event in events if isinstance(event, Called) and event.path]
-    kept = Counter[str]()
-    for step in _kept(events):
-        if step.pieces:
-            for path, leaf in step.leaves():
-                kept[path] += len(leaf.tokens)
-    roles: dict[str, Party] = {call.path: call.role for call in calls}
-    return tuple(
-        _charged(
-            Account(roles[path], kept[path], path=path),
-            [call for call in calls if call.path == path],
-        )
-        for path in sorted(roles)
-    )
-
-
-def _sifted(events: Sequence[Event]) -> tuple[tuple[str, int, int], ...]:
-    drafts = Counter[str]()
-    accepted = Counter[str]()
-    for event in events:
-        if isinstance(event, JudgedWithin) and _is_judged(event.verdict):
-            drafts[event.path] += 1
-            if accepts(event.verdict):
-                accepted[event.path] += 1
-    return tuple((path, drafts[path], accepted[path]) for path in sorted(drafts))
-
-
-def _kept(events: Sequence[Event]) -> list[Step]:
-    return [event.step for event in events if isinstance(event, Committed | Answered)]
-
-
-def _charged(account: Account, calls: Sequence[Called]) -> Account:
+    steps = [event.step for event in events if isinstance(event, Committed | Answered)]
+    kept = sum(len(step.tokens) for step in steps if step.author == role)
     writes = [call for call in calls if call.verb == "write"]
     verdicts = [call for call in calls if call.verb != "write"]
-    return replace(
-        account,
-        discarded=max(0, sum(call.written for call in writes) - account.kept),
+    return Account(
+        role,
+        kept=kept,
+        discarded=max(0, sum(call.written for call in writes) - kept),
         judging=sum(call.prompt - call.cached + call.written for call in verdicts),
         prompt=sum(call.prompt for call in calls),
         cached=sum(call.cached for call in calls),
@@ -193,7 +149,3 @@ def _accepted(events: Sequence[Event]) -> int:
         and event.step.author == "small"
         and event.index not in replaced
     )
-
-
-def _is_judged(verdict: Verdict) -> bool:
-    return not isinstance(verdict, Accept) or verdict.judged

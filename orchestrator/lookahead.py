@@ -145,7 +145,6 @@ class Lookahead:
         """The number of calls of `next`."""
         self._wanted = asyncio.Event()
         self._caller_context = copy_context()
-        self._caller_request = REQUEST.get()
         self._kept_open = AsyncExitStack()
         """The requests that models leave open between two writes."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -159,7 +158,6 @@ class Lookahead:
     async def next(self) -> tuple[Step, Verdict]:
         """Return the next draft and its verdict."""
         self._awaited += 1
-        self._caller_request = REQUEST.get()
         self._wanted.set()
         pending = await self._pending.get()
         if isinstance(pending, BaseException):
@@ -173,16 +171,11 @@ class Lookahead:
         Every bet on the draft is cancelled while the repair is written.
         """
         index = len(chain.steps)
-        self._caller_request = REQUEST.get()
         repair: asyncio.Task[Step] | None = None
         if not (rollback.keep or rollback.instead):
             repair = self._early_repairs.pop(index, None)
         if repair is None:
-            request = replace(
-                self._context("repair", index),
-                bet=self._caller_request.bet,
-                again=rollback.reason in OBSTACLES,
-            )
+            request = RequestContext("repair", index, again=rollback.reason in OBSTACLES)
             repair = self._start(self._policy.repair(chain, draft, rollback), request)
         self._cancel(but=repair)
         self._closing = asyncio.create_task(self._kept_open.aclose())
@@ -210,16 +203,8 @@ class Lookahead:
                 task.cancel()
 
     def _context(self, purpose: Purpose, index: int) -> RequestContext:
-        """
-        Return the context of a request about step *index*.
-
-        The request is a bet if nobody waits for that step yet, or if this run is itself a bet of
-        the run around it (a nested pair). In a nested pair, the step is that of the outer chain.
-        """
-        outer = self._caller_request
-        bet = outer.bet or index - self._first >= self._awaited
-        step = outer.step if outer.purpose else index
-        return RequestContext(purpose, step, bet)
+        """Return the context of a request about step *index*: a bet if nobody waits for it."""
+        return RequestContext(purpose, index, bet=index - self._first >= self._awaited)
 
     def _start(self, work: Coroutine[Any, Any, T], request: RequestContext) -> asyncio.Task[T]:
         context = self._caller_context.copy()

@@ -83,12 +83,6 @@ class RunParts:
     Continues the committed chain if the small model fails for good, or rejects what the large one
     may take. None: the failure is raised.
     """
-    thinks: bool = True
-    """
-    Whether the models think before they answer. If not, they answer as they reason.
-
-    If such a chain shows a thinking block all the same, an answer is written after the block.
-    """
     answerer: Model | None = None
     """The model that writes the answer; None: the policy's own answerer."""
     stop: Sequence[str] = ()
@@ -122,10 +116,12 @@ async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
     """
     Continue *chain* to the end of its thinking, and answer. Call *observe* with every event.
 
+    If *chain* does not think, its steps are the answer. If it shows a thinking block all the same,
+    an answer is written after the block.
+
     Raise `ContextTooLong` if the large model takes so little that nothing at all was written.
     """
     clock = asyncio.get_running_loop().time
-    chain = replace(chain, thinks=parts.thinks and chain.thinks)
     current = _CurrentRun(parts, chain, observe, began=clock())
     outcome = await current.outcome()
     if parts.check is not None:
@@ -456,4 +452,4 @@ class _CurrentRun:
 def _joined(answer: Chain) -> Step:
     """Return the steps of *answer* as one step."""
     tokens = tuple(token for step in answer.steps for token in step.tokens)
-    return replace(answer.steps[-1], text=answer.text, tokens=tokens, pieces=())
+    return replace(answer.steps[-1], text=answer.text, tokens=tokens)

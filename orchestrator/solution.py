@@ -85,7 +85,7 @@ class Solution:
     """Wall time of the run."""
     degraded: tuple[str, ...] = ()
     """
-    The models that failed for good, those in a nested pair by their path.
+    The models that failed for good.
 
     It names the "critic" if the verifier failed at least once.
     """
@@ -145,7 +145,7 @@ class Solution:
 
 def _degraded(events: Sequence[Event]) -> Iterator[str]:
     """Yield the models that failed for good, and the critic if something else judged for it."""
-    yield from (event.path or event.role for event in events if isinstance(event, Degraded))
+    yield from (event.role for event in events if isinstance(event, Degraded))
     if any(isinstance(event, FellBack) for event in events):
         yield "critic"
 

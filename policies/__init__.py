@@ -252,13 +252,13 @@ def check(
     name: str,
     chosen: Mapping[str, Any],
     *,
-    has_critic: bool | None = True,
+    has_critic: bool = True,
 ) -> Mapping[str, Any]:
     """
     Return the *chosen* options, converted to their types.
 
     Raise `ConfigurationError` as `make` would, also for a policy that needs a critic where there is
-    none. *has_critic* is None where there can be none.
+    none.
     """
     checked = _options(name, chosen, has_critic=has_critic)
     method = METHODS.find(name)
@@ -267,7 +267,7 @@ def check(
     return checked
 
 
-def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -> Mapping[str, Any]:
+def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mapping[str, Any]:
     """Check the *chosen* options one by one, without building the policy."""
     method = METHODS.find(name)
     known = method.options
@@ -284,10 +284,6 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -
         for option, value in chosen.items()
     }
     if method.takes("critic") and not has_critic:
-        if has_critic is None:
-            raise ConfigurationError(
-                f"policy {name!r} needs a reward model, which no pair within another has"
-            )
         raise ConfigurationError(
             f"policy {name!r} needs a reward model or a verifier of steps: pass --critic URL, or"
             " critic='http://HOST:PORT/v1' in Python, set STEPSPEC_CRITIC, or write a [critic]"

@@ -26,13 +26,14 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class PromptFile:
-    """
-    What one file holds: a text to send, the words that open the reply to it, and the hash of both.
-    """
+    """The content of one file."""
 
     text: str
+    """The text to send."""
     opening: str
+    """The words that the reply begins with."""
     sha256: str
+    """The hash of the whole file."""
 
     @classmethod
     def parse(cls, source: str) -> PromptFile:
@@ -58,15 +59,15 @@ REPLACED: ContextVar[Mapping[str, PromptFile]] = ContextVar(
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """
-    The prompt called *name*: its text, the words that open the reply, and the hash that a report
-    quotes.
+    A prompt. Its text may be that of a user's file (see `replacing`).
 
-    They are those of the user's file where one replaces the *original* (see `replacing`), so read
-    them where they are sent, not where the module is imported.
+    So read the text where it is sent, not where the module is imported.
     """
 
     name: str
+    """The name of the prompt."""
     original: PromptFile
+    """The file that comes with stepspec or a plugin."""
 
     @property
     def current(self) -> PromptFile:
@@ -154,11 +155,9 @@ def read_folder(folder: Path) -> Mapping[str, PromptFile]:
         name = path.name.removesuffix(ENDING)
         if name not in originals:
             close = difflib.get_close_matches(name, originals, n=1)
-            meant = (
-                f"did you mean {close[0]}{ENDING}?"
-                if close
-                else f"the prompts: {', '.join(originals)}"
-            )
+            meant = f"the prompts: {', '.join(originals)}"
+            if close:
+                meant = f"did you mean {close[0]}{ENDING}?"
             raise ValueError(f"{path}: there is no prompt {name!r}; {meant}")
         read[name] = _checked(path, originals[name].original)
     if not read:

@@ -94,12 +94,8 @@ CORE = {
         ),
     ),
     "auto": core("auto", "orchestrator/test_auto"),
-    "nested_settings": core("nested_settings", "test_nested_pair"),
     "costs": core("costs", "orchestrator/test_costs"),
     "server_load": core("server_load", "orchestrator/test_server_load"),
-    "nested": core(
-        "nesting", "orchestrator/nesting/test_nested", slow=("orchestrator/nesting/test_promises",)
-    ),
 }
 SESSIONS = {**POLICIES, **CORE}
 # The sign between two types of an annotation is the same operator, and no test can tell.

@@ -285,54 +285,6 @@ def test_the_page_of_a_trace_is_written_to_standard_output(
     assert {*files.iterdir()} == before
 
 
-def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    three = (
-        'large = "http://a:1"\n[small]\npolicy = "bild"\nlarge = "http://b:1"\nsmall ='
-        ' "http://c:1"\n'
-    )
-    (tmp_path / "three.toml").write_text(three)
-    assert call("up", "three.toml", "--dry-run") == 0
-    assert (
-        capfd.readouterr()
-        .out.splitlines()[0]
-        .startswith("# small is a pair: bild over small.small and small.large")
-    )
-    for was, now, complaint in (
-        ("bild", "bidl", "small: there is no policy 'bidl' (did you mean 'bild'?"),
-        (
-            '"bild"',
-            '"bild"\noptions = { scael = "step" }',
-            "small: policy 'bild' has no option 'scael' (did you mean",
-        ),
-        ("bild", "reward", "small: policy 'reward' needs a reward model"),
-    ):
-        (tmp_path / "three.toml").write_text(three.replace(was, now))
-        assert call("up", "three.toml") == 2
-        assert complaint in capfd.readouterr().err
-
-
-def test_the_doctor_looks_at_every_model_of_a_nested_pair(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    nowhere = ("http://127.0.0.1:9", "http://127.0.0.1:19", "http://127.0.0.1:29")
-    tiny, small, large = (f'{{ url = "{url}", retries = 0 }}' for url in nowhere)
-    (tmp_path / "stepspec.toml").write_text(
-        f"large = {large}\n[small]\nsmall = {tiny}\nlarge = {small}\n"
-    )
-    assert call("doctor", "--json") == 1
-    found = orjson.loads(capfd.readouterr().out)
-    urls = {pair["name"]: (pair["small"]["url"], pair["large"]["url"]) for pair in found["pairs"]}
-    assert urls == {
-        "small.small with small.large": nowhere[:2],
-        "small.large with large": nowhere[1:],
-    }
-    assert (found["ok"], found["critic"]) == (False, None)
-    assert call("doctor") == 1
-    assert "small.large with large" in capfd.readouterr().out
-
-
 def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -352,7 +304,7 @@ def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(
         assert printed[-1].startswith("It cannot work like this: 1 thing cannot work, ")
     assert call("doctor", "--small", small, "--large", large, "--json") == 1
     found = orjson.loads(capfd.readouterr().out)
-    assert [finding["check"] for finding in found["pairs"][0]["findings"]] == [
+    assert [finding["check"] for finding in found["pair"]["findings"]] == [
         "connection",
         "connection",
     ]

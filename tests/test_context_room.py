@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import pytest
 
-from stepspec import Solver, policies
+from stepspec import Solver
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Message, Role, Tool
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
-from stepspec.orchestrator.nesting import NestedEndpoint
 from stepspec.run_parts import JUDGING_TOKENS, MIN_ROOM, context_room
 
 from .fakes import run
@@ -93,20 +91,6 @@ def test_a_problem_that_leaves_too_little_room_is_refused() -> None:
     assert fit(Counting("small", 100 + JUDGING_TOKENS + MIN_ROOM), large)[0].tokens == MIN_ROOM
     with pytest.raises(ContextTooLong, match=": 100 tokens leave no room"):
         fit(Counting("small"), short)
-
-
-def test_a_pair_of_which_one_model_has_too_short_a_context_is_as_one_that_has() -> None:
-    class Short(Counting):
-        async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
-            raise ContextTooLong("too long", role=self.role, url="http://tiny")
-
-    for models in ((Short("small"), Counting("large")), (Counting("small"), Short("large"))):
-        small, large = (cast("ModelEndpoint", each) for each in models)
-        pair = NestedEndpoint(
-            "small", small, large, partial(policies.make, "specreason"), "specreason"
-        )
-        with pytest.raises(ContextTooLong, match="the small model at http://tiny: too long"):
-            run(pair.count(CHAIN.messages))
 
 
 async def test_a_run_whose_small_model_has_too_short_a_context_is_the_large_ones() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import NESTED, THREE
 from lab.worlds import SHORT
 from stepspec import policies
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
@@ -17,7 +16,6 @@ from stepspec.servers.launcher.commands import servers, solver_settings
 from stepspec.servers.launcher.launch import RunningServer, ServerCommand
 from stepspec.servers.launcher.pair import load
 
-from .fakes import ScriptedModel, counting
 from .test_cli import call
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -41,7 +39,7 @@ SAMPLING: dict[str, dict[str, float]] = {
     "gpt-oss-120b": {"temperature": 1.0, "top_p": 1.0},
     "glm-4.7": {"temperature": 1.0, "top_p": 0.95},
 }
-MINIATURE = {"miniature": ("large", "small"), "miniature-three": ("large", "small", "tiny")}
+MINIATURE = {"miniature": ("large", "small")}
 HUB = [path for path in ALL if path.stem not in MINIATURE]
 each_recipe = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 each_of_the_hub = pytest.mark.parametrize("path", HUB, ids=lambda path: path.stem)
@@ -139,7 +137,7 @@ def test_the_models_of_the_miniature_recipes_are_set_as_they_are_measured() -> N
         name: [server.name for server in servers(pair) if "--enable-scale-out" in server.args]
         for name, pair in pairs.items()
     }
-    assert scoring == {"miniature": ["large"], "miniature-three": ["small.large"]}
+    assert scoring == {"miniature": ["large"]}
     large, _ = servers(pairs["miniature"])
     drafting = {
         "method": "draft_model",
@@ -147,15 +145,3 @@ def test_the_models_of_the_miniature_recipes_are_set_as_they_are_measured() -> N
         "model": str((MODELS / "small").resolve()),
     }
     assert json.loads(flag(large, "speculative-config")) == drafting
-    within = pairs["miniature-three"].nested["small"]
-    assert {"policy": within.policy, "options": within.options} == NESTED[THREE.name]
-
-
-@each_recipe
-def test_a_policy_within_can_be_made(path: Path) -> None:
-    for one in load(path).nested.values():
-        models = (
-            ScriptedModel("small", counting("small", 2)),
-            ScriptedModel("large", counting("large", 2)),
-        )
-        policies.make(one.policy, *models, **one.options)

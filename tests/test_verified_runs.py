@@ -21,7 +21,7 @@ from stepspec.orchestrator.events import AnswerJudged, Event, FellBack
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
 from stepspec.servers.doctor import diagnose_critic, render
-from stepspec.servers.doctor.report import Diagnosis
+from stepspec.servers.doctor.report import Diagnosis, EndpointReport, PairReport
 from stepspec.settings import load
 
 from .stand_in import StandIn
@@ -185,8 +185,9 @@ async def test_the_doctor_asks_a_verifier(
     report = await diagnose_critic(FunctionVerifier(function=verifier, **settings))
     assert [finding.outcome for finding in report.findings] == [outcome]
     assert (report.right, report.wrong) == ratings
-    assert Diagnosis.of([], report).ok is (outcome != "cannot work")
-    assert list(render(Diagnosis.of([], report)))
+    pair = PairReport(EndpointReport("small", ""), EndpointReport("large", ""), None, ())
+    assert Diagnosis.of(pair, report).ok is (outcome != "cannot work")
+    assert list(render(Diagnosis.of(pair, report)))
 
 
 async def test_the_doctor_finds_a_verifier_of_sums_right() -> None:

@@ -42,7 +42,6 @@ PROFILES = Path(__file__).with_name("profiles.toml")
 PLUGIN = Path(__file__).parent / "plugin"
 ARCHITECTURE = "PacedQwen3ForCausalLM"
 PAIR = ("large", "small")
-TINY = "tiny"  # drafts for the small model in a nested pair
 SERVED = "testbed-"  # the prefix of the names under which the models are served
 # roles whose servers open /inference/v1/generate, which suffix scoring needs
 SCORERS = frozenset({"large"})

@@ -163,7 +163,6 @@ class KnownModel(SingleModel):
             text="".join(token.text for token in tokens),
             stop=stop,
             tokens=tuple(tokens),
-            pieces=(),
         )
 
     async def branch(self, chain: Chain, begun: Sequence[Step], **more: Any) -> tuple[Step, ...]:

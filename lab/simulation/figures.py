@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from statistics import fmean, median_low
+from typing import cast
 
 from stepspec.api import Solver
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
@@ -68,8 +69,8 @@ class SimulatedSolver(Solver):
                 budget=BUDGET,
             ),
         )
-        self.small = small
-        self.large = large
+        self.small = cast("ReplicatedEndpoint", small)
+        self.large = cast("ReplicatedEndpoint", large)
 
     async def warm_up(self) -> None:
         """Do nothing: a simulated server compiles nothing."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -483,6 +484,8 @@ class SimulatedEndpoint:
         self._server = server
         self._scripts = scripts
         self.settings = Endpoint(role=role, url="http://simulated")
+        self.health = SimpleNamespace(refuses=None)
+        self.down: Mapping[str, str] = {}
 
     def script(self, chain: Chain) -> Script:
         """Return the script of the problem, which a method may have extended by more lines."""

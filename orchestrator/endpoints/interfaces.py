@@ -1,4 +1,4 @@
-"""The interface of an endpoint: one model on one server, on replicas, or as a nested pair."""
+"""The interface of an endpoint: one model, on one server or on replicas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from ..chain import Chain, Message, Role, Token, Tool, ToolCall, Toolset
+from ..chain import Message, Role, Token, Tool, ToolCall, Toolset
 from ..events import Calling, Observer
 from ..interfaces import Model
 from .chat_template import Template
@@ -24,31 +24,20 @@ Clock: TypeAlias = Callable[[], float]
 class RunModel(Model, Protocol):
     """The model of one run, which `ModelEndpoint.model` makes."""
 
-    def budgeted(self, left: Callable[[Chain], int]) -> RunModel:
-        """
-        Return the model for a run that has *left* tokens after a chain.
-
-        A nested pair stops its own policy there. A single model returns itself.
-        """
-        ...
-
     def leave(self) -> None:
         """Release what the run holds, such as its place at a replica, as the run is over."""
         ...
 
 
 class SingleModel:
-    """The base of a `RunModel` that is no nested pair. It holds nothing for its run."""
-
-    def budgeted(self, left: Callable[[Chain], int]) -> Self:
-        return self
+    """The base of a `RunModel` that holds nothing for its run."""
 
     def leave(self) -> None:
         """Do nothing."""
 
 
 class ModelEndpoint(Protocol):
-    """One server (`Server`), the servers of a model (`ReplicatedEndpoint`), or a nested pair."""
+    """One server (`Server`), or the servers of a model (`ReplicatedEndpoint`)."""
 
     @property
     def settings(self) -> Endpoint: ...
@@ -67,11 +56,7 @@ class ModelEndpoint(Protocol):
 
     @property
     def known(self) -> bool:
-        """
-        Whether a server was up at least once, so that template, vocabulary and room are known.
-
-        A nested pair is known if its large model is.
-        """
+        """Whether a server was up at least once: template, vocabulary and room are known."""
         ...
 
     @property

@@ -60,7 +60,16 @@ def _names_server(parts: SplitResult) -> bool:
 
 def key_variable(table: str) -> str:
     """Return the variable of the environment that sets the ``api_key`` in *table*."""
-    return f"STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
+    return f"STEPSPEC_{table.upper()}__API_KEY"
+
+
+def for_role(value: Any, role: str) -> Any:
+    """Expand an endpoint that is only a URL, and add the *role* if *value* has none."""
+    if isinstance(value, str):
+        return {"role": role, "url": value}
+    if isinstance(value, dict):
+        return {"role": role, **cast("dict[str, Any]", value)}
+    return value
 
 
 def none_if_empty(key: object) -> object:
@@ -286,12 +295,6 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
         if self.temperature == 0 or self.seed is not None:
             return self
         return self.model_copy(update={"seed": random.getrandbits(31)})
-
-    def within(self, role: Role) -> Sampling:
-        """Return the sampling within a nested pair in *role*, where the seeds are other ones."""
-        if self.seed is None:
-            return self
-        return self.model_copy(update={"seed": _digest(self.seed, "within", role)})
 
     def seed_for(
         self,

@@ -92,9 +92,8 @@ class Connection:
     refused one.
     """
 
-    def __init__(self, endpoint: Address, table: str = "") -> None:
+    def __init__(self, endpoint: Address) -> None:
         self.endpoint = endpoint
-        self._table = table or endpoint.role
         self.priorities = endpoint.priorities
         self.reopened = 0
         """Connections that were opened after a silence."""
@@ -144,7 +143,6 @@ class Connection:
             url=self.endpoint.url,
             verb=verb,
             keyed=self.endpoint.api_key is not None,
-            table=self._table,
         )
 
     async def post(
@@ -179,7 +177,7 @@ class Connection:
         names = ", ".join(map(repr, served)) or "none"
         message = f"no model {wanted or 'at all'!r} is served here; served: {names}"
         if served:
-            message += f"; name one of them as model in [{self._table}], or leave model out"
+            message += f"; name one of them as model in [{self.endpoint.role}], or leave model out"
         raise call.error(EndpointRejected, message)
 
     @asynccontextmanager
@@ -357,18 +355,16 @@ class ConnectedEndpoint(Generic[A]):
     One served model and the connection to it, which all runs share; the connection is closed on
     leaving.
 
-    Entering raises an `EndpointError`, with the cure, if the server cannot be used. The cure names
-    the *table* of the settings, by default that of the role.
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used.
     """
 
-    def __init__(self, settings: A, table: str = "") -> None:
+    def __init__(self, settings: A) -> None:
         self.settings = settings
-        self._table = table
         self.name = settings.model or ""
         self._looked = 0  # connections reopened when the server was looked at last
 
     async def __aenter__(self) -> Self:
-        self.connection = Connection(self.settings, self._table)
+        self.connection = Connection(self.settings)
         try:
             self.name = await self.connection.model_name()
             await self._learn()

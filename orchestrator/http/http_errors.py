@@ -71,13 +71,6 @@ class Call:
     """What the request asks for."""
     keyed: bool = False
     """Whether the request has a key."""
-    table: str = ""
-    """The model's table of the settings, such as ``small.large``. "": the one of its role."""
-
-    @property
-    def settings_table(self) -> str:
-        """The name of the model's table of the settings."""
-        return self.table or self.role
 
     def error(self, kind: type[E], message: str) -> E:
         """Make an error of this *kind*."""
@@ -126,7 +119,7 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
         return call.error(EndpointRejected, _refused_key(call, status, message))
     cause = f"HTTP {status}: {message}"
     if status == 404 and path in PRIORITISED and "model" in message.lower():
-        cure = f"does the server serve another model now? Correct model in [{call.settings_table}]"
+        cure = f"does the server serve another model now? Correct model in [{call.role}]"
         return call.error(ModelGone, f"{cause.rstrip('.')}; {cure}")
     if status == 404:
         return call.error(EndpointRejected, cause + _not_found_cure(path))
@@ -146,8 +139,7 @@ def _http_error(call: Call, status: int, message: str, path: str) -> EndpointErr
 
 
 def _refused_key(call: Call, status: int, message: str) -> str:
-    table = call.settings_table
-    setting = f"api_key in [{table}], or {key_variable(table)}"
+    setting = f"api_key in [{call.role}], or {key_variable(call.role)}"
     if call.keyed:
         return f"the key was refused (HTTP {status}: {message}); set the right {setting}"
     return f"a key is needed, and none is set (HTTP {status}: {message}); set it as {setting}"

@@ -44,32 +44,26 @@ TIMED_VERDICTS = 3
 
 
 async def examine(
-    pairs: Mapping[str, tuple[Endpoint, Endpoint]],
-    critic: CriticEndpoint | AnyVerifier | None = None,
-) -> Diagnosis:
-    """Examine *pairs* of a small and a large endpoint one after the other, and the *critic*."""
-    diagnoses = [await diagnose(small, large, name=name) for name, (small, large) in pairs.items()]
-    if critic is None:
-        return Diagnosis.of(diagnoses)
-    return Diagnosis.of(diagnoses, await diagnose_critic(critic))
-
-
-async def diagnose(
     small: Endpoint,
     large: Endpoint,
-    *,
-    name: str = "small with large",
-) -> PairReport:
+    critic: CriticEndpoint | AnyVerifier | None = None,
+) -> Diagnosis:
+    """Examine both endpoints, then the *critic*."""
+    pair = await diagnose(small, large)
+    if critic is None:
+        return Diagnosis.of(pair)
+    return Diagnosis.of(pair, await diagnose_critic(critic))
+
+
+async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
     """
     Examine all servers of both endpoints. A server that cannot be used is reported, not raised.
 
     Capabilities are tried at all servers at once. Times are measured at one server after the other,
-    since servers may share a machine. *name* has the tables of both models in the settings, with
-    " with " between.
+    since servers may share a machine.
     """
-    tables = dict(zip(("small", "large"), name.split(" with "), strict=True))
     servers = [*small.each, *large.each]
-    examinations = [_Examination(_hasty(server), tables[server.role]) for server in servers]
+    examinations = [_Examination(_hasty(server)) for server in servers]
     async with AsyncExitStack() as stack:
         await asyncio.gather(*(examination.try_out(stack) for examination in examinations))
         for examination in examinations:
@@ -77,8 +71,7 @@ async def diagnose(
     reports = [examination.report for examination in examinations]
     small_report, *small_replicas = _usable_first(reports, "small")
     large_report, *large_replicas = _usable_first(reports, "large")
-    pair = conclude(small_report, large_report, *small_replicas, *large_replicas)
-    return replace(pair, name=name)
+    return conclude(small_report, large_report, *small_replicas, *large_replicas)
 
 
 def _usable_first(reports: Sequence[EndpointReport], role: Role) -> list[EndpointReport]:
@@ -137,8 +130,8 @@ def _cause(exc: StepspecError) -> str:
 class _Examination:
     """The examination of one server. The attribute ``report`` has what is known so far."""
 
-    def __init__(self, settings: Endpoint, table: str) -> None:
-        self._endpoint = VllmEndpoint(settings, table)
+    def __init__(self, settings: Endpoint) -> None:
+        self._endpoint = VllmEndpoint(settings)
         self._failures: dict[str, str] = {}
         self.report = EndpointReport(settings.role, settings.url)
 

@@ -190,8 +190,6 @@ class PairReport:
     """What was found at the servers and between both models."""
     others: tuple[EndpointReport, ...] = ()
     """The other replicas."""
-    name: str = "small with large"
-    """The tables of both models in the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,21 +218,21 @@ class Diagnosis:
     """Whether everything that was checked can work."""
     summary: str
     """How many findings there are of each kind, in words."""
-    pairs: tuple[PairReport, ...]
-    """The pair. A nested pair has several: each model with the next larger one, which judges it."""
+    pair: PairReport
+    """Both models."""
     critic: CriticReport | None = None
     """The reward model or verifier; None without one."""
 
     @classmethod
-    def of(cls, pairs: Sequence[PairReport], critic: CriticReport | None = None) -> Diagnosis:
-        findings = [finding for pair in pairs for finding in pair.findings]
+    def of(cls, pair: PairReport, critic: CriticReport | None = None) -> Diagnosis:
+        findings = list(pair.findings)
         if critic:
             findings.extend(critic.findings)
         counts: Counter[FindingOutcome] = Counter(finding.outcome for finding in findings)
         return cls(
             ok=not counts["cannot work"],
             summary=_summary(counts),
-            pairs=tuple(pairs),
+            pair=pair,
             critic=critic,
         )
 
@@ -257,11 +255,8 @@ def report_json(report: Diagnosis) -> dict[str, Any]:
 
 def render(report: Diagnosis) -> Iterator[RenderableType]:
     """Yield the tables and lines of *report* for a terminal. The last line is its summary."""
-    for pair in report.pairs:
-        if len(report.pairs) > 1:
-            yield Text(pair.name, "bold")
-        yield _table(pair)
-        yield from _lines(pair.findings)
+    yield _table(report.pair)
+    yield from _lines(report.pair.findings)
     if report.critic:
         yield _critic_table(report.critic)
         yield from _lines(report.critic.findings)

@@ -1,8 +1,7 @@
 """
 Write a pair as command lines of vLLM, and as the settings of a solver that uses its servers.
 
-Both have the shape of the pair's file: large and small. If the small model is a pair, it has its
-own large and small.
+Both have the shape of the pair's file: large and small.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, TypeAlias, cast
 from stepspec.orchestrator.endpoints.settings import Endpoint
 
 from .launch import RunningServer, ServerCommand
-from .pair import NESTING_SETTINGS, VISIBLE, Pair, PairWithin, StartedServer
+from .pair import VISIBLE, Pair, StartedServer
 
 SHARED_SETTINGS = {"template", "thinks", "suffix_scoring"}
 """Settings of both a `StartedServer` and an `Endpoint`."""
@@ -47,7 +46,7 @@ Visible: TypeAlias = Sequence[str] | None
 
 def servers(pair: Pair, visible: Visible = None) -> tuple[ServerCommand, ...]:
     """
-    Describe the servers to start, largest model first. Each has its path in *pair* as its name.
+    Describe the servers to start, largest model first. Each has its role as its name.
     """
     return tuple([_server(pair, path, server, visible) for path, server in pair.started.items()])
 
@@ -168,35 +167,15 @@ def visible_cards(environment: Mapping[str, str]) -> Visible:
     return tuple(value.replace(",", " ").split())
 
 
-def outline(pair: Pair, values: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    Return a table in the shape of *pair*. Each pair within has a table.
-
-    *values* has the value of each model by its path.
-    """
-    table: dict[str, Any] = {}
-    for path, part in pair.parts():
-        within = table
-        *parents, name = path.split(".")
-        for parent in parents:
-            within = within[parent]
-        if isinstance(part, PairWithin):
-            within[name] = {setting: getattr(part, setting) for setting in NESTING_SETTINGS}
-        else:
-            within[name] = values[path]
-    return table
-
-
 def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[str, Any]:
     """
-    Return the settings of a solver for the servers of *pair*, which are *running*, by path.
+    Return the settings of a solver for the servers of *pair*, which are *running*, by role.
 
     The API keys of servers that ran already are omitted, because the settings are printed.
     """
-    endpoints = {
-        path: _endpoint_settings(model, running[path]) for path, model in pair.models.items()
+    settings: dict[str, Any] = {
+        role: _endpoint_settings(model, running[role]) for role, model in pair.models.items()
     }
-    settings = outline(pair, endpoints)
     if pair.sampling:
         settings["sampling"] = pair.sampling.model_dump(exclude_unset=True)
     return settings

@@ -1,14 +1,13 @@
 """
 A pair's file, as in ``recipes/``: two models, each a server to start or a server that runs already.
 
-The small model may be a pair itself. `load` reads the file and explains its errors.
+`load` reads the file and explains its errors.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -28,9 +27,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from stepspec.orchestrator.endpoints.settings import Endpoint, Sampling
+from stepspec.orchestrator.endpoints.settings import Endpoint, Sampling, for_role
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.nested_settings import PAIR, Nesting, for_role, kind
 from stepspec.orchestrator.run_options import explain_error
 
 Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", "mtp", "dflash"]
@@ -71,7 +69,7 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
     tokens: PositiveInt | None = None
     """Tokens of a draft, for "suffix" the most tokens. None: the method's default."""
     model: ModelName | None = None
-    """The model that drafts. None: for "draft_model" the pair's next smaller model."""
+    """The model that drafts. None: for "draft_model" the pair's small model."""
     more: dict[str, Any] = {}
     """Further keys of ``--speculative-config``."""
 
@@ -229,9 +227,7 @@ def _check_flag(flag: str, value: object) -> None:
 
 
 def _tag(value: object) -> str:
-    """Return the kind of a model. A model with a URL runs already. Only a pair has models in it."""
-    if kind(value) == PAIR:
-        return PAIR
+    """Return the kind of a model. A model with a URL runs already."""
     if isinstance(value, Endpoint | str) or (isinstance(value, dict) and "url" in value):
         return CONNECTED
     return STARTED
@@ -243,56 +239,13 @@ Single: TypeAlias = Annotated[
 ]
 
 
-class Roles(BaseModel, frozen=True, extra="forbid"):
-    """Two models. A model with a ``url`` runs already, others are to be started."""
+class Pair(BaseModel, frozen=True, extra="forbid"):
+    """The content of one file. A model with a ``url`` runs already, others are to be started."""
 
     large: Single
     """The large model."""
-    small: Small
-    """The small model, or a pair in its place."""
-
-    @field_validator("large", "small", mode="before")
-    @classmethod
-    def _complete(cls, value: Any, info: ValidationInfo) -> Any:
-        """Complete a server that runs: a URL becomes a table, and a table gets its role."""
-        role = str(info.field_name)
-        if role == "large" and kind(value) == PAIR:
-            raise ValueError("only the small model may be a pair itself: describe one model here")
-        described: object = value
-        if not isinstance(described, str | dict | BaseModel):
-            raise ValueError(
-                f"write a table with a `model` to start, or the URL of a running server: {value!r}"
-                " is neither",
-            )
-        if _tag(value) == CONNECTED and not isinstance(value, Endpoint):
-            return for_role(value, role)
-        return value
-
-    def parts(self, path: str = "") -> Iterator[tuple[str, Part]]:
-        """Yield every model and pair within, largest first. Paths begin with *path*."""
-        yield f"{path}large", self.large
-        yield f"{path}small", self.small
-        if isinstance(self.small, PairWithin):
-            yield from self.small.parts(f"{path}small.")
-
-
-class PairWithin(Roles, Nesting, frozen=True):
-    """A pair in place of the small model of another pair, as in the settings of a solver."""
-
-
-Small: TypeAlias = Annotated[
-    Annotated[Endpoint, Tag(CONNECTED)]
-    | Annotated[StartedServer, Tag(STARTED)]
-    | Annotated[PairWithin, Tag(PAIR)],
-    Discriminator(_tag),
-]
-PairWithin.model_rebuild()
-Part: TypeAlias = Endpoint | StartedServer | PairWithin
-
-
-class Pair(Roles, frozen=True):
-    """The content of one file."""
-
+    small: Single
+    """The small model."""
     card: PositiveFloat | None = None
     """The memory of one GPU in GiB; None: `stepspec up` asks the driver."""
     sampling: Sampling | None = None
@@ -304,47 +257,56 @@ class Pair(Roles, frozen=True):
     A first start downloads the weights.
     """
 
+    @field_validator("large", "small", mode="before")
+    @classmethod
+    def _complete(cls, value: Any, info: ValidationInfo) -> Any:
+        """Complete a server that runs: a URL becomes a table, and a table gets its role."""
+        described: object = value
+        if not isinstance(described, str | dict | BaseModel):
+            raise ValueError(
+                f"write a table with a `model` to start, or the URL of a running server: {value!r}"
+                " is neither",
+            )
+        if _tag(value) == CONNECTED and not isinstance(value, Endpoint):
+            return for_role(value, str(info.field_name))
+        return value
+
     @property
     def models(self) -> Mapping[str, Endpoint | StartedServer]:
-        """All models by path, such as ``small.large``, largest first."""
-        return {path: part for path, part in self.parts() if not isinstance(part, PairWithin)}
+        """Both models by role, the large one first."""
+        return {"large": self.large, "small": self.small}
 
     @property
     def started(self) -> Mapping[str, StartedServer]:
         """The servers to start."""
-        return {path: part for path, part in self.parts() if isinstance(part, StartedServer)}
+        models = self.models.items()
+        return {role: model for role, model in models if isinstance(model, StartedServer)}
 
     @property
     def connected(self) -> Mapping[str, Endpoint]:
         """The servers that run already."""
-        return {path: part for path, part in self.parts() if isinstance(part, Endpoint)}
+        models = self.models.items()
+        return {role: model for role, model in models if isinstance(model, Endpoint)}
 
-    @property
-    def nested(self) -> Mapping[str, PairWithin]:
-        """The pairs within this one, by path."""
-        return {path: part for path, part in self.parts() if isinstance(part, PairWithin)}
-
-    def drafter(self, path: str) -> Drafter | None:
+    def drafter(self, role: str) -> Drafter | None:
         """
-        Return the model that drafts tokens for the server at *path*; None if no other model does.
+        Return the model that drafts tokens for the server of *role*; None if no other model does.
 
-        It is the model that the speculation names, or else the next smaller model, if the file has
-        that started.
+        It is the model that the speculation names, or else the small model, if the file has that
+        started.
         """
-        speculation = self.started[path].speculation
+        speculation = self.started[role].speculation
         if speculation.model is not None:
             return speculation.model, speculation.more.get("revision")
-        if speculation.method != "draft_model":
+        if speculation.method != "draft_model" or role == "small":
             return None
-        next_path = dict(pairwise(self.models)).get(path, "")
-        smaller = self.started.get(next_path)
-        if smaller is None:
-            return None
-        return smaller.model, smaller.revision
+        if isinstance(self.small, StartedServer):
+            return self.small.model, self.small.revision
+        return None
 
 
-KINDS = frozenset({CONNECTED, STARTED, PAIR})
-NESTING_SETTINGS = ("policy", "options")  # only a pair within has them
+KINDS = frozenset({CONNECTED, STARTED})
+SOLVER_SETTINGS = ("policy", "options")
 
 
 def load(path: Path) -> Pair:
@@ -363,9 +325,6 @@ def load(path: Path) -> Pair:
 
 def _explain(error: ErrorDetails) -> str:
     name = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden" and name in NESTING_SETTINGS:
-        return (
-            f"{name}: only a pair within has it in this file; for the outer pair, write it into"
-            " stepspec.toml"
-        )
+    if error["type"] == "extra_forbidden" and name in SOLVER_SETTINGS:
+        return f"{name}: write it into stepspec.toml"
     return explain_error(Pair, error, KINDS)

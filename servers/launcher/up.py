@@ -32,7 +32,7 @@ from stepspec.orchestrator.http.client import Connection
 from stepspec.orchestrator.toml import document
 
 from .check import check_pair, inspect_machine, why_taken
-from .commands import outline, shell_line, solver_settings, visible_cards, waves
+from .commands import shell_line, solver_settings, visible_cards, waves
 from .launch import Progress, RunningServer, Served, ServerCommand, launch
 from .pair import Pair, load
 
@@ -51,8 +51,6 @@ def command_lines(pair: Pair) -> str:
     """Return the shell command of every server to start. The rest of *pair* is in comments."""
     lines: list[str] = []
     urls: dict[str, str] = {}
-    for path, nested in pair.nested.items():
-        lines.append(f"# {path} is a pair: {nested.policy} over {path}.small and {path}.large")
     for path, endpoint in pair.connected.items():
         lines.append(f"# {path} runs at {', '.join(endpoint.urls)}")
         urls[path] = ",".join(endpoint.urls)
@@ -125,7 +123,7 @@ async def up(
                 models = await stack.enter_async_context(starting)
             if json_output:
                 shown = {path: asdict(model) for path, model in models.items()}
-                text = json.dumps(outline(pair, shown))
+                text = json.dumps(shown)
             else:
                 text = document(solver_settings(pair, models)).rstrip()
             print(text, flush=True)

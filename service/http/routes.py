@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from starlette.responses import HTMLResponse, Response
 
 from stepspec.orchestrator.json_values import write_json
-from stepspec.orchestrator.nesting import leaves
 
 from ..errors import OVERLOADED, bad_request
 from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
@@ -381,7 +380,7 @@ class ModelCall:
                 priority=priority,
             )
             async with context.admitted(self.request, priority or 0) as seconds:
-                endpoint = leaves(context.models.endpoint(model.role))[-1]
+                endpoint = context.models.endpoint(model.role)
                 forwarding = Forwarding(context.http, endpoint, forwarded, connection)
                 await forwarding.run(seconds)
 

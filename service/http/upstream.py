@@ -41,7 +41,6 @@ from stepspec.orchestrator.http.http_errors import (
 )
 from stepspec.orchestrator.http.sse import DONE, EventReader, EventTooLarge, begins_events
 from stepspec.orchestrator.json_values import write_json
-from stepspec.orchestrator.nesting import leaves
 
 from ..errors import ApiError, api_error
 from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
@@ -75,7 +74,7 @@ class HealthMonitor:
 
     def __init__(self, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver) -> None:
         self._observe = observe
-        self._endpoints = {role: leaves(endpoint)[-1] for role, endpoint in endpoints.items()}
+        self._endpoints = dict(endpoints)
         self.up = {role: endpoint.usable for role, endpoint in endpoints.items()}
         """Whether a server of each role is up, by the last check."""
 

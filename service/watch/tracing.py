@@ -83,7 +83,7 @@ class TracedRun:
     began: int
     """The start, in nanoseconds since 1970."""
     models: Mapping[str, str]
-    """The names of the models, by role or path."""
+    """The names of the models, by role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +174,12 @@ class Tracing:
                 run = traced.runs[choice]
                 about = {
                     "gen_ai.operation.name": "text_completion",
-                    "gen_ai.request.model": run.models.get(call.path or call.role, call.role),
+                    "gen_ai.request.model": run.models.get(call.role, call.role),
                     "gen_ai.usage.input_tokens": call.prompt,
                     "gen_ai.usage.output_tokens": call.written,
                     "gen_ai.usage.cache_read.input_tokens": call.cached,
                     "error.type": "failed" if call.fate == "failed" else None,
                     "stepspec.choice": choice,
-                    "stepspec.path": call.path or None,
                     "stepspec.verb": call.verb,
                     "stepspec.purpose": call.purpose or None,
                     "stepspec.step": call.step if call.step >= 0 else None,

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
     from stepspec.orchestrator.events import Event, Observer
     from stepspec.orchestrator.interfaces import Model, Policy
-    from stepspec.orchestrator.nested_settings import NestedPair
     from stepspec.orchestrator.run_options import RunOptions
     from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
     from stepspec.orchestrator.verifiers import Candidate
@@ -57,7 +56,6 @@ __all__ = [
     "Message",
     "Method",
     "Model",
-    "NestedPair",
     "Observer",
     "Policy",
     "Rating",
@@ -104,7 +102,6 @@ MODULES = {
     "stepspec.orchestrator.events": ("Event", "Observer"),
     "stepspec.orchestrator.interfaces": ("Model", "Policy"),
     "stepspec.orchestrator.ledger": ("Ledger",),
-    "stepspec.orchestrator.nested_settings": ("NestedPair",),
     "stepspec.orchestrator.run_options": ("RunOptions",),
     "stepspec.orchestrator.solution": ("Solution", "SolvedStep", "solved_steps"),
     "stepspec.orchestrator.verifiers": ("Candidate",),

@@ -8,13 +8,14 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.auto import Auto
-from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, connect
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
@@ -24,6 +25,7 @@ from stepspec.orchestrator.endpoints import (
     ReplicatedEndpoint,
     Sampling,
 )
+from stepspec.orchestrator.endpoints.chat_template import disagreement
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.endpoints.metrics import poll_queue
 from stepspec.orchestrator.endpoints.request_context import carrying
@@ -31,8 +33,6 @@ from stepspec.orchestrator.errors import ConfigurationError, EndpointError, Endp
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
 from stepspec.orchestrator.http.slots import MIN_CONCURRENCY
 from stepspec.orchestrator.interfaces import Policy, PolicyFactory
-from stepspec.orchestrator.nested_settings import NestedPair
-from stepspec.orchestrator.nesting import described, leaves, named, require_agreement
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
@@ -45,11 +45,10 @@ from .run_parts import (
     AnswerPlan,
     Connections,
     check_policies,
-    connected,
     connected_critic,
     context_room,
 )
-from .settings import RunConditions, Settings, SettingsOverrides, Small
+from .settings import RunConditions, Settings, SettingsOverrides
 
 log = logging.getLogger(__name__)
 
@@ -141,13 +140,21 @@ REQUESTS_PER_RUN = 4
 """Requests that a run may have at one model: a draft, a verdict, a repair and a bet."""
 
 
-def with_concurrency(endpoint: Endpoint | NestedPair, requests: int) -> Endpoint | NestedPair:
-    """Return *endpoint* with room for so many *requests* if its settings name no number."""
-    if isinstance(endpoint, NestedPair):
-        models = {"small": endpoint.small, "large": endpoint.large}
-        inner = {role: with_concurrency(model, requests) for role, model in models.items()}
-        return endpoint.model_copy(update=inner)
-    return endpoint.with_room(requests)
+def _require_agreement(small: ReplicatedEndpoint, large: ReplicatedEndpoint) -> None:
+    """
+    Raise `ConfigurationError` if the models cannot be a pair.
+
+    A server that comes up later is refused in that case.
+    """
+
+    def conflict(one: ModelEndpoint, other: ModelEndpoint) -> str:
+        if one.known and other.known:
+            return disagreement(one.template.thinks, other.template.thinks)
+        return ""
+
+    if reason := conflict(small, large):
+        raise ConfigurationError(f"{small.name} and {large.name} cannot be a pair: {reason}")
+    small.health.refuses = partial(conflict, other=large)
 
 
 class Solver:
@@ -167,7 +174,7 @@ class Solver:
 
     def __init__(
         self,
-        small: Settings | Small | None = None,
+        small: Settings | str | Endpoint | None = None,
         large: str | Endpoint | None = None,
         **overrides: Unpack[SettingsOverrides],
     ) -> None:
@@ -184,16 +191,16 @@ class Solver:
         self.prompts = settings.prompts
         self._exit = AsyncExitStack()
         small_settings = self._endpoint(settings.small)
-        self.small = connected(small_settings, optional=settings.policy != "small")
-        self.large = connected(self._endpoint(settings.large))
+        self.small = connect(small_settings, optional=settings.policy != "small")
+        self.large = connect(self._endpoint(settings.large))
         self.critic = connected_critic(settings.critic, self._requests)
         self.auto = Auto(settings.prior)
         self._needs_both = False
 
-    def _endpoint(self, endpoint: Endpoint | NestedPair | None) -> Endpoint | NestedPair:
+    def _endpoint(self, endpoint: Endpoint | None) -> Endpoint:
         if endpoint is None:
             raise configuration.without_models(self.settings)
-        return with_concurrency(endpoint, self._requests)
+        return endpoint.with_room(self._requests)
 
     @property
     def _requests(self) -> int:
@@ -204,7 +211,7 @@ class Solver:
         async with AsyncExitStack() as stack:
             critics = [self.critic] if self.critic else []
             await all_entered(stack, (self.small, self.large, *critics))
-            require_agreement(self.small, self.large, "a pair")
+            _require_agreement(self.small, self.large)
             for url, cause in self.down.items():
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
             if self.settings.calibration:
@@ -221,23 +228,18 @@ class Solver:
     @property
     def down(self) -> Mapping[str, str]:
         """The URL and the cause of every server that failed and has passed no probe since."""
-        return {url: cause for model in self._single_models for url, cause in model.down.items()}
+        return {**self.small.down, **self.large.down}
 
     @property
     def waiting(self) -> Mapping[Party, int]:
         """The number of requests to models that wait for a slot of their endpoint, by role."""
         waiting: dict[Party, int] = {
-            pair.role: sum(model.waiting for model in _single(pair))
-            for pair in (self.small, self.large)
+            "small": self.small.waiting,
+            "large": self.large.waiting,
         }
         if isinstance(self.critic, RewardModelEndpoint):
             waiting["critic"] = self.critic.connection.slots.waiting
         return waiting
-
-    @property
-    def _single_models(self) -> list[ReplicatedEndpoint]:
-        """Both models. A nested pair counts as each of its models."""
-        return [*_single(self.small), *_single(self.large)]
 
     def require_both(self) -> None:
         """
@@ -249,14 +251,14 @@ class Solver:
             causes = "; ".join(f"{url}: {cause}" for url, cause in self.down.items())
             raise EndpointUnavailable(causes, role="small", url=self.small.settings.url)
         self._needs_both = True
-        for model in self._single_models:
-            model.patience = OUTAGE_SECONDS
+        self.small.patience = OUTAGE_SECONDS
+        self.large.patience = OUTAGE_SECONDS
         if isinstance(self.critic, RewardModelEndpoint):
             self.critic.patience = OUTAGE_SECONDS
 
     async def warm_up(self) -> None:
         """Use every server once, because the first request compiles. Then no run waits for it."""
-        await at_once(server.warm_up() for model in self._single_models for server in model.up)
+        await at_once(server.warm_up() for server in (*self.small.up, *self.large.up))
 
     def policy(
         self,
@@ -444,7 +446,7 @@ class Solver:
         started = Started(
             chain.messages,
             run.policy,
-            (*named(self.small), *self._names()[1:]),
+            tuple(self.models.items()),
             sampling.seed if sampling.repeats else None,
             policies.threshold(run.policy, run.options),
             chain.tools,
@@ -483,23 +485,17 @@ class Solver:
     @property
     def models(self) -> Mapping[str, str]:
         """What the models call themselves, by role; known once entered."""
-        return dict(self._names())
+        names: dict[str, str] = {"small": self.small.name, "large": self.large.name}
+        if self.critic:
+            names["critic"] = self.critic.name
+        return names
 
     @property
     def templates(self) -> list[dict[str, Any]]:
         """The settings that change a chat template, of each model. Runs depend on them."""
         names = {"template", "thinks", "marks"}
-        models = (*leaves(self.small), *leaves(self.large))
-        return [model.settings.model_dump(include=names, exclude_defaults=True) for model in models]
-
-    def _names(self) -> tuple[tuple[Party, str], ...]:
-        names: list[tuple[Party, str]] = [
-            ("small", described(self.small)),
-            ("large", self.large.name),
-        ]
-        if self.critic:
-            names.append(("critic", self.critic.name))
-        return tuple(names)
+        models = (self.small.settings, self.large.settings)
+        return [model.model_dump(include=names, exclude_defaults=True) for model in models]
 
     @asynccontextmanager
     async def stream(
@@ -524,11 +520,6 @@ class Solver:
             yield stream
 
 
-def _single(pair: ModelEndpoint) -> list[ReplicatedEndpoint]:
-    """Return the models of *pair*, or the one model."""
-    return [model for model in leaves(pair) if isinstance(model, ReplicatedEndpoint)]
-
-
 def _load_checked(arguments: Mapping[str, Any]) -> Settings:
     """Load the settings. An error about a policy names the source that chose it."""
     settings = configuration.load(**arguments)
@@ -541,7 +532,7 @@ def _load_checked(arguments: Mapping[str, Any]) -> Settings:
 
 async def asolve(
     problem: str | Sequence[Message],
-    small: Small | None = None,
+    small: str | Endpoint | None = None,
     large: str | Endpoint | None = None,
     **overrides: Unpack[SettingsOverrides],
 ) -> Solution:
@@ -555,7 +546,7 @@ async def asolve(
 
 def solve(
     problem: str | Sequence[Message],
-    small: Small | None = None,
+    small: str | Endpoint | None = None,
     large: str | Endpoint | None = None,
     **overrides: Unpack[SettingsOverrides],
 ) -> Solution:

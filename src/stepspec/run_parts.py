@@ -7,25 +7,23 @@ answer. Policies are checked before anything is connected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from stepspec.orchestrator.auto import AutoRun
-from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, connect
+from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
 from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.chain import Chain, Role, Toolset
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import (
     CriticEndpoint,
-    Endpoint,
     ModelEndpoint,
     Sampling,
 )
 from stepspec.orchestrator.endpoints.answer_parser import ServerParser
 from stepspec.orchestrator.endpoints.interfaces import Format, RunModel
-from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointError
+from stepspec.orchestrator.errors import ContextTooLong, EndpointError
 from stepspec.orchestrator.events import Observer, Stage
 from stepspec.orchestrator.http.http_errors import no_room
 from stepspec.orchestrator.interfaces import (
@@ -38,8 +36,6 @@ from stepspec.orchestrator.interfaces import (
     ended_by,
 )
 from stepspec.orchestrator.lookahead import LookaheadControl
-from stepspec.orchestrator.nested_settings import NestedPair, Nesting
-from stepspec.orchestrator.nesting import NestedEndpoint
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.verifiers import (
@@ -54,30 +50,6 @@ from stepspec.orchestrator.verifiers import (
 from . import policies, prompts
 from .settings import Critic as CriticSettings
 from .settings import Settings
-
-
-def connected(
-    settings: Endpoint | NestedPair,
-    table: str = "",
-    *,
-    optional: bool = False,
-) -> ModelEndpoint:
-    """
-    Make the endpoint of one model or of a nested pair. *table* is its table in the settings.
-
-    The endpoint has to be entered. An *optional* one may be down then, as may the small model of a
-    nested pair.
-    """
-    table = table or settings.role
-    if isinstance(settings, Endpoint):
-        return connect(settings, table, optional=optional)
-    return NestedEndpoint(
-        settings.role,
-        connected(settings.small, f"{table}.small", optional=True),
-        connect(settings.large, f"{table}.large", optional=optional),
-        partial(policies.make, settings.policy, **settings.options),
-        settings.policy,
-    )
 
 
 def connected_critic(
@@ -96,17 +68,6 @@ def check_policies(settings: Settings) -> None:
     policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
     if isinstance(settings.critic, FunctionVerifier):
         VERIFIERS.find(settings.critic.function)
-    if isinstance(settings.small, NestedPair):
-        check_nested_policies(settings.small.nested)
-
-
-def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
-    """Raise `ConfigurationError` for a wrong policy of a nested pair. *pairs* has their paths."""
-    for path, pair in pairs.items():
-        try:
-            policies.check(pair.policy, pair.options, has_critic=None)
-        except ConfigurationError as exc:
-            raise ConfigurationError(f"{path}: {exc}") from exc
 
 
 JUDGING_TOKENS = 192  # of context that a judge's question may take after the chain
@@ -159,10 +120,10 @@ class Models:
 
     def policy_of(self, run: RunOptions) -> Policy:
         """Build the policy of a run. A baseline leads, and ends the thinking, by itself."""
-        large = _budgeted(self.large, self.budget)
+        large = Budgeted(self.large, self.budget.left)
         policy = policies.make(
             run.policy,
-            _budgeted(self.small, self.budget),
+            Budgeted(self.small, self.budget.left),
             large,
             critic=self.critic,
             sampled=self.sampled,
@@ -193,7 +154,7 @@ class Models:
             by = "large"
         if by == "method":
             return None
-        return _budgeted(self.small if by == "small" else self.large, self.budget)
+        return Budgeted(self.small if by == "small" else self.large, self.budget.left)
 
     def parts(self, run: RunOptions, auto: AutoRun | None, **other: Any) -> RunParts:
         """
@@ -226,7 +187,7 @@ class Connections:
     """The connections to both models and to the critic."""
 
     small: ModelEndpoint
-    """The small model, or a nested pair."""
+    """The small model."""
     large: ModelEndpoint
     """The large model."""
     critic: RewardModelEndpoint | ConnectedVerifier | None = None
@@ -365,7 +326,3 @@ def _within(model: Model | None, budget: Budget) -> Model | None:
     if model is None:
         return None
     return Budgeted(model, budget.left)
-
-
-def _budgeted(model: RunModel, budget: Budget) -> Budgeted:
-    return Budgeted(model.budgeted(budget.left), budget.left)

@@ -185,14 +185,10 @@ def _with_tables(layer: Layer) -> Layer:
 
 
 def _with_url(model: object) -> object:
-    """Turn the URL of a *model* into a table, also within the tables of a nested pair."""
+    """Turn the URL of a *model* into a table."""
     if isinstance(model, str):
         return {"url": model}
-    if not isinstance(model, Mapping):
-        return model
-    table = cast("Mapping[str, object]", model)
-    inner = {role: _with_url(table[role]) for role in ("small", "large") if role in table}
-    return {**table, **inner}
+    return model
 
 
 def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:
@@ -219,7 +215,7 @@ def _names_server(table: object) -> bool:
     """Whether the *table* of a model names a server. Other tables add keys to such a table."""
     if not isinstance(table, Mapping):
         return True
-    return any(key in table for key in ("url", "small", "large", "function"))
+    return any(key in table for key in ("url", "function"))
 
 
 def _file(named: Path | None) -> Iterator[Layer]:

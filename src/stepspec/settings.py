@@ -28,10 +28,9 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
+from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling, for_role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import answered_by, ended_by
-from stepspec.orchestrator.nested_settings import TAGS, NestedPair, SmallModel, for_role
 from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, explain_error
 from stepspec.orchestrator.verifiers import (
@@ -59,7 +58,6 @@ __all__ = [
     "DEFAULT_FILE",
     "Settings",
     "SettingsOverrides",
-    "Small",
     "by_name",
     "conditions",
     "load",
@@ -75,7 +73,6 @@ _ABSENT = object()
 log = logging.getLogger("stepspec")
 
 Critic: TypeAlias = CriticEndpoint | DecisionsVerifier | FunctionVerifier
-Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 
 def _for_role(role: Role) -> BeforeValidator:
@@ -200,11 +197,7 @@ def _differences(place: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 class Settings(RunOptions, BaseSettings):
-    """
-    The settings of a solver. They include the options of its runs, which a run may override.
-
-    The small model may itself be a pair (`NestedPair`).
-    """
+    """The settings of a solver. They include the options of its runs, which a run may override."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -213,8 +206,8 @@ class Settings(RunOptions, BaseSettings):
         frozen=True,
     )
 
-    small: Annotated[SmallModel | None, NoDecode, _for_role("small")] = None
-    """The small model: a URL, a table, or a pair of models."""
+    small: Annotated[Endpoint | None, NoDecode, _for_role("small")] = None
+    """The small model: a URL or a table."""
     large: Annotated[Endpoint | None, NoDecode, _for_role("large")] = None
     """The large model: a URL or a table."""
     critic: Annotated[
@@ -401,9 +394,10 @@ def without_models(settings: Settings) -> ConfigurationError:
 
 def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
     """Say what is wrong with which flag, variable, argument, or key of the file."""
-    hidden = TAGS | CRITIC_KINDS
-    message = explain_error(Settings, error, hidden=hidden)
-    place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in hidden)
+    message = explain_error(Settings, error, hidden=CRITIC_KINDS)
+    place = tuple(
+        part for part in error["loc"] if isinstance(part, str) and part not in CRITIC_KINDS
+    )
     if error["type"] == "extra_forbidden" and (meant := moved(Settings, place)):
         message = f"unknown setting {place[0]!r} (did you mean {'.'.join(meant)!r}?)"
     layer = origin(found, place)

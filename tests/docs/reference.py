@@ -24,7 +24,6 @@ from pydantic import BaseModel
 from stepspec import Solver
 from stepspec.cli import app
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
-from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import Limits, RunOptions, run_options
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
@@ -74,13 +73,6 @@ TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
         ),
     ),
     "small.deadlines": (Deadlines, "The same for `large.deadlines` and `critic.deadlines`."),
-    "small as a pair": (
-        NestedPair,
-        (
-            "The small model may itself be a pair of models: then it has these fields instead of a"
-            " URL ([nested pairs](methods.md#nested-pairs))."
-        ),
-    ),
     "critic": (
         CriticEndpoint,
         "The critic is a reward model, which the policy `reward` needs, or a verifier.",

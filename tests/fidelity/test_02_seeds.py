@@ -72,33 +72,6 @@ async def test_with_a_seed_a_chain_is_the_same_however_far_the_run_works_ahead(m
         assert len(others) == 5
 
 
-async def test_with_a_seed_a_nested_pair_repeats_itself() -> None:
-    async with servers() as (_, _, small, large):
-        pair = {
-            "small": small,
-            "large": small.model_copy(update={"role": "large"}),
-            "policy": "specreason",
-        }
-        async with Solver(pair, large, seed=7) as solver:
-            chains = {kept(await solver.solve(PROBLEM, ahead=ahead)) for ahead in (0, 1, 3)}
-    assert len(chains) == 1
-
-
-async def test_models_within_a_nested_pair_do_not_draw_as_those_outside() -> None:
-    async with servers() as (drafting, writing, small, large):
-        pair = {
-            "small": small,
-            "large": large.model_copy(update={"role": "large"}),
-            "policy": "large",
-        }
-        async with Solver(pair, large, seed=7) as solver:
-            for endpoint in (solver.small, solver.large):
-                await endpoint.model(Sampling(seed=7)).write(CHAIN)
-        assert drafting.requests
-        within, outside = seeds(writing)
-    assert within != outside
-
-
 async def test_without_a_seed_each_run_draws_one_that_brings_the_run_back() -> None:
     events: list[Event] = []
     async with servers() as (_, _, small, large), Solver(small, large, auto=False) as solver:
@@ -187,7 +160,6 @@ def test_seeds_follow_from_the_run_the_role_and_the_place_alone() -> None:
         sampling.seed_for(role, "write", chain, opening) for sampling, role, chain, opening in keys
     }
     assert len(found) == len(keys)
-    assert Sampling(seed=1).within("small").seed_for("large", "write", CHAIN) not in found
     assert Sampling().seed_for("small", "write", CHAIN) is None
 
 

@@ -186,8 +186,8 @@ def unexpected(
     events: list[Event] = []
     limits = budget or Budget()
     running = solve(
-        RunParts(make("specreason", small, large), budget=limits, ahead=0, thinks=False),
-        Chain.of(PROBLEM),
+        RunParts(make("specreason", small, large), budget=limits, ahead=0),
+        replace(Chain.of(PROBLEM), thinks=False),
         events.append,
     )
     outcome, _ = run(running)

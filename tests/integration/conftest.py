@@ -73,13 +73,6 @@ def small_other(pair: Pair, forked: tuple[str, ...]) -> Generator[Pair]:
         yield replace(pair, small=served["small-other"])
 
 
-@pytest.fixture(scope="session")
-def tiny(forked: tuple[str, ...]) -> Generator[Served]:
-    """The model that drafts for the small one in a nested pair."""
-    with serving(miniature_servers("off", ["tiny"], world=SHORT), forked) as served:
-        yield served["tiny"]
-
-
 @pytest.fixture(scope="module")
 def tool_pair(forked: tuple[str, ...]) -> Generator[Pair]:
     """The pair that calls tools; it makes room for others after each file."""

@@ -289,9 +289,9 @@ async def test_a_chain_crosses_between_vocabularies_as_text(small_other: Pair) -
 async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
     small = Endpoint(role="small", url=pair.small.base_url)
     large = endpoint_of(pair.large, "large")
-    report = await examine({"small with large": (small, large)})
+    report = await examine(small, large)
     assert report.ok
-    (diagnosis,) = report.pairs
+    diagnosis = report.pair
     assert report_json(report)["ok"]
     assert diagnosis.same_vocabulary
     for examined in (diagnosis.small, diagnosis.large):

@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 
-from stepspec import NestedPair, Solver
+from stepspec import Solver
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event
@@ -24,7 +24,7 @@ from ..servers.launcher.running import children, gone, members
 from .deployed import title
 
 pytestmark = pytest.mark.servers
-THREE = Path(__file__).parents[2] / "recipes" / "miniature-three.toml"
+PAIR = Path(__file__).parents[2] / "recipes" / "miniature.toml"
 UP_FORKED = """import sys
 from dataclasses import replace
 from stepspec.cli import main
@@ -46,24 +46,21 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[IO[by
         yield file
 
 
-async def test_up_starts_three_models_that_solve_by_its_settings_and_ends_when_an_engine_dies(
+async def test_up_starts_models_that_solve_by_its_settings_and_ends_when_an_engine_dies(
     settings: IO[bytes], forked: tuple[str, ...]
 ) -> None:
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", UP_FORKED, str(THREE), *forked),
+        *(sys.executable, "-c", UP_FORKED, str(PAIR), *forked),
         stdout=settings,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
         output = await up_to(program, b"Ctrl-C stops them.")
-        assert all(
-            f"{path} is ready after".encode() in output
-            for path in ("large", "small.large", "small.small")
-        )
+        assert all(f"{role} is ready after".encode() in output for role in ("large", "small"))
         leaders = [leader for guard in children(program.pid) for leader in children(guard)]
-        assert len(leaders) == 3
+        assert len(leaders) == 2
         assert all(forked[-1] in title(leader) for leader in leaders)
-        await solve_with_three()
+        await solve_with_the_pair()
         os.kill(leaders[0], signal.SIGUSR1)  # which kills a forked server's engine
         _, errors = await program.communicate()
     finally:
@@ -84,19 +81,15 @@ async def up_to(program: asyncio.subprocess.Process, last: bytes) -> bytes:
         pytest.fail(f"it ended: {exc.partial.decode()}")
 
 
-async def solve_with_three() -> None:
-    """Solve two problems by the settings in the working directory, which are a nested pair's."""
+async def solve_with_the_pair() -> None:
+    """Solve two problems by the settings in the working directory."""
     events: list[Event] = []
     tasks = fresh_tasks(2, seed=66)
     async with Solver(sampling=GREEDY, auto=False) as solver:
-        assert isinstance(solver.settings.small, NestedPair)
-        assert solver.settings.small.policy == "bild"
         solutions = [await solver.solve(task.problem, observe=events.append) for task in tasks]
     assert any(one.answer == str(task.gold) for one, task in zip(solutions, tasks, strict=True))
     for solution in solutions:
-        accounts = {account.path: account for account in solution.ledger.nested}
-        assert set(accounts) == {"small.small", "small.large"}
-        assert accounts["small.large"].judging > 0
+        assert solution.ledger.large.judging > 0
         assert solution.degraded == ()
     assert all(call.fate != "failed" for call in events if isinstance(call, Called))
 

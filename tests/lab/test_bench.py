@@ -4,7 +4,7 @@ The command of the bench: the file of its figures, the notes in that file, and r
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,18 +15,27 @@ import pytest
 from rich.console import Console
 
 from lab import bench
-from lab.bench import THREE
 from stepspec import Solution, Solver
 from stepspec.evals.sample import Arm
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
 from ..evals.scripted import ScriptedSolver, SolveCall, solution
 from ..evals.test_runner import SETTINGS
-from .test_nested import Silent
 
 FIGURES = Path("build/bench.json")
 STACKED = Path("build/bench-stacked.json")
+
+
+@dataclass
+class Silent:
+    """An endpoint that drafts no tokens in its server."""
+
+    role: Role
+
+    async def acceptance(self) -> None:
+        return None
 
 
 @dataclass
@@ -61,10 +70,9 @@ class Servers:
         console: Console,
         warm_up: tuple[Arm, ...],
         *more: Any,
-        **nested: Any,
-    ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
+    ) -> AsyncGenerator[Solver]:
         self.warmed.append([arm.name for arm in warm_up])
-        yield self.solver.solver, {THREE.name: self.solver.solver}
+        yield self.solver.solver
 
 
 @pytest.fixture
@@ -106,7 +114,7 @@ def test_a_pair_is_measured_once(servers: Servers) -> None:
 
 
 def test_stacked_arms_have_files_of_their_own_and_nothing_else_is_lost(servers: Servers) -> None:
-    measured("choose", THREE.name)
+    measured("choose", "cascade")
     before = FIGURES.read_bytes(), samples(FIGURES).read_bytes()
     measured(stacked=True, baselines=False)
     assert (FIGURES.read_bytes(), samples(FIGURES).read_bytes()) == before

@@ -69,7 +69,7 @@ class Pairs:
         made.large, made.small = (
             Counting(role, role in speculation) for role in ("large", "small")
         )
-        yield made, {}
+        yield made
 
     def solve(self, call: SolveCall) -> Solution:
         self.solved += 1
@@ -137,10 +137,9 @@ async def test_the_tables_show_the_acceptance_of_the_servers(pairs: Pairs, tmp_p
 
 
 async def test_looks_are_by_role_and_add_up() -> None:
-    async with Pairs().solvers("", CONSOLE, (), 0, {"large": TokenSpeculation(method="ngram")}) as (
-        solver,
-        _,
-    ):
+    async with Pairs().solvers(
+        "", CONSOLE, (), 0, {"large": TokenSpeculation(method="ngram")}
+    ) as solver:
         earlier = await read_acceptances(solver)
         later = await read_acceptances(solver)
     assert acceptances_between(earlier, later) == {"large": Acceptance(1, 4, 2)}

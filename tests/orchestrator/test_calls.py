@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -187,11 +187,18 @@ def test_a_model_that_starts_again_takes_nothing_back() -> None:
     assert said(events) == expected(text)
 
 
-def answered(small: ScriptedModel, large: ScriptedModel, **how: Any) -> tuple[Outcome, list[Event]]:
+def answered(
+    small: ScriptedModel,
+    large: ScriptedModel,
+    *,
+    thinks: bool = True,
+    **how: Any,
+) -> tuple[Outcome, list[Event]]:
     events: list[Event] = []
     policy = make("specreason", small, large)
+    chain = replace(Chain.of("How much?"), thinks=thinks)
     parts = RunParts(policy, budget=Budget(tokens=500), answerer=large, parser=TextParser, **how)
-    return run(run_policy(parts, Chain.of("How much?"), events.append))[0], events
+    return run(run_policy(parts, chain, events.append))[0], events
 
 
 @pytest.mark.parametrize("ahead", [0, 4])

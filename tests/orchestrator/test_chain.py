@@ -109,17 +109,6 @@ def test_the_kept_steps_are_complete_except_for_the_last() -> None:
     assert kept[11] == kept[99] == (one, two)
 
 
-def test_the_pieces_of_a_step_are_cut_with_it_and_have_their_authors() -> None:
-    tiny = step("So", " it")
-    inner = step(" is", ".\n\n")
-    piece = replace(inner, author="large", pieces=(inner,))
-    full = replace(step("So", " it", " is", ".\n\n"), pieces=(tiny, piece))
-    assert list(tiny.leaves()) == [("small", tiny)]
-    assert list(full.leaves()) == [("small.small", tiny), ("small.large.small", inner)]
-    assert full.cut(7).pieces == (tiny, piece.cut(2))
-    assert [leaf.text for _, leaf in full.cut(7).leaves()] == ["So it", " i"]
-
-
 def test_a_rival_without_a_reason_is_the_chosen_one() -> None:
     one = Rival(step("One."), 8.0, "beaten")
     other = Rival(step("Two."), 9.0)

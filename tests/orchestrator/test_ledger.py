@@ -1,6 +1,5 @@
 """Where tokens and seconds went: every count of the ledger by a hand-made run."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -16,7 +15,6 @@ from stepspec.orchestrator.events import (
     Fate,
     Finished,
     Judged,
-    JudgedWithin,
     Lost,
     Repaired,
     Started,
@@ -162,13 +160,6 @@ def test_a_draft_that_nobody_judged_is_in_no_accept_rate() -> None:
     assert (mixed.drafts, mixed.accepted, mixed.accept_rate) == (2, 1, 0.5)
 
 
-def test_a_draft_that_a_nested_pair_did_not_judge_is_in_no_count_of_that_pair() -> None:
-    verdicts = (Accept(judged=False), Accept(9.0), REFUSED)
-    events = [JudgedWithin("small", 0, FIRST, verdict) for verdict in verdicts]
-    assert Ledger.of(events).sifted == (("small", 2, 1),)
-    assert Ledger.of(events[:1]).sifted == ()
-
-
 def test_a_step_that_closes_the_thinking_is_not_a_draft() -> None:
     assert (
         Ledger.of([Committed(0, step("</think>", "large", 0, note="closed"))]).accept_rate is None
@@ -178,13 +169,3 @@ def test_a_step_that_closes_the_thinking_is_not_a_draft() -> None:
 def test_tokens_without_a_request_never_make_a_count_negative() -> None:
     ledger = Ledger.of([Committed(0, FIRST), call("small", "write", written=3)])
     assert (ledger.small.kept, ledger.small.discarded) == (5, 0)
-
-
-def test_the_requests_of_a_nested_model_add_up_although_each_event_has_a_path_of_its_own() -> None:
-    calls = [
-        replace(call("large", "write", written=tokens), path="".join(("small", ".large")))
-        for tokens in (3, 4)
-    ]
-    assert Ledger.of(calls).nested == (
-        Account("large", discarded=7, requests=2, writing=2.0, path="small.large"),
-    )

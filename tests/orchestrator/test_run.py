@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,12 +44,17 @@ class Case:
         return found
 
     async def solve(
-        self, *, fallback: bool = True, ahead: int | LookaheadControl = 1, **parts: Any
+        self,
+        *,
+        fallback: bool = True,
+        ahead: int | LookaheadControl = 1,
+        thinks: bool = True,
+        **parts: Any,
     ) -> Outcome:
         models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
         policy, alone = (make(name, *models) for name in ("specreason", "large"))
         made = RunParts(policy, self.budget, ahead, alone if fallback else None, **parts)
-        return await solve(made, PROBLEM, self.events.append)
+        return await solve(made, replace(PROBLEM, thinks=thinks), self.events.append)
 
     @property
     def emitted(self) -> list[str]:

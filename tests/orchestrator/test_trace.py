@@ -21,13 +21,12 @@ from ..fakes import run
 from .arms import ARMS, BOUNDED, PROBLEM, arm
 
 TOKENS = st.builds(Token, st.text(), st.floats(max_value=0))
-PIECES = st.builds(Step, pieces=st.just(()), tokens=st.lists(TOKENS, max_size=2).map(tuple))
 # the others follow from the types of fields
 STRATEGIES: dict[type[object], st.SearchStrategy[object]] = {
     float: st.floats(allow_nan=False),
     int: st.integers(-1, 2**40),
     Token: st.builds(Token, top=st.lists(TOKENS, max_size=2).map(tuple)),
-    Step: st.builds(Step, pieces=st.lists(PIECES, max_size=2).map(tuple)),
+    Step: st.builds(Step, tokens=st.lists(TOKENS, max_size=2).map(tuple)),
 }
 for kind, strategy in STRATEGIES.items():
     st.register_type_strategy(kind, strategy)

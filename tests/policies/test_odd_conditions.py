@@ -5,8 +5,7 @@ characters.
 
 from __future__ import annotations
 
-from functools import partial
-from math import log
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from stepspec.orchestrator import Budget, Chain, Policy, Step, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Rating
 from stepspec.orchestrator.errors import ContextTooLong, VerifierFailed
-from stepspec.orchestrator.nesting import Nested
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.prompts import PromptFile
@@ -25,21 +23,15 @@ from ..fakes import ScriptedModel, counting, run, saying
 from ..orchestrator.arms import PROBLEM
 
 
-def outcome(policy: Policy, budget: Budget | None = None, **parts: Any) -> Outcome:
-    return run(solve(RunParts(policy, budget or Budget(), **parts), PROBLEM, lambda event: None))[0]
-
-
-def test_the_end_of_the_thinking_in_a_nested_pair_is_one_whatever_else_ends_its_step() -> None:
-    tiny = ScriptedModel("small", saying(f"It is 42.\n{THINK_END}"))
-    # where BiLD hands over
-    tiny.logprob = lambda before, token: log(0.5) if token == THINK_END else -0.1
-    middle = ScriptedModel("large", tiny.script)
-    large = ScriptedModel("large", tiny.script)
-    pair = Nested("small", tiny, middle, partial(policies.make, "specreason"))
-    assert (
-        outcome(policies.make("bild", pair, large), Budget(200), by_method=True).text
-        == "So it is \\boxed{42}."
-    )
+def outcome(
+    policy: Policy,
+    budget: Budget | None = None,
+    *,
+    thinks: bool = True,
+    **parts: Any,
+) -> Outcome:
+    chain = replace(PROBLEM, thinks=thinks)
+    return run(solve(RunParts(policy, budget or Budget(), **parts), chain, lambda event: None))[0]
 
 
 def test_a_verdict_that_has_no_room_rejects_and_ends_no_run() -> None:

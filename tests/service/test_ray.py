@@ -94,18 +94,15 @@ def test_the_file_that_is_shipped_is_one() -> None:
     assert not schema.http_options.model_dump()["host"].startswith("0.")
 
 
-@pytest.mark.parametrize("small", [URLS["small"], {"small": "http://t", "large": URLS["small"]}])
-def test_replicas_begin_with_different_servers_of_a_model(small: Any) -> None:
-    settings = service_factory.read({**URLS, "small": small})
+def test_replicas_begin_with_different_servers_of_a_model() -> None:
+    settings = service_factory.read(URLS)
     turned: list[Any] = [settings.turned(rank) for rank in range(3)]
     urls = [
         ("http://a:1", "http://b:1"),
         ("http://b:1", "http://a:1"),
         ("http://a:1", "http://b:1"),
     ]
-    assert [
-        (each.small if isinstance(small, str) else each.small.large).urls for each in turned
-    ] == urls
+    assert [each.small.urls for each in turned] == urls
     assert {each.large.urls for each in turned} == {("http://c:1",)}
 
 

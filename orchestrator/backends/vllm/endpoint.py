@@ -83,8 +83,8 @@ class VllmEndpoint(VllmServer):
     known = True
     usable = True
 
-    def __init__(self, settings: Endpoint, table: str = "") -> None:
-        super().__init__(settings, table)
+    def __init__(self, settings: Endpoint) -> None:
+        super().__init__(settings)
         self._process: Process | None = None  # None: not connected yet
 
     async def _learn(self) -> None:
@@ -325,12 +325,10 @@ async def warm_up(settings: Endpoint) -> None:
             await endpoint.warm_up()
 
 
-def connect(settings: Endpoint, table: str = "", *, optional: bool = False) -> ReplicatedEndpoint:
+def connect(settings: Endpoint, *, optional: bool = False) -> ReplicatedEndpoint:
     """
     Make the endpoint that *settings* describe. It connects on entering.
 
-    Errors name the *table* of the settings. An *optional* endpoint may be entered while no server
-    of it is up.
+    An *optional* endpoint may be entered while no server of it is up.
     """
-    make = partial(VllmEndpoint, table=table)
-    return ReplicatedEndpoint(settings, make, optional=optional)
+    return ReplicatedEndpoint(settings, VllmEndpoint, optional=optional)

@@ -23,8 +23,8 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
     encoder: ModelTokenizer
     """The tokenizer and the chat template, learnt on entering."""
 
-    def __init__(self, settings: Endpoint, table: str = "") -> None:
-        super().__init__(settings, table)
+    def __init__(self, settings: Endpoint) -> None:
+        super().__init__(settings)
         self.speculates = False
         """Whether the server speculates on tokens. Most events of a stream then have several."""
         self.spellings: dict[int, str] = {}

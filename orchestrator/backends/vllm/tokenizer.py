@@ -418,7 +418,7 @@ class ModelTokenizer(TextEncoder):
             log.warning(
                 "the %s model at %s begins its answer with %s: if that opens its thinking, set"
                 ' marks = ["%s", "..."] in [%s], with the text that closes it',
-                *(self._call.role, self._call.url, mark, mark, self._call.settings_table),
+                *(self._call.role, self._call.url, mark, mark, self._call.role),
             )
         return found
 

@@ -14,7 +14,7 @@ from stepspec.orchestrator.trace import parse
 
 FOLDER = Path(__file__).parent
 MODULES = (
-    "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds",
+    "element", "trace", "axis", "diff", "reduce", "estimate", "fates", "folds",
     "ledger", "spans", "announce", "text", "chain", "highlight", "timeline", "keys", "speed",
     "summary", "form", "live", "page",
 )  # fmt: skip

@@ -22,7 +22,7 @@ function speak() {
 export function announceEvent(event) {
   if (event.event === "Committed")
     announce(`Step ${event.index + 1}, ${event.step.author}: ${event.step.text.trim().slice(0, 200)}`);
-  if (event.event === "Degraded") announce(`The ${event.path || event.role} model failed; the run goes on without it`);
+  if (event.event === "Degraded") announce(`The ${event.role} model failed; the run goes on without it`);
   if (event.event === "FellBack") announce(`The verifier failed; its fallback is ${event.fallback}`);
   if (event.event === "AnswerJudged" && event.accepted !== null)
     announce(`The verifier ${event.accepted ? "accepted" : "rejected"} the answer`);

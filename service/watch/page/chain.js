@@ -109,38 +109,7 @@ function attemptBlock(step, meta, text) {
     "div",
     { class: "attempt", "data-author": step.author, "data-fate": step.fate, "data-solid": colour },
     badge(step.author),
-    h(
-      "div",
-      {},
-      h("p", { class: "meta" }, meta),
-      text,
-      step.rejectedWithin?.length > 0 && rejectedDrafts(step.rejectedWithin),
-    ),
-  );
-}
-
-// Drafts that a pair judged and rejected while it made a step: folded, because the step does not contain them.
-function rejectedDrafts(drafts) {
-  const row = ({ path, text, kept, score: doubt, reason }) =>
-    h(
-      "li",
-      { "data-author": path },
-      h(
-        "p",
-        { class: "meta" },
-        badge(path),
-        part(path, "author"),
-        fatePart("rejected", kept ? "kept in part" : "rejected"),
-        Number.isFinite(doubt) && part(`score ${score(doubt)}`, "grade"),
-        reason && part(reason, "reason"),
-      ),
-      h("p", { class: "text" }, text.slice(0, kept).trimStart(), h("del", {}, text.slice(kept).trimEnd())),
-    );
-  return h(
-    "details",
-    { class: "rejected-drafts" },
-    h("summary", {}, `${plural(drafts.length, "draft")} fell within`),
-    h("ul", {}, drafts.map(row)),
+    h("div", {}, h("p", { class: "meta" }, meta), text),
   );
 }
 

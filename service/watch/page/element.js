@@ -50,12 +50,9 @@ export const plural = (number, word) => `${count(number)} ${word}${number === 1 
 
 const LETTERS = { small: "S", large: "L", critic: "C" };
 
-// The shape says it as well as the colour: a disc is the small model, a square the large one. Of a model within a pair
-// the letters are those of its path.
-export const badge = (path) => {
-  const letters = path.split(".").map((role) => LETTERS[role] ?? "?");
-  return h("span", { class: "badge", "data-author": path, "aria-hidden": "true" }, letters.join(""));
-};
+// The shape says it as well as the colour: a disc is the small model, a square the large one.
+export const badge = (role) =>
+  h("span", { class: "badge", "data-author": role, "aria-hidden": "true" }, LETTERS[role] ?? "?");
 
 // The mark of a fate says it as well as its colour. It is drawn around the point 0, 0, which fits bars and texts alike.
 const MARKS = {

@@ -20,9 +20,8 @@ export function estimateOf(view) {
   return { factor: alone / seconds, alone, first, pace, tokens, kept, seconds };
 }
 
-const isTimed = ({ role, path, verb, fate, purpose, first, written }) =>
+const isTimed = ({ role, verb, fate, purpose, first, written }) =>
   role === "large" &&
-  !path &&
   verb === "write" &&
   fate === "done" &&
   TIMED.includes(purpose) &&

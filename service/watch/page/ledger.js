@@ -14,7 +14,7 @@ const NOTHING = {
 
 export function ledgerOf(view) {
   const accounts = Object.fromEntries(
-    ["small", "large", "critic"].map((role) => [role, account(view, role, (call) => call.role === role)]),
+    ["small", "large", "critic"].map((role) => [role, account(view, role)]),
   );
   const isAccepted = (verdict) => verdict?.kind === "accept" && verdict.judged;
   const byVerdict = (one) => one.author === "small" && one.fate === "kept" && isAccepted(one.verdict);
@@ -25,8 +25,6 @@ export function ledgerOf(view) {
   const discarded = small.discarded + large.discarded;
   return {
     ...accounts,
-    nested: modelsWithin(view.calls).map((path) => ({ path, ...account(view, path, (call) => call.path === path) })),
-    sifted: sifted(view.verdicts),
     accepted,
     drafts,
     acceptRate: drafts ? accepted / drafts : null,
@@ -34,21 +32,6 @@ export function ledgerOf(view) {
     waste: kept + discarded ? discarded / (kept + discarded) : 0,
     seconds: view.finished?.seconds ?? view.at,
   };
-}
-
-// The models within pairs that were called, by their paths, the cheapest first.
-const modelsWithin = (calls) => cheapestFirst(calls.map((call) => call.path).filter(Boolean));
-
-export const cheapestFirst = (paths) => [...new Set(paths)].sort().reverse();
-
-// By its path, how many drafts each pair judged of its own smaller model's, and how many of them were accepted.
-function sifted(all) {
-  const verdicts = all.filter((one) => one.judged);
-  const paths = [...new Set(verdicts.map((one) => one.path))].sort();
-  return paths.map((path) => {
-    const judged = verdicts.filter((one) => one.path === path);
-    return { path, drafts: judged.length, accepted: judged.filter((one) => one.acceptedText !== null).length };
-  });
 }
 
 const PURPOSES = {
@@ -59,20 +42,20 @@ const PURPOSES = {
   answer: "answer",
 };
 
-// The seconds that the requests of each of the *models* were open, by the purpose of the request. They may overlap.
-export function secondsByPurpose(calls, models, nameOf) {
+// The seconds that the requests of each of the *roles* were open, by the purpose of the request. They may overlap.
+export function secondsByPurpose(calls, roles) {
   const purposes = [...new Set(Object.values(PURPOSES)), "other"];
-  const sums = Object.fromEntries(purposes.map((purpose) => [purpose, models.map(() => 0)]));
+  const sums = Object.fromEntries(purposes.map((purpose) => [purpose, roles.map(() => 0)]));
   for (const call of calls) {
-    const place = models.indexOf(nameOf(call));
+    const place = roles.indexOf(call.role);
     if (place >= 0) sums[PURPOSES[call.purpose] ?? "other"][place] += call.seconds;
   }
   return purposes.map((purpose) => ({ purpose, seconds: sums[purpose] }));
 }
 
-function account(view, name, mine) {
-  const calls = view.calls.filter(mine);
-  const sum = calls.reduce(charge, { ...NOTHING, kept: view.kept[name] ?? 0 });
+function account(view, role) {
+  const calls = view.calls.filter((call) => call.role === role);
+  const sum = calls.reduce(charge, { ...NOTHING, kept: view.kept[role] ?? 0 });
   const written = calls.reduce((all, call) => all + (call.verb === "write" ? call.written : 0), 0);
   return { ...sum, discarded: Math.max(0, written - sum.kept) };
 }

@@ -1,6 +1,5 @@
 // What a run looks like after each of its events: a pure function, whether the events come live or from a file.
 
-import { isRejected, piecesOf, rejectedDraft, verdictsIn } from "./pieces.js";
 import { THINK_END } from "./trace.js";
 
 export const EMPTY = Object.freeze({
@@ -10,15 +9,12 @@ export const EMPTY = Object.freeze({
   threshold: null, // of the policy, by option and value; null if it has none, and in traces without it
   models: {},
   drafts: [], // every step that was ever written, in the order in which they appeared
-  // Those within a pair: *owner* is the draft that came of one, *part* the verdict on what it was part of, and *calls*
-  // the number of requests that were reported before it.
-  verdicts: [],
   calls: [],
   notices: [],
   decided: null, // the last decision about who writes on: the method or the large model alone
   restarts: [], // when drafting began anew, after a repair or the choice of a rival
   committed: 0, // steps
-  kept: { small: 0, large: 0 }, // tokens in the chain and the answer, by author; of a pair also by its models
+  kept: { small: 0, large: 0 }, // tokens in the chain and the answer, by author
   answer: null,
   finished: null,
 });
@@ -37,7 +33,6 @@ const written = (step) => ({
   author: step.author,
   tokens: step.tokens.length,
   ends: step.stop === "end",
-  pieces: piecesOf(step),
 });
 
 const changed = (list, place, patch) => list.with(place, { ...list[place], ...patch });
@@ -46,7 +41,7 @@ const isPending = (draft) => ["drafted", "accepted", "rejected"].includes(draft.
 
 function draftAs(view, index, step, at) {
   const draft = { number: view.drafts.length, index, period: view.restarts.length, ...written(step), at };
-  return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null, judged: 0, rejectedWithin: [] };
+  return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null };
 }
 
 const answerText = (text) => text.replaceAll(THINK_END, "").trim();
@@ -61,19 +56,7 @@ const REDUCERS = {
   Called: (view, call) => ({ ...view, calls: [...view.calls, { ...call, first: number(call.first) }] }),
 
   Drafted(view, { index, draft, at }) {
-    const made = draftAs(view, index, draft, at);
-    const owned = owning(view, draft, made.number);
-    return { ...view, verdicts: owned.verdicts, drafts: [...view.drafts, { ...made, ...owned.draft }] };
-  },
-
-  JudgedWithin(view, { path, draft, verdict, at }) {
-    const score = number(verdict.score);
-    const chosen = verdict.rivals?.find((rival) => !rival.reason);
-    const acceptedText = "keep" in verdict ? (chosen?.step.text ?? null) : draft.text; // null: a repair stands there
-    const decision = { acceptedText, keep: verdict.keep ?? 0, score, reason: verdict.reason ?? "" };
-    const judged = verdict.judged !== false;
-    const known = { path, draft, at, calls: view.calls.length, ...decision, judged, owner: null, part: null };
-    return { ...view, verdicts: [...view.verdicts, known] };
+    return { ...view, drafts: [...view.drafts, draftAs(view, index, draft, at)] };
   },
 
   Judged(view, { index, draft, verdict, at }) {
@@ -136,11 +119,11 @@ const REDUCERS = {
 
 
 
-  Degraded: (view, { role, path, cause, at }) =>
-    noticed(view, at, `The ${path || role} model failed; the run goes on without it.`, cause),
+  Degraded: (view, { role, cause, at }) =>
+    noticed(view, at, `The ${role} model failed; the run goes on without it.`, cause),
 
-  Moved: (view, { role, path, url, to, cause, at }) =>
-    noticed(view, at, `The ${path || role} model at ${url} failed; the run goes on at ${to}.`, cause),
+  Moved: (view, { role, url, to, cause, at }) =>
+    noticed(view, at, `The ${role} model at ${url} failed; the run goes on at ${to}.`, cause),
 
   Finished(view, { reason, answer, seconds }) {
     const isUnused = (draft) => isPending(draft) && draft.fate !== "rejected";
@@ -149,21 +132,8 @@ const REDUCERS = {
   },
 };
 
-// Say of which draft the verdicts are that its author came to while it made it, if its author is a pair.
-function owning(view, step, number) {
-  const matching = verdictsIn(view.verdicts, step);
-  const own = (list, { place, part }) => changed(list, place, { owner: number, part });
-  const verdicts = matching.reduce(own, view.verdicts);
-  const judged = matching.map(({ place }) => verdicts[place]);
-  return { verdicts, draft: { judged: judged.length, rejectedWithin: judged.filter(isRejected).map(rejectedDraft) } };
-}
-
 function withKept(kept, step) {
-  const sum = { ...kept };
-  for (const { path, tokens } of [{ path: step.author, tokens: step.tokens.length }, ...piecesOf(step)]) {
-    sum[path] = (sum[path] ?? 0) + tokens;
-  }
-  return sum;
+  return { ...kept, [step.author]: (kept[step.author] ?? 0) + step.tokens.length };
 }
 
 // By a repair, or by a rival that was chosen.

@@ -1,20 +1,13 @@
 // When each model was busy, in which row of its lane, and with which step: a request names its purpose and its steps.
 
-import { cheapestFirst } from "./ledger.js";
-
 const PARTIES = ["small", "large", "critic"];
 
 const isRepair = ({ purpose }) => purpose === "repair" || purpose === "hedge";
 
-// One lane for each model; a pair has none of its own, once its models are known.
+// One lane for each model.
 export function lanesOf(view, spans = spansOf(view)) {
-  const known = [...Object.keys(view.models), ...spans.map((span) => span.model)];
-  const models = PARTIES.flatMap((role) => {
-    const within = cheapestFirst(known.filter((path) => path.startsWith(`${role}.`)));
-    return within.length ? within : [role];
-  });
   const rows = (model) => pack(spans.filter((span) => span.model === model));
-  const lanes = models.map((model) => ({ model, rows: rows(model) }));
+  const lanes = PARTIES.map((model) => ({ model, rows: rows(model) }));
   return lanes.filter(({ model, rows }) => view.models[model] || rows.length);
 }
 
@@ -33,7 +26,7 @@ export function spansOf(view) {
   const spans = view.calls.map((call, place) => ({
     ...call,
     place,
-    model: call.path || call.role,
+    model: call.role,
     ended: call.started + call.seconds,
     kind: call.verb === "write" ? "write" : "judge",
   }));
@@ -44,11 +37,6 @@ export function spansOf(view) {
 function partsOf(span, view) {
   const period = periodOf(span, view);
   const drafts = view.drafts.filter((draft) => draft.period === period);
-  const parts = ownedBy(span, drafts, view);
-  return parts.length || !span.path ? parts : withinPair(span, drafts);
-}
-
-function ownedBy(span, drafts, view) {
   const { purpose, step } = span;
   if (purpose === "draft") return draftsOf(span, drafts);
   if (purpose === "verify") return verdictOf(span, drafts.find((draft) => draft.index === step), view);
@@ -57,30 +45,12 @@ function ownedBy(span, drafts, view) {
   return isRepair(span) && repaired ? repairOf(span, repaired) : [];
 }
 
-// What a pair made together: a request names the step of the chain, and shares the fate of that step.
-function withinPair(span, drafts) {
-  const draft = drafts.find(({ index }) => index === span.step);
-  const what = { draft: "draft", verify: "verdict", repair: "repair", hedge: "repair" }[span.purpose];
-  if (!draft || !what || span.fate === "failed") return [];
-  const fate = what === "verdict" ? "done" : draft.fate;
-  return [{ from: span.started, to: span.ended, draft: draft.number, what, fate }];
-}
-
 // The times of events have microseconds, those of requests more digits.
 const rounded = (seconds) => Math.round(seconds * 1e6) / 1e6;
 
 const periodOf = (span, view) => view.restarts.filter((at) => at <= rounded(span.started)).length;
 
-// The one model that wrote a step by itself, if one did.
-function writer({ author, pieces, judged }) {
-  if (!pieces.length) return author;
-  return pieces.length === 1 && !judged ? pieces[0].path : null;
-}
-
-// Of a pair's requests only those of a model that wrote the step alone are known to belong to it.
-const concerns = (span, step) => !span.path || span.path === writer(step);
-
-const authorsFate = (span, step, fate) => (span.model === writer(step) ? fate : "discarded");
+const authorsFate = (span, step, fate) => (span.model === step.author ? fate : "discarded");
 
 const whole = (span, part) => {
   const fate = span.fate === "done" ? part.fate : span.fate;
@@ -91,7 +61,7 @@ const whole = (span, part) => {
 function draftsOf(span, drafts) {
   const taken = drafts.filter(({ index }) => span.step <= index && index <= span.last_step);
   const parts = [];
-  for (const draft of taken.filter((one) => concerns(span, one))) {
+  for (const draft of taken) {
     const from = parts.at(-1)?.to ?? span.started;
     const to = Math.max(from, Math.min(draft.at, span.ended));
     parts.push({ from, to, draft: draft.number, what: "draft", fate: authorsFate(span, draft, draft.fate) });
@@ -101,10 +71,10 @@ function draftsOf(span, drafts) {
 
 // A policy may also write to judge. That is discarded, unless it became the repair: then no other request wrote that.
 function verdictOf(span, draft, view) {
-  if (!draft || span.path) return [];
+  if (!draft) return [];
   if (span.kind === "judge") return whole(span, { draft: draft.number, what: "verdict", fate: "done" });
   const { repair } = draft;
-  const prepared = repair && !repair.chosen && repair.index === span.step && span.model === writer(repair);
+  const prepared = repair && !repair.chosen && repair.index === span.step && span.model === repair.author;
   if (prepared && span.fate === "done" && !view.calls.some((call) => repairs(call, draft, view))) {
     return repairOf(span, draft);
   }
@@ -115,12 +85,11 @@ const repairs = (call, { period, repair }, view) =>
   isRepair(call) && call.fate === "done" && call.step === repair.index && periodOf(call, view) === period;
 
 function repairOf(span, draft) {
-  if (!concerns(span, draft.repair)) return [];
   return whole(span, { draft: draft.number, what: "repair", fate: authorsFate(span, draft.repair, "kept") });
 }
 
 function answerOf(span, answer) {
-  if (!answer?.at || answer.index !== span.step || !concerns(span, answer)) return [];
+  if (!answer?.at || answer.index !== span.step) return [];
   return whole(span, { draft: null, what: "answer", fate: authorsFate(span, answer, "kept") });
 }
 

@@ -23,10 +23,6 @@ export function showLedger(container, view, spans, unit) {
     ["by the large model", percent(ledger.shareLarge)],
     ["waste", percent(ledger.waste)],
     ...(view.threshold ? [[view.threshold.option, score(view.threshold.value)]] : []),
-    ...ledger.sifted.map(({ path, drafts, accepted }) => [
-      `accepted within ${path}`,
-      `${percent(accepted / drafts)} of ${count(drafts)}`,
-    ]),
   ];
   const tables = unit === "seconds" ? secondsTables(view, ledger) : tokensTables(ledger);
   container.replaceChildren(
@@ -44,44 +40,29 @@ const FORMATS = { seconds, tokens: count };
 
 const rolesOf = (ledger) => ["small", "large", "critic"].filter((role) => role !== "critic" || ledger.critic.requests);
 
-const WITHIN = "Of these, within the pair";
-
 function secondsTables(view, ledger) {
   const roles = rolesOf(ledger);
-  const paths = ledger.nested.map(({ path }) => path);
   const title = h("caption", { class: "hidden" }, "Seconds that requests were open, by purpose and model");
   return [
-    purposesTable(title, view, roles, (call) => call.role),
-    ...(paths.length ? [purposesTable(h("caption", {}, WITHIN), view, paths, (call) => call.path)] : []),
+    purposesTable(title, view, roles),
     h("p", { class: "note" }, "Requests overlap: their sum may exceed the wall time."),
   ];
 }
 
-function purposesTable(caption, view, models, nameOf) {
-  const found = secondsByPurpose(view.calls, models, nameOf).filter((one) => one.seconds.some((value) => value > 0));
-  const sums = models.map((_, place) => found.reduce((sum, one) => sum + one.seconds[place], 0));
+function purposesTable(caption, view, roles) {
+  const found = secondsByPurpose(view.calls, roles).filter((one) => one.seconds.some((value) => value > 0));
+  const sums = roles.map((_, place) => found.reduce((sum, one) => sum + one.seconds[place], 0));
   const cell = (value) => (value ? seconds(value) : "–");
   const rows = found.map(({ purpose, seconds: spent }) => [purpose, spent.map(cell)]);
-  return table(caption, models, [...rows, ["in all", sums.map(cell)]], true);
+  return table(caption, roles, [...rows, ["in all", sums.map(cell)]], true);
 }
 
 function tokensTables(ledger) {
   const title = h("caption", { class: "hidden" }, "Tokens and requests by model");
-  const { nested } = ledger;
-  return [
-    accounts(
-      rolesOf(ledger).map((role) => [role, ledger[role]]),
-      title,
-    ),
-    ...(nested.length
-      ? [
-          accounts(
-            nested.map((one) => [one.path, one]),
-            h("caption", {}, WITHIN),
-          ),
-        ]
-      : []),
-  ];
+  const roles = rolesOf(ledger);
+  const shown = ROWS.filter(([, key]) => key !== "failed" || roles.some((role) => ledger[role].failed));
+  const rows = shown.map(([name, key]) => [name, roles.map((role) => count(ledger[role][key]))]);
+  return [table(title, roles, rows, true)];
 }
 
 // What became of all that was spent: its marks are those of the chain and of the time line.
@@ -107,23 +88,13 @@ function fatesBar(sums, format) {
   );
 }
 
-function accounts(columns, caption) {
-  const shownRows = ROWS.filter(([, key]) => key !== "failed" || columns.some(([, account]) => account.failed));
-  return table(
-    caption,
-    columns.map(([name]) => name),
-    shownRows.map(([name, key]) => [name, columns.map(([, account]) => count(account[key]))]),
-    true,
-  );
-}
-
 // The columns of *models* have their marks.
 function table(caption, names, rows, models = false) {
   const head = h(
     "tr",
     {},
     h("td", {}),
-    names.map((name) => h("th", { scope: "col" }, models && badge(name), " ", breaking(name))),
+    names.map((name) => h("th", { scope: "col" }, models && badge(name), " ", name)),
   );
   const row = ([name, cells]) =>
     h(
@@ -134,6 +105,3 @@ function table(caption, names, rows, models = false) {
     );
   return h("table", {}, caption, h("thead", {}, head), h("tbody", {}, rows.map(row)));
 }
-
-// A path may be cut at its points where it has no room.
-const breaking = (path) => path.split(".").map((role, place) => (place ? [".", h("wbr"), role] : role));

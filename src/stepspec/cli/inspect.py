@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.nested_settings import neighbours
 from stepspec.prompts import replacing
 from stepspec.servers.doctor import examine, render, report_json
 from stepspec.service.watch.page import html
@@ -50,7 +49,7 @@ Examples:
       --large http://localhost:8002/v1
 
   # servers of stepspec.toml
-  stepspec doctor --json | jq '.pairs[].findings[]'
+  stepspec doctor --json | jq '.pair.findings[]'
 
   # before a run that needs the reward model
   stepspec doctor --critic http://localhost:8003/v1 || exit 1
@@ -100,14 +99,12 @@ def doctor(json: Json = False) -> None:
     Exit with 1 if anything cannot work.
 
     Each line begins with its outcome: "works"; "costs", which is slower or less exact; "cannot
-    work"; "unknown". In a nested pair, every model is tested together with the next larger one,
-    which judges it.
+    work"; "unknown".
     """
     solver = Solver()
     settings = solver.settings
-    pairs = neighbours(settings.small or solver.small.settings, solver.large.settings)
     with stderr.status("examining the servers"), replacing(settings.prompts):
-        report = wait(examine(pairs, settings.critic))
+        report = wait(examine(solver.small.settings, solver.large.settings, settings.critic))
     if json:
         print_json(report_json(report))
     else:

@@ -20,7 +20,7 @@ from .flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Li
 from .many import SolutionFile, settings_digest, solve_all
 from .problems import FileProblem, read_problems, read_text
 from .program import STDOUT, stderr, stdout, wait
-from .terminal import RunPrinter, nested_lines, summary
+from .terminal import RunPrinter, summary
 
 EXAMPLES = """
 Examples:
@@ -131,8 +131,6 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
     else:
         answer = solution.answer
         stderr.print(summary(solution))
-        for line in nested_lines(solution.ledger):
-            stderr.print(line, soft_wrap=True)
     if output is None:
         stdout.out(answer, highlight=False)
         return

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
 
 from stepspec.orchestrator.events import AnswerJudged, Decided, Degraded, Event, FellBack, Moved
-from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
 
@@ -30,14 +28,14 @@ class RunPrinter:
             if step.fate != "lost":
                 self._console.print(step_line(step), soft_wrap=True)
         match event:
-            case Degraded(path=path, role=role, cause=cause):
-                self._print(f"the {path or role} model failed, going on without it: {cause}")
+            case Degraded(role=role, cause=cause):
+                self._print(f"the {role} model failed, going on without it: {cause}")
             case FellBack(stage=stage, fallback=by, cause=cause):
                 self._print(
                     f"the verifier failed, its fallback decides about the {stage} ({by}): {cause}"
                 )
-            case Moved(path=path, role=role, url=url, to=to):
-                self._print(f"the {path or role} model at {url} failed, going on at {to}")
+            case Moved(role=role, url=url, to=to):
+                self._print(f"the {role} model at {url} failed, going on at {to}")
             case AnswerJudged() if event.final or event.accepted:
                 self._judged(event)
             case Decided() if event.choice != self._writer:
@@ -96,14 +94,3 @@ def summary(solution: Solution) -> Text:
     if solution.seed is not None:
         parts.append(f"seed: {solution.seed}")
     return Text(", ".join(parts) + VERIFIED[solution.verified], style="dim")
-
-
-def nested_lines(ledger: Ledger) -> Iterator[Text]:
-    """Yield a line for each model of a nested pair: its tokens, and the fate of its drafts."""
-    sifted = {
-        f"{path}.small": f", {stood} of {judged} drafts stood"
-        for path, judged, stood in ledger.sifted
-    }
-    for model in ledger.nested:
-        text = f"{model.path}: {model.kept} tokens kept, {model.discarded} discarded"
-        yield Text(text + sifted.get(model.path, ""), "dim")

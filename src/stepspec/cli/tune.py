@@ -24,7 +24,6 @@ from stepspec.evals.tune.accuracy import compare_answers
 from stepspec.evals.tune.judging import numbers
 from stepspec.evals.tune.measuring import Measured, Measuring
 from stepspec.evals.tune.report import Report
-from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
@@ -183,9 +182,12 @@ def prepare(problems: Path | None, limit: int, *, testbed: bool) -> tuple[Settin
     settings = Solver().settings
     small = settings.small
     large = settings.large
-    if not isinstance(small, Endpoint):
-        raise ConfigurationError("a nested pair cannot be measured: name one server with --small")
-    if large is not None and set(small.urls) & set(large.urls) and small.model == large.model:
+    if (
+        small is not None
+        and large is not None
+        and set(small.urls) & set(large.urls)
+        and small.model == large.model
+    ):
         raise ConfigurationError(
             f"--small and --large are the same server, {small.url}: name the server of a smaller"
             " model with --small"

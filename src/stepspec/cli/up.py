@@ -14,7 +14,6 @@ from stepspec.evals.testbed.servers import speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import up as launcher
 
-from ..run_parts import check_nested_policies
 from .command_line import print_json, writable
 from .flags import Json, Pace
 from .program import stderr, stdout, wait
@@ -87,7 +86,6 @@ def up(
                 f" and `speculation` of each model into {pair}"
             )
         checked = launcher.load_checked(pair)
-        check_nested_policies(checked.nested)
         if dry_run:
             # A console would change tabs, and words such as :key: to emoji.
             print(launcher.command_lines(checked))

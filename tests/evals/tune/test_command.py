@@ -69,14 +69,6 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert printed.out == ""
 
 
-def test_a_nested_pair_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "stepspec.toml").write_text(
-        'large = "http://a:1"\n[small]\nlarge = "http://b:1"\nsmall = "http://c:1"\n'
-    )
-    assert tune() == 2
-    assert "a nested pair cannot be measured" in capfd.readouterr().err
-
-
 def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
     assert tune(*DEAD) == 1
     assert "the large model at http://127.0.0.1:19: no connection" in capfd.readouterr().err

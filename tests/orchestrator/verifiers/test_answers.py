@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -114,11 +114,10 @@ class Checked:
                     make(self.policy, self.small, self.large),
                     budget=self.budget,
                     ahead=1,
-                    thinks=self.thinks,
                     by_method=self.by_method,
                     check=AnswerCheck(verifier, self.large, note, settings.repairs),
                 ),
-                PROBLEM,
+                replace(PROBLEM, thinks=self.thinks),
                 recorder,
             )
 

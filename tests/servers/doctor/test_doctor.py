@@ -61,10 +61,10 @@ async def examined(server: FakeVllm, *, both: bool = False, **settings: Any) -> 
         return await diagnose(small if both else GONE, large)
 
 
-def shown(*diagnoses: PairReport) -> str:
+def shown(diagnosis: PairReport) -> str:
     console = Console(width=160, file=StringIO())
     with console.capture() as capture:
-        for part in render(Diagnosis.of(diagnoses)):
+        for part in render(Diagnosis.of(diagnosis)):
             console.print(part, soft_wrap=True)
     return capture.get()
 
@@ -190,7 +190,7 @@ def test_each_fault_is_a_finding_with_its_outcome_and_its_cure(
     assert finding.outcome == outcome[0]
     assert str(finding).startswith(words)
     assert finding.cure or "problem" in change
-    report = Diagnosis.of([diagnosis])
+    report = Diagnosis.of(diagnosis)
     assert (report.ok, report.summary.startswith(outcome[1])) == (outcome == COSTS, True)
 
 
@@ -211,7 +211,7 @@ def test_the_summary_counts_every_outcome_once() -> None:
         can=replace(ALL, metrics=False, cached_tokens=False, version=None),
         failures={"judging": "no"},
     )
-    summary = Diagnosis.of([conclude(FAST, weak)]).summary
+    summary = Diagnosis.of(conclude(FAST, weak)).summary
     assert (
         summary
         == "It cannot work like this: 1 thing cannot work, 2 cost speed or accuracy, 1 is unknown."
@@ -288,20 +288,6 @@ async def test_a_server_that_is_not_there_is_a_finding_at_once() -> None:
     assert "cannot be used" in lines[2]
     assert not any(line.startswith("vLLM") for line in lines)
     assert lines[-1] == "It cannot work like this: 2 things cannot work."
-
-
-async def test_the_cure_names_the_table_of_a_model_in_a_nested_pair() -> None:
-    server = FakeVllm(("So", "</think>"), key="right")
-    async with server.serve("small") as small, server.serve("large") as large:
-        diagnosis = await diagnose(small, large, name="small.small with small.large")
-    assert (
-        "set it as api_key in [small.small], or STEPSPEC_SMALL__SMALL__API_KEY"
-        in notes(diagnosis)[0]
-    )
-    assert (
-        "set it as api_key in [small.large], or STEPSPEC_SMALL__LARGE__API_KEY"
-        in notes(diagnosis)[1]
-    )
 
 
 async def test_the_other_server_is_examined_all_the_same() -> None:
@@ -411,20 +397,17 @@ async def test_the_json_has_one_shape_in_every_situation() -> None:
     ]
     critic = CriticReport("http://c", model="prm", right=0.9, wrong=0.1)
     every = [
-        *(Diagnosis.of([pair]) for pair in (*pairs, *made)),
-        Diagnosis.of([*pairs, *made], critic),
-        Diagnosis.of(pairs[:1], CriticReport("http://c", "no connection")),
+        *(Diagnosis.of(pair) for pair in (*pairs, *made)),
+        Diagnosis.of(pairs[0], critic),
+        Diagnosis.of(pairs[0], CriticReport("http://c", "no connection")),
     ]
     shapes = [check(report) for report in every]
-    assert {tuple(shape) for shape in shapes} == {("ok", "summary", "pairs", "critic")}
-    assert {tuple(pair) for shape in shapes for pair in shape["pairs"]} == {
-        ("small", "large", "same_vocabulary", "findings", "others", "name")
+    assert {tuple(shape) for shape in shapes} == {("ok", "summary", "pair", "critic")}
+    assert {tuple(shape["pair"]) for shape in shapes} == {
+        ("small", "large", "same_vocabulary", "findings", "others")
     }
     assert {
-        tuple(end)
-        for shape in shapes
-        for pair in shape["pairs"]
-        for end in (pair["small"], pair["large"])
+        tuple(end) for shape in shapes for end in (shape["pair"]["small"], shape["pair"]["large"])
     } == {tuple(field.name for field in fields(EndpointReport))}
     assert [shape["ok"] for shape in shapes[:2]] == [True, False]
 
@@ -505,7 +488,7 @@ async def test_a_reward_model_is_to_rate_a_right_step_above_a_wrong_one(
     assert (critic.problem, critic.model) == ("", "prm")
     assert [finding.outcome for finding in critic.findings] == ([outcome] if outcome else [])
     assert all(str(finding).startswith(f"critic: {words}") for finding in critic.findings)
-    report = Diagnosis.of([conclude(FAST, GOOD)], critic)
+    report = Diagnosis.of(conclude(FAST, GOOD), critic)
     assert report.ok
     check(report)
 
@@ -518,7 +501,7 @@ async def test_values_outside_of_0_to_1_are_no_ratings(value: float, shown_as: s
     (finding,) = critic.findings
     assert finding.outcome == "cannot work"
     assert finding.message == f"its ratings are not numbers from 0 to 1 but {shown_as} and 0.5"
-    assert not check(Diagnosis.of([conclude(FAST, GOOD)], critic))["ok"]
+    assert not check(Diagnosis.of(conclude(FAST, GOOD), critic))["ok"]
 
 
 @pytest.mark.parametrize(
@@ -529,7 +512,7 @@ async def test_a_reward_model_that_cannot_be_used_is_a_finding(server: FakePooli
     async with server.critic() as settings:
         critic = await diagnose_critic(settings)
     assert critic.problem
-    assert not Diagnosis.of([conclude(FAST, GOOD)], critic).ok
+    assert not Diagnosis.of(conclude(FAST, GOOD), critic).ok
     gone = await diagnose_critic(CriticEndpoint(url="http://127.0.0.1:9", retries=1000))
     assert "connection refused" in gone.problem
 

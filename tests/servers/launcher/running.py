@@ -1,6 +1,5 @@
 """
-Shared by the tests of launching: a pair with a pair within, scripted servers, and a list of running
-processes.
+Shared by the tests of launching: scripted servers, and a list of running processes.
 """
 
 from __future__ import annotations
@@ -15,27 +14,9 @@ import aiohttp
 import pytest
 
 from stepspec.servers.launcher import Served, ServerCommand
-from stepspec.servers.launcher.pair import Pair
 
 SCRIPT = Path(__file__).with_name("scripted_server.py")
 PATIENCE = 10.0
-BIG = "Qwen/Qwen3-32B"
-MIDDLE = "Qwen/Qwen3-8B"
-TINY = "Qwen/Qwen3-0.6B"
-
-
-def three(
-    large: dict[str, Any] | None = None,
-    middle: dict[str, Any] | None = None,
-    tiny: dict[str, Any] | None = None,
-) -> Pair:
-    """Three servers to start on two cards; the arguments change their settings."""
-    within = {
-        "large": {"model": MIDDLE, "gpus": [0], "memory": 0.4, **(middle or {})},
-        "small": {"model": TINY, "gpus": [1], "memory": 0.2, **(tiny or {})},
-    }
-    dearest = {"model": BIG, "gpus": [0, 1], "memory": 0.55, **(large or {})}
-    return Pair.model_validate({"large": dearest, "small": within, "card": 79})
 
 
 def scripted(behaviour: str = "serve", name: str = "large", **options: Any) -> ServerCommand:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import socket
@@ -17,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from stepspec import Endpoint, NestedPair, settings
+from stepspec import Endpoint, settings
 from stepspec.orchestrator.toml import document
 from stepspec.servers.launcher import ServerCommand, commands, up
 from stepspec.servers.launcher.commands import (
-    outline,
     servers,
     shell_line,
     solver_settings,
@@ -32,7 +30,7 @@ from stepspec.servers.launcher.pair import Pair
 from stepspec.servers.launcher.process import child
 from stepspec.servers.launcher.up import shell_lines
 
-from .running import BIG, MIDDLE, TINY, scripted, three
+from .running import scripted
 
 SMALL = {"model": "tiny"}
 
@@ -147,12 +145,11 @@ def test_a_plain_server_speculates_with_nothing_and_has_one_card() -> None:
     )
 
 
-def test_servers_are_called_by_their_paths_and_served_by_their_own_names() -> None:
-    made = servers(three(middle={"name": "teacher"}))
+def test_servers_are_called_by_their_roles_and_served_by_their_own_names() -> None:
+    made = servers(pair(small={"model": "org/mid", "name": "student"}))
     assert [(server.name, server.model, server.served_name) for server in made] == [
-        ("large", BIG, BIG),
-        ("small.large", MIDDLE, "teacher"),
-        ("small.small", TINY, TINY),
+        ("large", "big", "big"),
+        ("small", "org/mid", "student"),
     ]
     for model, name in (("/models/big", "big"), ("./big", "big")):
         assert servers(pair({"model": model}))[0].served_name == name
@@ -167,7 +164,7 @@ def test_cards_are_those_that_are_allotted_to_us_in_their_order() -> None:
 
 
 async def test_no_key_stands_in_the_command_lines_of_servers(tmp_path: Path) -> None:
-    keyed = {"large": {"url": "http://m:1", "api_key": "secret"}, "small": SMALL}
+    keyed = {"url": "http://m:1", "api_key": "secret"}
     for server in servers(
         pair({"environment": {"HF_TOKEN": "secret"}, "flags": {"hf-token": True}}, keyed)
     ):
@@ -243,30 +240,21 @@ def test_speculation_becomes_the_speculative_config_of_vllm(
     assert speculative(made[0]) == {"method": method, **expected}
 
 
-def test_the_next_cheaper_model_drafts_tokens() -> None:
+def test_the_small_model_drafts_tokens() -> None:
     drafting = {"speculation": "draft_model"}
-    pair = three(drafting, drafting, {"revision": "v2"})
-    configs = [speculative(server) for server in servers(pair)[:2]]
-    assert [(one["model"], one.get("revision")) for one in configs] == [
-        (MIDDLE, None),
-        (TINY, "v2"),
-    ]
-    assert pair.drafter("small.small") is None
-    running = (
-        three()
-        .nested["small"]
-        .model_copy(update={"large": Endpoint(role="large", url="http://m:1")})
-    )
-    assert three(drafting).model_copy(update={"small": running}).drafter("large") is None
+    (large, _) = servers(pair(drafting, {**SMALL, "revision": "v2"}))
+    config = speculative(large)
+    assert (config["model"], config["revision"]) == ("tiny", "v2")
+    assert pair(drafting, {**SMALL, **drafting}).drafter("small") is None
+    assert pair(drafting, {"url": "http://m:1"}).drafter("large") is None
 
 
 CARDS: list[tuple[Sequence[Sequence[int]], list[list[str]]]] = [
-    (([0, 1], [0], [1]), [["large"], ["small.large", "small.small"]]),
-    (([0], [1], [2]), [["large", "small.large", "small.small"]]),
-    (([0], [1], [1]), [["large", "small.large"], ["small.small"]]),
-    (([0], [0, 1], [1]), [["large"], ["small.large"], ["small.small"]]),
-    (([0], [0], [0]), [["large"], ["small.large"], ["small.small"]]),
-    (([], [], []), [["large", "small.large", "small.small"]]),
+    (([0, 1], [0]), [["large"], ["small"]]),
+    (([0, 1], [1]), [["large"], ["small"]]),
+    (([0], [1]), [["large", "small"]]),
+    (([0], [0]), [["large"], ["small"]]),
+    (([], []), [["large", "small"]]),
 ]
 
 
@@ -274,7 +262,8 @@ CARDS: list[tuple[Sequence[Sequence[int]], list[list[str]]]] = [
 def test_only_servers_that_share_a_card_wait_for_each_other(
     cards: Sequence[Sequence[int]], order: list[list[str]]
 ) -> None:
-    made = waves(three(*({"gpus": one} for one in cards)))
+    large, small = cards
+    made = waves(pair({"gpus": large}, {**SMALL, "gpus": small}))
     assert [[server.name for server in wave] for wave in made] == order
 
 
@@ -300,32 +289,15 @@ def test_the_small_model_has_the_first_port_whichever_starts_first() -> None:
     assert first < second < third
     urls = f"--small http://127.0.0.1:{first}/v1 --large http://127.0.0.1:{second}/v1"
     assert then == f'# then: stepspec solve "..." {urls}'
-    large, _, middle, small = shell_lines(
-        [one, [scripted(name="small.large"), scripted(name="small.small")]]
-    )
-    assert ports(small, middle, large) == sorted(ports(small, middle, large))
 
 
-OPTIONS = {
-    "scale": "step",
-    "rollback": 1.0,
-    "run": 10,
-    "words": ['Wait"', "é"],
-    "fast": True,
-    "deep": {"a b": 1e-7, "most": math.inf},
-}
-NESTED: dict[str, Any] = {
+KEYED: dict[str, Any] = {
     "large": {"model": "big", "suffix_scoring": True},
     "small": {
-        "policy": "bild",
-        "options": OPTIONS,
-        "large": {
-            "url": "http://m:1,http://n:1",
-            "api_key": "secret",
-            "model": "mid",
-            "deadlines": {"connect": 1.5},
-        },
-        "small": SMALL,
+        "url": "http://m:1,http://n:1",
+        "api_key": "secret",
+        "model": "mid",
+        "deadlines": {"connect": 1.5},
     },
 }
 
@@ -368,44 +340,16 @@ def test_two_servers_are_a_line_each_and_the_settings_of_a_solver(read: Any) -> 
     assert found.small == Endpoint(role="small", url="http://small:9", thinks=False)
 
 
-def test_a_pair_within_is_carried_over_but_for_its_keys(
+def test_a_pair_is_carried_over_but_for_its_keys(
     read: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "secret" not in printed(NESTED)
+    assert "secret" not in printed(KEYED)
     keyed = {"large": {"model": "big"}, "small": {"url": "http://s:1", "api_key": "secret"}}
     assert printed(keyed).endswith('\n[small]\nurl = "http://s:1/v1"\n')
-    monkeypatch.setenv("STEPSPEC_SMALL__LARGE__API_KEY", "secret")
-    found = read(NESTED)
+    monkeypatch.setenv("STEPSPEC_SMALL__API_KEY", "secret")
+    found = read(KEYED)
     assert found.large == Endpoint(role="large", url="http://large:9", suffix_scoring=True)
-    assert isinstance(found.small, NestedPair)
-    assert (found.small.policy, found.small.options) == ("bild", OPTIONS)
-    assert found.small.large == Pair.model_validate(NESTED).connected["small.large"]
-    assert found.small.small == Endpoint(role="small", url="http://small.small:9")
-    again = tomllib.loads(printed(NESTED))  # a file of a running pair
+    assert found.small == Pair.model_validate(KEYED).connected["small"]
+    again = tomllib.loads(printed(KEYED))  # a file of a running pair
     assert not Pair.model_validate(again).started
-    assert printed(again) == printed(NESTED)
-
-
-def test_the_settings_of_pairs_nest_to_any_depth(read: Any) -> None:
-    four = {
-        "large": {"model": "big"},
-        "small": {"large": "http://m:1", "small": {"large": SMALL, "small": SMALL}},
-    }
-    assert [(path, one.url) for path, one in read(four).small.models] == [
-        ("small.small.small", "http://small.small.small:9"),
-        ("small.small.large", "http://small.small.large:9"),
-        ("small.large", "http://m:1"),
-    ]
-    assert [line.split(" = ")[0] for line in printed(four).splitlines()] == [
-        *("large", "", "[small]", "policy", "options", "large", "small"),
-    ]
-    nested = Pair.model_validate(NESTED)
-    assert outline(nested, {path: path.upper() for path in nested.models}) == {
-        "large": "LARGE",
-        "small": {
-            "policy": "bild",
-            "options": OPTIONS,
-            "large": "SMALL.LARGE",
-            "small": "SMALL.SMALL",
-        },
-    }
+    assert printed(again) == printed(KEYED)

@@ -33,13 +33,8 @@ suffix_scoring = true
 flags = {{ max-num-seqs = 3, enforce-eager = true, hf-overrides = {{ "rope it" = "a'b" }} }}
 environment = {{ NASTY = {json.dumps(NASTY)}, EMPTY = "" }}
 [small]
-policy = "bild"
-[small.large]
-model = "org/mid"
-gpus = [1]
-[small.small]
 model = "org/tiny"
-gpus = []
+gpus = [1]
 suffix_scoring = true
 speculation = {{ method = "ngram", more = {{ prompt_lookup_note = "x y" }} }}
 """
@@ -111,15 +106,11 @@ def test_the_printed_commands_start_what_up_starts_until_a_server_is_killed(
     up = machine.stepspec("up", "pair.toml", "--json", dumps="by up")
     assert up.stdout is not None
     printed = json.loads(up.stdout.readline())
-    pids = [
-        printed["large"]["pid"],
-        printed["small"]["large"]["pid"],
-        printed["small"]["small"]["pid"],
-    ]
+    pids = [printed["large"]["pid"], printed["small"]["pid"]]
     os.kill(pids[1], signal.SIGKILL)
     _, errors = up.communicate(timeout=PATIENCE)
     assert up.returncode == 1
-    assert "error: the small.large server ended while it was in use, with signal SIGKILL:" in errors
+    assert "error: the small server ended while it was in use, with signal SIGKILL:" in errors
     assert "    the fake serves" in errors
     assert not any(members(pid) for pid in pids)
     (log,) = re.findall(r"its log: (.*)", errors)
@@ -134,18 +125,18 @@ def test_the_printed_commands_start_what_up_starts_until_a_server_is_killed(
     )
     by_up = machine.started("by up")
     by_hand = machine.started("by hand")
-    assert set(by_up) == set(by_hand) == {"org_big", "org_mid", "org_tiny"}
+    assert set(by_up) == set(by_hand) == {"org_big", "org_tiny"}
     assert by_hand["org_big"]["environment"]["NASTY"] == NASTY
     assert by_hand["org_big"]["environment"]["CUDA_VISIBLE_DEVICES"] == "3"
-    assert by_hand["org_mid"]["environment"]["CUDA_VISIBLE_DEVICES"] == "5"
+    assert by_hand["org_tiny"]["environment"]["CUDA_VISIBLE_DEVICES"] == "5"
     for name, server in by_hand.items():
         assert server["environment"] == by_up[name]["environment"]
         assert without_free_port(server["words"]) == without_free_port(by_up[name]["words"])
     ports = [port_of(server["words"]) for server in by_hand.values()]
     assert "18765" in ports
-    assert len({*ports}) == 3
+    assert len({*ports}) == 2
     assert all(int(port) > 0 for port in ports)
-    assert sum(" serve " in line for line in lines.splitlines() if not line.startswith("#")) == 3
+    assert sum(" serve " in line for line in lines.splitlines() if not line.startswith("#")) == 2
 
 
 def port_of(words: list[str]) -> str:

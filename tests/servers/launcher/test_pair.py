@@ -10,25 +10,25 @@ import pytest
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.toml import document
-from stepspec.servers.launcher.pair import Pair, PairWithin, StartedServer, load
+from stepspec.servers.launcher.pair import Pair, StartedServer, load
 
 BIG = {"model": "big"}
 TINY = {"model": "tiny"}
-FOUR = """
-large = "http://large:1"
+FILE = """
+large = "http://a:1,http://b:1"
 
 [small]
-policy = "bild"
-options = { scale = "step" }
-large = { model = "./middle", port = 8001 }
-
-[small.small.large]
-model = "org/tiny"
+model = "./tiny"
 gpus = [1]
-
-[small.small.small]
-url = "http://a:1,http://b:1"
+port = 8001
+"""
+RUNNING = """
+[large]
+url = "http://a:1"
 retries = 0
+
+[small]
+model = "org/tiny"
 """
 
 
@@ -45,26 +45,15 @@ def refused(text: str, complaint: str, folder: Path) -> None:
     assert "a server to start" not in str(failure.value)
 
 
-def test_pairs_nest_to_any_depth_and_every_model_has_its_path(tmp_path: Path) -> None:
-    pair = read(FOUR, tmp_path)
-    assert pair.connected == {
-        "large": Endpoint(role="large", url="http://large:1"),
-        "small.small.small": Endpoint(
-            role="small", url="http://a:1", replicas=("http://b:1",), retries=0
-        ),
-    }
-    assert pair.started == {
-        "small.large": StartedServer(model=str(tmp_path / "middle"), port=8001),
-        "small.small.large": StartedServer(model="org/tiny", gpus=(1,)),
-    }
-    assert list(pair.models) == ["large", "small.large", "small.small.large", "small.small.small"]
-    assert {path: (one.policy, one.options) for path, one in pair.nested.items()} == {
-        "small": ("bild", {"scale": "step"}),
-        "small.small": ("specreason", {}),
-    }
-    assert isinstance(pair.small, PairWithin)
+def test_a_model_is_a_server_to_start_or_one_that_runs(tmp_path: Path) -> None:
+    pair = read(FILE, tmp_path)
+    large = Endpoint(role="large", url="http://a:1", replicas=("http://b:1",))
+    assert pair.connected == {"large": large}
+    small = StartedServer(model=str(tmp_path / "tiny"), gpus=(1,), port=8001)
+    assert pair.started == {"small": small}
+    assert list(pair.models) == ["large", "small"]
     plain = Pair.model_validate({"large": "http://a:1", "small": "http://b:1,http://c:1"})
-    assert (plain.nested, plain.started) == ({}, {})
+    assert plain.started == {}
     assert plain.small == Endpoint(role="small", url="http://b:1", replicas=("http://c:1",))
 
 
@@ -82,24 +71,9 @@ def test_folders_are_relative_to_the_file_and_other_names_are_hub_ids(tmp_path: 
 @pytest.mark.parametrize(
     ("was", "now", "complaint"),
     [
-        ("policy", "polcy", "unknown setting 'small.polcy' (did you mean 'policy'?)"),
-        ("gpus", "gpu", "unknown setting 'small.small.large.gpu' (did you mean 'gpus'?)"),
-        (
-            "retries",
-            "retrys",
-            "unknown setting 'small.small.small.retrys' (did you mean 'retries'?)",
-        ),
-        ("[small.small.large]", "[small.small.lrage]", "small.small.large: Field required"),
-        (
-            "[small.small.large]",
-            "[small.small.lrage]",
-            "unknown setting 'small.small.lrage' (did you mean 'large'?)",
-        ),
-        (
-            "[small.small.small]",
-            "[small.smalls.small]",
-            "unknown setting 'small.smalls' (did you mean 'small'?)",
-        ),
+        ("gpus", "gpu", "unknown setting 'small.gpu' (did you mean 'gpus'?)"),
+        ("[small]", "[smalls]", "small: Field required"),
+        ("[small]", "[smalls]", "unknown setting 'smalls' (did you mean 'small'?)"),
         (
             'large = "http',
             'crad = 24\nlarge = "http',
@@ -108,21 +82,26 @@ def test_folders_are_relative_to_the_file_and_other_names_are_hub_ids(tmp_path: 
         (
             'large = "http',
             'policy = "bild"\nlarge = "http',
-            "policy: only a pair within has it in this file",
+            "policy: write it into stepspec.toml",
         ),
-        ('model = "org/tiny"', "", "small.small.large.model: Field required"),
+        ('model = "./tiny"', "", "small.model: Field required"),
         (
             "port = 8001",
             'speculation = { method = "ngram", token = 3 }',
-            "'small.large.speculation.token' (did you",
+            "'small.speculation.token' (did you",
         ),
     ],
 )
-def test_errors_within_a_nested_pair_are_named_by_their_path(
+def test_errors_are_named_by_their_place(
     was: str, now: str, complaint: str, tmp_path: Path
 ) -> None:
-    assert was in FOUR
-    refused(FOUR.replace(was, now, 1), complaint, tmp_path)
+    assert was in FILE
+    refused(FILE.replace(was, now, 1), complaint, tmp_path)
+
+
+def test_errors_of_a_server_that_runs_are_named_by_their_place(tmp_path: Path) -> None:
+    complaint = "unknown setting 'large.retrys' (did you mean 'retries'?)"
+    refused(RUNNING.replace("retries", "retrys"), complaint, tmp_path)
 
 
 NEITHER = "write a table with a `model` to start, or the URL of a running server: 3 is neither"
@@ -159,7 +138,7 @@ NEITHER = "write a table with a `model` to start, or the URL of a running server
         ("big", "large.url: 'big' is not the URL of a server"),
         (
             {"small": {"model": "a"}, "large": {"model": "b"}},
-            "large: only the small model may be a pair itself",
+            "large.model: Field required",
         ),
         (3, f"large: {NEITHER}"),
     ],
@@ -172,11 +151,7 @@ def test_a_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml: No such file"):
         load(tmp_path / "nowhere.toml")
     refused("large = [", "is not TOML", tmp_path)
-    refused(
-        document({"large": "http://a:1", "small": {"large": "http://b:1", "small": 3}}),
-        NEITHER,
-        tmp_path,
-    )
+    refused(document({"large": "http://a:1", "small": 3}), NEITHER, tmp_path)
     (tmp_path / "pair.toml").write_bytes(b'large = "\xff"')
     with pytest.raises(ConfigurationError, match=r"pair\.toml is not TOML"):
         load(tmp_path / "pair.toml")

@@ -28,9 +28,8 @@ CONSOLE = Console(quiet=True)
 PAIR = Pair.model_validate(
     {"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}}
 )
-WITHIN = {"policy": "bild", "options": {"scale": "step"}}
 MODEL = {"model": "any"}
-THREE = Pair.model_validate({"large": MODEL, "small": {**WITHIN, "large": MODEL, "small": MODEL}})
+ON_ONE_CARD = Pair.model_validate({"large": MODEL, "small": MODEL})
 
 
 @pytest.fixture
@@ -91,34 +90,21 @@ async def test_an_external_server_is_checked_before_any_start(
         async with running(mixed, log_dir=tmp_path):
             pytest.fail("nobody is there")
     assert not (tmp_path / "large.log").exists()
-    within = {"large": {"model": "mid"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}}
-    with pytest.raises(
-        EndpointUnavailable, match=r"the small\.small model at http://127\.0\.0\.1:9"
-    ):
-        async with running(Pair.model_validate({"large": {"model": "big"}, "small": within})):
-            pytest.fail("nobody is there")
 
 
-async def test_a_nested_pair_is_reported_with_its_policy_and_stopped_by_a_signal(
+async def test_a_pair_is_reported_and_stopped_by_a_signal(
     waves: list[list[ServerCommand]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    waves[:] = [[scripted(), scripted(name="small.large")], [scripted(name="small.small")]]
     outputs = list[str]()
     asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs)
-    await up(THREE, CONSOLE, json_output=True, log_dir=tmp_path)
-    report = json.loads(outputs[0])
-    small = report["small"]
-    models = {
-        "large": report["large"],
-        "small.large": small.pop("large"),
-        "small.small": small.pop("small"),
-    }
-    assert small == WITHIN
-    assert {path: one["model"] for path, one in models.items()} == {
-        path: f"toy-{path}" for path in models
+    await up(ON_ONE_CARD, CONSOLE, json_output=True, log_dir=tmp_path)
+    models = json.loads(outputs[0])
+    assert {role: one["model"] for role, one in models.items()} == {
+        "large": "toy-large",
+        "small": "toy-small",
     }
     assert not any(members(one["pid"]) for one in models.values())
-    assert sorted(os.listdir(tmp_path)) == ["large.log", "small.large.log", "small.small.log"]
+    assert sorted(os.listdir(tmp_path)) == ["large.log", "small.log"]
 
 
 async def test_running_servers_are_used_and_not_stopped_and_notes_are_separate_from_their_settings(
@@ -128,11 +114,7 @@ async def test_running_servers_are_used_and_not_stopped_and_notes_are_separate_f
         urls = {name: one.base_url for name, one in served.items()}
         async with running(Pair.model_validate(urls)) as standing:
             assert standing == {name: RunningServer(urls[name], f"toy-{name}") for name in served}
-        small = {
-            **WITHIN,
-            "large": {"url": urls["small"], "api_key": "secret"},
-            "small": urls["small"],
-        }
+        small = {"url": urls["small"], "api_key": "secret"}
         outputs = list[str]()
         asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs)
         console = Console(file=io.StringIO(), width=200)
@@ -141,10 +123,10 @@ async def test_running_servers_are_used_and_not_stopped_and_notes_are_separate_f
     shown = cast("io.StringIO", console.file).getvalue()
     assert tomllib.loads(outputs[0]) == {
         "large": urls["large"],
-        "small": {**WITHIN, "large": {"url": urls["small"]}, "small": urls["small"]},
+        "small": {"url": urls["small"]},
     }
     assert "name it with --config" in shown
-    assert "The key of small.large is not among them: set STEPSPEC_SMALL__LARGE__API_KEY." in shown
+    assert "The key of small is not among them: set STEPSPEC_SMALL__API_KEY." in shown
     assert "Ctrl-C" not in shown
 
 
@@ -183,14 +165,10 @@ def test_a_file_is_checked_and_its_commands_are_printed(
     with pytest.raises(ConfigurationError, match="large: there is no GPU 0: 0 may be used"):
         load_checked(file)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert (
-        command_lines(THREE).splitlines()[0]
-        == "# small is a pair: bild over small.small and small.large"
-    )
-    assert [line for line in command_lines(THREE).splitlines()[1:] if line.startswith("#")] == [
-        "# when large can be used, on the same cards:",
-        "# when small.large can be used, on the same cards:",
-    ]
+    comments = [line for line in command_lines(ON_ONE_CARD).splitlines() if line.startswith("#")]
+    assert comments[0] == "# when large can be used, on the same cards:"
+    assert comments[1].startswith("# then: stepspec solve")
+    assert len(comments) == 2
     file.write_text('[large]\nmodel = "./gone"\n[small]\nmodel = "org/tiny"\ngpus = [1]\n')
     with pytest.raises(ConfigurationError, match=f"large.model: no model at {tmp_path}/gone"):
         load_checked(file)

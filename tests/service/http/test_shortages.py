@@ -24,7 +24,6 @@ from stepspec.orchestrator.errors import ConfigurationError, LocalShortage
 from stepspec.orchestrator.http.client import connection_error
 from stepspec.orchestrator.http.failures import shortage
 from stepspec.orchestrator.http.http_errors import Call
-from stepspec.orchestrator.nested_settings import NestedPair
 from stepspec.service.errors import api_error
 from stepspec.service.http.descriptors import OncePerSecond, connections_left, raise_limit
 from stepspec.service.settings import ServiceSettings
@@ -158,16 +157,6 @@ def test_a_reward_model_takes_as_many_requests_as_the_service_runs(
     else:
         with pytest.raises(ConfigurationError, match="max_concurrency of the critic model"):
             check_concurrency(solver, settings.service)
-
-
-def test_a_model_of_a_nested_pair_takes_as_many_requests_as_the_service_runs() -> None:
-    tiny = Endpoint(role="small", url="http://x:3", max_concurrency=5)
-    inner = Endpoint(role="large", url="http://x:4")
-    pair = NestedPair(role="small", policy="specreason", small=tiny, large=inner)
-    solver = Solver(pair, Endpoint(role="large", url="http://x:1"))
-    with pytest.raises(ConfigurationError, match=r"max_concurrency of the small\.small model"):
-        check_concurrency(solver, ServiceSettings(max_running=6))
-    check_concurrency(solver, ServiceSettings(max_running=5))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from random import Random
 
 from stepspec import policies
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Event, Observer, Started
-from stepspec.orchestrator.nesting import Nested, observe_within
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_to_answer
 from stepspec.orchestrator.trace import Moment, Recorder, dump
 
 from ....fakes import Previous, ScriptedModel, run
 from ....orchestrator.arms import arm
-from ....orchestrator.nesting.families import family
 
 PROBLEM = (
     "Maya has 12 shells. On Monday she finds 9. On Tuesday she gives away 5. How many shells does"
@@ -39,15 +37,6 @@ LONG_PROBLEM = (
 )
 LOOKS = ("So", "Next,", "Now", "Then", "On to")
 SLIP_EVERY = 11  # steps, about
-MODELS = (
-    ("small", "bild of tiny and middle"),
-    ("small.small", "tiny"),
-    ("small.large", "middle"),
-    ("large", "huge"),
-)
-WRONG = STEPS[1].replace("16", "17")
-DOUBTED = "So she has 16.\n\n"
-KEPT = SLIP.partition(" 18")[0]
 
 
 def trace_of(*events: Event) -> bytes:
@@ -191,70 +180,3 @@ def long_run(steps: int = 300) -> bytes:
     return judged(
         LONG_PROBLEM, right, slips, "\n\n\\boxed{1}", budget=Budget(tokens=10**6, steps=2 * steps)
     )
-
-
-@cache
-def nested(ahead: int = 2) -> bytes:
-    """
-    Run SpecReason over a pair that runs BiLD, whose tiny model errs twice.
-
-    The pair keeps the beginning of its second step, and repairs it wrongly: the large model
-    notices. Of the third it keeps nothing, and repairs it well.
-    """
-    tiny = ScriptedModel(
-        "small", _script((STEPS[0], WRONG, DOUBTED, STEPS[3])), pace=0.004, sticky=True
-    )
-    small = ScriptedModel("large", _script((STEPS[0], SLIP, *STEPS[2:])), pace=0.008)
-    large = ScriptedModel("large", _script(STEPS), ANSWER, _judge, pace=0.03)
-    tiny.latency, small.latency, large.latency = map(_always, (0.01, 0.02, 0.05))
-    small.reading, large.reading = map(_always, (0.03, 0.06))
-    small.logprob = lambda before, token: -0.1 if token == small.next(before) else -3.0
-
-    async def play(recorder: Recorder) -> None:
-        tiny.observe = small.observe = observe_within("small", recorder)
-        large.observe = recorder
-        step_by_step = partial(policies.make, "bild", scale="step", rollback=1.0)
-        pair = Nested("small", tiny, small, step_by_step, recorder)
-        chain = Chain.of(PROBLEM)
-        recorder(Started(chain.messages, "specreason", MODELS))
-        policy = policies.make("specreason", pair, large)
-        await run_to_answer(
-            RunParts(policy, budget=Budget(), ahead=ahead),
-            chain,
-            recorder,
-        )
-
-    return record(play)
-
-
-def _always(seconds: float) -> Callable[[Chain], float]:
-    return lambda chain: seconds
-
-
-def _script(steps: tuple[str, ...]) -> Callable[[Previous], str]:
-    return lambda previous: steps[min(len(previous), len(steps) - 1)]
-
-
-def _judge(chain: Chain, question: str) -> Mapping[str, float]:
-    return {"2": 0.75, "3": 0.25} if chain.steps[-1].text == SLIP else {"9": 0.75, "8": 0.25}
-
-
-@cache
-def drawn_nested(outer: str, *inner: str, seed: int, ahead: int) -> bytes:
-    """
-    Run one of the families that are drawn from a *seed*; the loop alone, so that there is no
-    answer.
-    """
-
-    async def play(recorder: Recorder) -> None:
-        recorder(Started((), outer))
-        made = family(
-            outer,
-            *inner,
-            seed=seed,
-            sticky=seed % 2 == 0,
-            events=Told(recorder),
-        )
-        await made.run(ahead)
-
-    return record(play)

@@ -20,7 +20,6 @@ DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "device_scal
 CUT = ("page-long",)  # after one screen
 PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "page-light": ("specreason", {**DESK, "color_scheme": "light"}),
-    "page-nested": ("nested", {**DESK, "color_scheme": "light", "device_scale_factor": 1.2}),
     "page-long": ("long", {**DESK, "color_scheme": "light", "device_scale_factor": 1.2}),
 }
 
@@ -35,8 +34,6 @@ async def main(documents: dict[str, str]) -> None:
             page = await browser.new_page(**options, reduced_motion="reduce")
             await page.set_content(documents[trace])
             await page.locator("#answer .final-answer > :last-child").wait_for()
-            for summary in await page.locator(".rejected-drafts > summary").all():
-                await summary.press("Enter")
             await page.locator("body").evaluate(
                 "() => { document.activeElement.blur(); scrollTo(0, 0); }"
             )

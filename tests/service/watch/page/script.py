@@ -13,7 +13,6 @@ PURE = (
     "trace",
     "axis",
     "diff",
-    "pieces",
     "reduce",
     "estimate",
     "fates",

@@ -25,7 +25,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Moment, dump
 
 from ....orchestrator.arms import ARMS
-from .made import drawn, made, nested
+from .made import drawn, made
 from .script import script
 from .test_view import TRACES, events
 
@@ -59,7 +59,7 @@ def runs() -> list[bytes]:
         )
         for name, seed, ahead in product(ARMS, range(2), (0, 2))
     ]
-    return [made(), nested(), *scripted, *(path.read_bytes() for path in TRACES)]
+    return [made(), *scripted, *(path.read_bytes() for path in TRACES)]
 
 
 def test_they_are_the_librarys(runs: list[bytes]) -> None:
@@ -169,14 +169,11 @@ def called(
     role: Any = "large",
     verb: Verb = "write",
     fate: Fate = "done",
-    path: str = "",
     first: float | None = 0.2,
     pace: float = 0.1,
 ) -> Called:
     seconds = (first or 0) + pace * (written - 1)
-    return Called(
-        role, verb, fate, 0.0, seconds, first, written=written, path=path, purpose=purpose
-    )
+    return Called(role, verb, fate, 0.0, seconds, first, written=written, purpose=purpose)
 
 
 def run_of(
@@ -224,7 +221,6 @@ OTHERS = (
     called(99, ""),
     called(99, fate="cancelled"),
     called(99, role="small"),
-    called(99, path="large.small"),
     called(99, verb="score"),
     called(99, first=None),
     called(1),

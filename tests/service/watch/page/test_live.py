@@ -19,13 +19,12 @@ from stepspec import policies
 
 from ...served import ANSWER, chosen, serving
 from .conftest import Open, keeps_nobody_out
-from .made import PROBLEM, SLIP, STEPS, made, nested
+from .made import PROBLEM, SLIP, STEPS, made
 from .replay import Replay
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 TRACE = made()
-PAIR = nested()
 LINES = TRACE.splitlines()
 DONE = "Finished in 1.38 s"
 ASKED = "What is 1 + 1?"  # of the real service

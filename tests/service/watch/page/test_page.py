@@ -10,24 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import expect
 
 from stepspec.service.watch.page import html
 
 from .conftest import Open, keeps_nobody_out, wide
 from .made import (
     ANSWER,
-    DOUBTED,
-    KEPT,
     PROBLEM,
     SLIP,
     STEPS,
-    WRONG,
     drawn,
-    drawn_nested,
     long_run,
     made,
-    nested,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -47,10 +42,7 @@ ODD = (
 TRACE = made()
 OTHER = drawn("bild", 3, 2)
 LONG = long_run(60)
-PAIR = nested()
 HOSTILE_TRACE = made(HOSTILE, ODD, HOSTILE + " again\n\n", HOSTILE)
-DEEP = drawn_nested("specreason", "bild", "keeping", seed=5, ahead=3)
-PARTLY = drawn_nested("keeping", "bild", seed=30, ahead=0)
 
 
 async def test_a_trace_is_shown_whole(opened: Open, saved: Callable[[str], str]) -> None:
@@ -209,112 +201,13 @@ async def test_nothing_in_a_trace_becomes_part_of_the_page(
         assert not await wide(page), width
 
 
-@pytest.mark.parametrize("trace", [LONG, DEEP], ids=["long", "deep"])
+@pytest.mark.parametrize("trace", [LONG, TRACE], ids=["long", "short"])
 async def test_nobody_is_kept_out(trace: bytes, opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(trace)))
     await page.get_by_text("How this is estimated").click()
     for button in (".fold-button", ".requests-button"):
         if await page.locator(button).count():
             await page.locator(button).first.click()
-    for folded in await page.locator(".rejected-drafts > summary").all():
-        await folded.press("Enter")
     await page.get_by_role("radio", name="Tokens").check()
     await page.locator(".span[tabindex='0']").focus()
     await keeps_nobody_out(page)
-
-
-async def looks(page: Page) -> list[dict[str, str]]:
-    """
-    How the pieces of the chain look: the letters and the outline of their marks, and the colour of
-    their texts.
-    """
-    look = """(all) => all.map((one) => {
-      const mark = one.querySelector(".badge");
-      const [shape, ink] = [getComputedStyle(mark).borderRadius, getComputedStyle(one).color];
-      return { letters: mark.textContent, shape, ink };
-    })"""
-    found: list[dict[str, str]] = await page.locator(
-        ".attempt[data-fate='kept'] .piece"
-    ).evaluate_all(look)
-    return found
-
-
-async def test_every_piece_of_a_pair_tells_who_wrote_it(
-    opened: Open, saved: Callable[[str], str]
-) -> None:
-    page = await opened(saved(html(PAIR)))
-    steps = page.locator(".step")
-    await expect(steps).to_have_count(4)
-    text = steps.nth(1).locator(".attempt").first.locator(".text").first
-    await expect(text).to_have_text(
-        f"SSsmall.small: {KEPT} SLsmall.large: {SLIP.removeprefix(KEPT).strip()}"
-    )
-    await expect(text.locator(".badge")).to_have_count(2)
-    await expect(steps.nth(1).locator("del .piece").first).to_have_text("SLsmall.large: 18")
-    await expect(steps.nth(1).locator(".attempt").nth(1)).to_contain_text(STEPS[1].strip())
-    await expect(steps.nth(1).locator(".attempt").nth(1).locator(".piece")).to_have_count(0)
-    await expect(page.locator("#models")).to_contain_text("SSsmall.small: tiny")
-    tiny, middle, last = await looks(page)
-    assert (tiny["letters"], middle["letters"], last) == ("SS", "SL", tiny)
-    assert tiny["shape"] != middle["shape"]
-    assert tiny["ink"] != middle["ink"]
-    # What was rejected within is unfolded with the keyboard.
-    folded = page.locator("details.rejected-drafts")
-    await expect(folded).to_have_count(2)
-    await expect(page.get_by_text(DOUBTED.strip())).to_be_hidden()
-    await folded.nth(1).locator("summary").focus()
-    await page.keyboard.press("Enter")
-    await expect(page.get_by_text(DOUBTED.strip())).to_be_visible()
-    await expect(folded.nth(1)).to_contain_text("1 draft fell within")
-    await expect(folded.nth(1).locator("li .meta")).to_have_text(
-        "SSsmall.smallrejectedscore 3.00rollback"
-    )
-    await folded.nth(0).locator("summary").click()
-    await expect(folded.nth(0).locator("li .meta")).to_contain_text("kept in part")
-    await expect(folded.nth(0).locator("li del")).to_have_text(WRONG.removeprefix(KEPT).strip())
-    await expect(folded.nth(0).locator("li .text")).to_have_text(WRONG.strip())
-    # A draft that was kept in part is cut between its pieces.
-    page = await opened(saved(html(PARTLY)))
-    partly = page.locator(".step[data-fate='rejected'] .attempt").first
-    await expect(partly.locator(".kept-text .piece")).to_have_text(
-        ["SSsmall.small: So 0 is", "SLsmall.large:  63", "SSsmall.small: , as", "SLsmall.large:  1"]
-    )
-    await expect(partly.locator(".cut")).to_have_text("rejected from here:")
-    again = page.locator(".step[data-fate='rejected']").nth(1)
-    await expect(again.locator(".kept-text")).to_have_text("SSsmall.small: So 3 is 68,")
-    await expect(again.locator(".text > del .piece")).to_have_text(["SLsmall.large: 1"])
-    await expect(again.locator("ins")).to_have_text("2")
-    await expect(again.locator(".attempt").nth(1).locator(".text")).to_have_text(
-        "continues: … as 2 one says."
-    )
-    await expect(partly.locator(".meta").first).to_contain_text("kept in part")
-
-
-async def test_every_model_of_a_pair_has_its_lane_its_bars_and_its_account(
-    opened: Open, saved: Callable[[str], str]
-) -> None:
-    page = await opened(saved(html(PAIR)))
-    await expect(page.locator(".lane")).to_have_text(
-        ["small.small tiny", "small.large middle", "large huge"]
-    )
-    for model, bars in (("small.small", 5), ("small.large", 7), ("large", 6)):
-        await expect(page.locator(f".span[data-author='{model}']")).to_have_count(bars)
-    assert await page.locator("[id='hatch-small.small']").count() == 1
-    await page.locator(".span[tabindex='0']").focus()
-    await expect(page.locator("#details")).to_contain_text(
-        "small.small writes: draft of step 1 · 0.00 to"
-    )
-    await page.keyboard.press("ArrowDown")
-    await expect(page.locator("#details")).to_contain_text("small.large reads to judge")
-    whole = page.locator("#ledger-figures table").first
-    within = page.locator("#ledger-figures table").nth(1)
-    await expect(whole.locator("thead th")).to_have_text(["S small", "L large"])
-    await expect(within.locator("caption")).to_have_text("Of these, within the pair")
-    await expect(within.locator("thead th")).to_have_text(["SS small.small", "SL small.large"])
-    await expect(within.locator("tbody tr").first).to_have_text("drafting0.23 s\N{EN DASH}")
-    await page.get_by_role("radio", name="Tokens").check()
-    await expect(within.locator("tbody tr").first).to_have_text("tokens kept2210")
-    await expect(page.locator("#ledger-figures .figures")).to_contain_text(
-        "accepted within small40% of 5"
-    )
-    await expect(page.locator("#ledger-figures .legend")).to_contain_text("kept 42repaired 13")

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from stepspec.orchestrator import Rival, Rollback, Step, Token
+from stepspec.orchestrator import Rollback, Step
 from stepspec.orchestrator.events import (
     Called,
     Committed,
     Drafted,
     Event,
     Judged,
-    JudgedWithin,
     Purpose,
     Repaired,
     Started,
@@ -27,19 +26,8 @@ from stepspec.orchestrator.trace import Moment, dump
 
 from ....orchestrator.arms import ARMS
 from ....orchestrator.endpoints.streaming import streamed
-from .made import drawn, drawn_nested, made, nested
+from .made import drawn, made
 from .script import script
-from .test_view import view
-
-DEEP = ("bild", "keeping")
-DRAWN = [
-    ("specreason", ("bild",)),
-    ("bild", ("specreason",)),
-    ("cascade", ("keeping",)),
-    ("small", ("small",)),
-    ("relay", ("glimpse",)),
-    ("specreason", DEEP),
-]
 
 
 def spans(trace: bytes) -> list[dict[str, Any]]:
@@ -104,10 +92,6 @@ def test_the_parts_of_a_request_fill_it_and_its_row_has_room() -> None:
         )
         for name, seed, ahead in product(ARMS, range(3), (0, 3))
     ]
-    traces += [
-        drawn_nested(outer, *inner, seed=seed, ahead=seed)
-        for (outer, inner), seed in product(DRAWN, (0, 2))
-    ]
     fills_its_rows([trace.decode() for trace in traces])
 
 
@@ -163,70 +147,7 @@ def test_a_step_that_was_written_to_judge_is_the_repair_unless_that_has_a_reques
     assert [part["what"] for span in more for part in span["parts"]] == ["repair"] * repaired
 
 
-# Nested pairs: a lane for each model, and what is known about whose steps its requests made.
-
-
-def test_every_model_has_a_lane_the_cheapest_first() -> None:
+def test_every_model_has_a_lane_also_before_it_is_called() -> None:
     body = "return given.map((text) => spans.lanesOf(seen(text)).map((lane) => lane.model))"
-    deep = drawn_nested("specreason", *DEEP, seed=1, ahead=0)
-    begun = nested().splitlines(keepends=True)[0]
-    unnamed = begun.replace(b'["small.small","tiny"],["small.large","middle"],', b"")
-    assert script(body, [trace.decode() for trace in (made(), nested(), deep, begun, unnamed)]) == [
-        ["small", "large"],
-        ["small.small", "small.large", "large"],
-        ["small.small.small", "small.small.large", "small.large", "large"],
-        ["small.small", "small.large", "large"],  # Nobody was called yet.
-        ["small", "large"],
-    ]
-
-
-def test_a_request_of_a_pair_belongs_to_the_step_that_it_names_and_shares_its_fate() -> None:
-    shown = [(span["model"], part) for span in spans(nested()) for part in span["parts"]]
-    assert [
-        (part["what"], part["draft"], part["fate"])
-        for model, part in shown
-        if model == "small.large"
-    ] == [
-        *(("verdict", 0, "done"), ("verdict", 1, "done"), ("repair", 1, "rejected")),
-        (None, None, "unknown"),  # a verdict on a draft that was never complete
-        *(("verdict", 2, "done"), ("repair", 2, "kept"), ("verdict", 3, "done")),
-    ]
-
-
-# Small cases, each written by hand.
-
-TINY = "small.small"
-SMALL = "small.large"
-
-
-def written(
-    text: str, author: str = "small", note: str = "", pieces: tuple[Step, ...] = ()
-) -> Step:
-    """A step of *text*, a token to a word."""
-    tokens = tuple(Token(word) for word in text.split())
-    return Step(
-        text, "small" if author == "small" else "large", tokens=tokens, note=note, pieces=pieces
-    )
-
-
-def trace(*happened: tuple[float, Event]) -> bytes:
-    return b"".join(
-        dump(Moment(at, event)) for at, event in [(0.0, Started((), "bild")), *happened]
-    )
-
-
-def test_a_rival_that_stands_within_a_pair_is_a_piece_and_its_draft_fell() -> None:
-    draft = written("one")
-    rival = written("two")
-    verdict = Rollback(
-        0, "grade", 2.0, rivals=(Rival(written("three"), 1.0, "grade"), Rival(rival, 8.0))
-    )
-    full = written("two", pieces=(rival,))
-    text = trace((1.0, JudgedWithin("small", 0, draft, verdict)), (1.0, Drafted(0, full)))
-    (shown,) = view(text)["drafts"]
-    assert [(one["text"], one["score"], one["reason"]) for one in shown["rejectedWithin"]] == [
-        ("one", 2, "grade")
-    ]
-    assert script("return ledger.ledgerOf(seen(given)).sifted", text.decode()) == [
-        {"path": "small", "drafts": 1, "accepted": 1}
-    ]
+    begun = made().splitlines(keepends=True)[0]
+    assert script(body, [trace.decode() for trace in (made(), begun)]) == [["small", "large"]] * 2

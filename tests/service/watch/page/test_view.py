@@ -22,7 +22,6 @@ from stepspec.orchestrator.events import (
     Event,
     FellBack,
     Judged,
-    JudgedWithin,
     Moved,
     Repaired,
     Started,
@@ -32,19 +31,13 @@ from stepspec.orchestrator.trace import parse
 from tests.fakes import replay
 
 from ....orchestrator.arms import ARMS
-from ....orchestrator.nesting.families import INNER, OUTER
 from .made import (
     ANSWER,
-    DOUBTED,
-    KEPT,
     PROBLEM,
     SLIP,
     STEPS,
-    WRONG,
     drawn,
-    drawn_nested,
     made,
-    nested,
     trace_of,
 )
 from .script import script
@@ -333,148 +326,3 @@ def test_a_saved_trace_is_the_one_that_was_opened() -> None:
     assert [json.loads(line) for line in saved.splitlines()] == [
         json.loads(line) for line in text.splitlines()
     ]
-
-
-# Nested pairs: the accounts and pieces of the library, whatever the policies and the depth.
-
-DEEP = ("bild", "keeping")
-
-
-@pytest.fixture(scope="module")
-def pairs() -> list[bytes]:
-    """
-    Every policy within a pair and every one over it, alone and ahead, and some pairs in pairs.
-    """
-    drawn = [
-        drawn_nested(
-            outer,
-            *(DEEP if inner == "bild" else (inner,)),
-            seed=seed,
-            ahead=ahead,
-        )
-        for seed, ((outer, inner), ahead) in enumerate(
-            product(zip(OUTER, INNER * 2, strict=False), (0, 2))
-        )
-    ]
-    return [nested(), *drawn, *(path.read_bytes() for path in TRACES)]
-
-
-def all_of(body: str, runs: list[bytes]) -> list[Any]:
-    found: list[Any] = script(
-        f"return given.map((text) => {body})", [trace.decode() for trace in runs]
-    )
-    return found
-
-
-def test_every_model_has_the_account_that_the_library_gives_it(pairs: list[bytes]) -> None:
-    for trace, found in zip(
-        pairs,
-        all_of("ledger.ledgerOf(seen(text))", pairs),
-        strict=True,
-    ):
-        expected = Ledger.of(events(trace))
-        by_path = {one.pop("path"): one for one in found["nested"]}
-        assert by_path == {one.path: account(one) for one in expected.nested}
-        assert list(by_path) == sorted(by_path, reverse=True)
-        assert [tuple(one.values()) for one in found["sifted"]] == list(expected.sifted)
-
-
-def joined(step: Step) -> list[tuple[str, str, int]]:
-    """The pieces of *step*, those of one author in a row as one."""
-    pieces: list[tuple[str, str, int]] = []
-    for path, leaf in step.leaves() if step.pieces else ():
-        if pieces and pieces[-1][0] == path:
-            _, text, tokens = pieces.pop()
-            pieces.append((path, text + leaf.text, tokens + len(leaf.tokens)))
-        else:
-            pieces.append((path, leaf.text, len(leaf.tokens)))
-    return pieces
-
-
-def test_every_draft_is_shown_in_its_pieces(pairs: list[bytes]) -> None:
-    for trace, drafts in zip(
-        pairs, all_of("seen(text).drafts.map((one) => [one.index, one.pieces])", pairs), strict=True
-    ):
-        drafted = [
-            (event.index, joined(event.draft))
-            for event in events(trace)
-            if isinstance(event, Drafted)
-        ]
-        shown = [(index, [tuple(piece.values()) for piece in pieces]) for index, pieces in drafts]
-        assert [one for one in shown if one in drafted] == drafted
-
-
-@pytest.mark.parametrize("inner", [("bild",), ("specreason",), ("keeping",), DEEP])
-def test_drafts_rejected_within_are_shown_with_their_step(inner: tuple[str, ...]) -> None:
-    """Without a lookahead, all that a pair judges between two drafts is about the second."""
-    alone = [drawn_nested("specreason", *inner, seed=seed, ahead=0) for seed in range(20)]
-    rejected = all_of(
-        "seen(text).drafts.map((one) => one.rejectedWithin.map((fell) => fell.text))", alone
-    )
-    fallen = 0
-    for trace, drafts in zip(alone, rejected, strict=True):
-        since: list[str] = []
-        expected: list[list[str]] = []
-        for event in events(trace):
-            if isinstance(event, JudgedWithin) and isinstance(event.verdict, Rollback):
-                since.append(event.draft.text)
-            elif isinstance(event, Drafted):
-                expected.append(since)
-                since = []
-        assert drafts == expected
-        fallen += sum(map(len, drafts))
-    assert fallen > 3
-
-
-@pytest.mark.parametrize("inner", [("bild",), ("specreason",), DEEP])
-def test_what_fell_within_is_the_same_at_any_lookahead(inner: tuple[str, ...]) -> None:
-    body = (
-        "seen(text).drafts.filter((one) => one.kept).map((one) => [one.text, one.rejectedWithin])"
-    )
-    for seed in range(4):
-        alone, ahead = all_of(
-            body,
-            [
-                drawn_nested(
-                    "specreason",
-                    *inner,
-                    seed=seed,
-                    ahead=depth,
-                )
-                for depth in (0, 3)
-            ],
-        )
-        assert alone == ahead
-
-
-def test_a_pair_as_it_is_shown() -> None:
-    shown = view(nested())
-    pieces = [[(one["path"], one["text"]) for one in draft["pieces"]] for draft in shown["drafts"]]
-    assert pieces == [
-        [("small.small", STEPS[0])],
-        [("small.small", KEPT), ("small.large", SLIP.removeprefix(KEPT))],
-        [("small.large", STEPS[2])],
-        [("small.small", STEPS[3])],
-    ]
-    fallen = [
-        [(one["path"], one["text"], one["kept"]) for one in draft["rejectedWithin"]]
-        for draft in shown["drafts"]
-    ]
-    assert fallen == [[], [("small.small", WRONG, len(KEPT))], [("small.small", DOUBTED, 0)], []]
-    assert shown["drafts"][1]["repair"]["pieces"] == []
-    assert shown["models"]["small.small"] == "tiny"
-
-
-def test_a_model_within_a_pair_that_moves_is_named_by_its_path() -> None:
-    happened: list[Event] = [
-        Started((), "bild"),
-        Moved(
-            "small",
-            "a",
-            "b",
-            "gone",
-            "small.large",
-        ),
-    ]
-    (notice,) = view(trace_of(*happened))["notices"]
-    assert notice["text"] == "The small.large model at a failed; the run goes on at b."
