@@ -29,7 +29,7 @@ from ..formats.requests import ModelCatalog, Offer, RunRequest
 from ..records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
 from ..settings import ServiceSettings
 from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
-from .upstream import IDLE_SECONDS, HealthMonitor
+from .upstream import HealthMonitor
 
 MIN_SECONDS = 0.001
 """Seconds for a run whose deadline was over before it began."""
@@ -59,7 +59,8 @@ class ServiceContext:
     async def open(self) -> AsyncGenerator[None]:
         """Hold connections, and check the health of the servers, while the block lasts."""
         engine = self.offer.engine
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+        # vLLM closes idle connections, perhaps just when a request is under way
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         cookies = aiohttp.DummyCookieJar()
         async with aiohttp.ClientSession(connector=connector, cookie_jar=cookies) as http:
             self.http = http

@@ -50,11 +50,6 @@ from ..json_types import JsonFields, JsonObject
 from ..records import MESSAGES_PATH, HealthChecked, ServiceObserver, ServiceRequest
 from .middleware import EVENT_STREAM, ClientConnection
 
-IDLE_SECONDS = 2.0
-"""
-Seconds that an idle connection stays open. vLLM closes its own after five, perhaps just when a
-request is under way.
-"""
 CHECK_SECONDS = 5.0
 """Seconds for one health check."""
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
@@ -159,6 +154,8 @@ class ServerReply:
     """What error messages name."""
     response: aiohttp.ClientResponse
     """The answer."""
+    prioritised: bool
+    """Whether a priority was added to the request."""
 
     @property
     def deadlines(self) -> Deadlines:
@@ -314,19 +311,13 @@ class Forwarding:
         with request.calling(self._model.role, self._model.name, call.url) as record:
             async with await self._open(server, call, priority) as response:
                 record.answered(response.status, request.seconds)
-                reply = ServerReply(server, call, response)
-                await self._receive(reply, prioritised=priority is not None)
+                reply = ServerReply(server, call, response, prioritised=priority is not None)
+                receive = self._answer if response.ok else self._failure
+                try:
+                    await receive(reply)
+                except (BrokenAnswer, EventTooLarge) as exc:
+                    raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
         request.upstream = request.seconds - (request.admitted or 0.0)
-
-    async def _receive(self, reply: ServerReply, *, prioritised: bool) -> None:
-        """Pass on *reply*. Raise the same errors as `_try`."""
-        try:
-            if reply.response.status >= 400:
-                await self._failure(reply, prioritised=prioritised)
-            else:
-                await self._answer(reply)
-        except (BrokenAnswer, EventTooLarge) as exc:
-            raise reply.call.error(EndpointUnavailable, f"no answer: {exc}") from exc
 
     async def _open(
         self,
@@ -337,10 +328,11 @@ class Forwarding:
         """
         Send the request and return the answer, which has begun.
 
-        Send the request again if the server closed the idle connection just then.
+        Raise `EndpointUnavailable` if it does not begin in time. An answer in one piece begins when
+        all of it is written, which may take longer while the server is healthy.
         """
         settings = server.settings
-        seconds = settings.deadlines.connect
+        deadlines = settings.deadlines
         proxy = server.connection.proxy
         body = self._client_body
         if priority is not None:
@@ -354,54 +346,24 @@ class Forwarding:
         }
         if settings.api_key is not None:
             headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
-        post = partial(
-            self._http.post,
+        post = self._http.post(
             f"{call.url}{self._request.path}",
             data=body,
             headers=headers,
-            timeout=aiohttp.ClientTimeout(sock_connect=seconds),
+            timeout=aiohttp.ClientTimeout(sock_connect=deadlines.connect),
             proxy=proxy,
         )
-
-        async def send() -> aiohttp.ClientResponse:
-            try:
-                return await post()
-            except aiohttp.ClientConnectorError:
-                raise
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-                return await post()
-
-        async with background(send()) as (sending,):
-            await self._wait(sending, server, call)
+        async with background(post) as (sending,):
+            while not (await asyncio.wait([sending], timeout=deadlines.first))[0]:
+                if self._streams or not await _is_healthy(self._endpoint, server):
+                    late = f"no answer after {deadlines.first:g} s (deadlines.first)"
+                    raise call.error(EndpointUnavailable, late)
             try:
                 return sending.result()
             except CONNECTION_ERRORS as exc:
-                raise connection_error(call, exc, seconds, proxy) from exc
+                raise connection_error(call, exc, deadlines.connect, proxy) from exc
 
-    async def _wait(self, sending: asyncio.Task[Any], server: VllmEndpoint, call: Call) -> None:
-        """
-        Wait until the answer begins. Raise `EndpointUnavailable` if it does not begin in time.
-
-        An answer in one piece begins when all of it is written. It may take longer while the server
-        is healthy.
-        """
-        seconds = server.settings.deadlines.first
-        while True:
-            await asyncio.wait([sending], timeout=seconds)
-            if sending.done():
-                return
-            late = call.error(
-                EndpointUnavailable, f"no answer after {seconds:g} s (deadlines.first)"
-            )
-            if self._streams:
-                raise late
-            try:
-                async with asyncio.timeout(CHECK_SECONDS):
-                    await server.check_health()
-            except TimeoutError:
-                raise late from None
-
-    async def _failure(self, reply: ServerReply, *, prioritised: bool) -> None:
+    async def _failure(self, reply: ServerReply) -> None:
         """
         Pass on a failed answer.
 
@@ -410,7 +372,7 @@ class Forwarding:
         """
         status = reply.response.status
         body = await reply.rest(MAX_FAILURE_BYTES)
-        if prioritised and status == 400 and b"priority" in body.lower():
+        if reply.prioritised and status == 400 and b"priority" in body.lower():
             raise PriorityRefused
         error = http_error(reply.call, status, body, self._request.path)
         if isinstance(error, EndpointUnavailable):
