@@ -1,5 +1,5 @@
 """
-Who may run: keys and limits of each client, slots with a queue, and how a service ends in order.
+Who may run: keys and limits of each client, and slots with a queue.
 
 A limit (requests per minute, tokens of the large model per minute) is a token bucket that holds the
 units of one minute and fills continuously. The tokens that a request costs are known and charged
@@ -15,7 +15,6 @@ import hashlib
 import hmac
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from math import ceil
 
 from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
@@ -155,18 +154,6 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.strip().encode()).digest()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WaitingRequest:
-    """A request that waits for a slot."""
-
-    priority: int
-    """The priority of the request. Lower is first."""
-    slot: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    """Done when the request gets its slot, or is cancelled."""
-
-
 class Admission:
     """
     Lets `max_running` requests run at the same time, and `max_waiting` more wait for `max_wait`
@@ -186,7 +173,8 @@ class Admission:
         self.aborted = asyncio.Event()
         """Set when requests may not finish."""
         self._settings = settings
-        self._queue: list[WaitingRequest] = []  # in the order of arrival
+        # the priorities of waiting requests by their slots, in the order of arrival
+        self._queue: dict[asyncio.Future[None], int] = {}
         self._handed = 0  # slots that went to waiting requests
         self._idle = asyncio.Event()
         self._idle.set()
@@ -194,7 +182,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return len(self._waiting())
+        return len(self._waiting)
 
     @asynccontextmanager
     async def enter(self, priority: int = 0) -> AsyncGenerator[float]:
@@ -248,77 +236,33 @@ class Admission:
             self.running += 1
             self._idle.clear()
             return
-        request = WaitingRequest(priority)
-        self._queue.append(request)
+        slot = asyncio.get_running_loop().create_future()
+        self._queue[slot] = priority
         try:
-            await request.slot
+            await slot
         except BaseException:
-            if request in self._queue:
-                self._queue.remove(request)
-            elif not request.slot.cancelled():
+            if slot not in self._queue and not slot.cancelled():
                 self._release()  # the slot came when the request was about to leave
             raise
+        finally:
+            self._queue.pop(slot, None)
 
     def _release(self) -> None:
         """Hand a slot to a waiting request, or free it."""
-        self._queue = self._waiting()
-        if not self._queue:
+        waiting = self._waiting
+        if not waiting:
             self.running -= 1
             if not self.running:
                 self._idle.set()
             return
         self._handed += 1
-        request = self._queue[0]
+        slot = waiting[0]
         if self._handed % SLOTS_PER_OLDEST != 0:
-            request = min(self._queue, key=lambda waiting: waiting.priority)
-        self._queue.remove(request)
-        request.slot.set_result(None)
+            slot = min(waiting, key=self._queue.__getitem__)
+        del self._queue[slot]
+        slot.set_result(None)
 
-    def _waiting(self) -> list[WaitingRequest]:
-        """Return the queue without cancelled requests, which have yet to leave."""
-        return [request for request in self._queue if not request.slot.done()]
-
-
-class Drain:
-    """
-    Ends a service in order.
-
-    The first `signal` closes its *admission*. *end* is called when all requests are answered, after
-    `drain_seconds` at the latest. Then, or on the second signal, the other requests are aborted.
-    *log* receives messages.
-    """
-
-    def __init__(
-        self,
-        admission: Admission,
-        settings: ServiceSettings,
-        log: Callable[[str], None],
-        end: Callable[[], None],
-    ) -> None:
-        self._admission = admission
-        self._seconds = settings.drain_seconds
-        self._log = log
-        self._end = end
-        self._draining: asyncio.Task[None] | None = None
-
-    def signal(self) -> None:
-        """Begin to drain. The second time, end at once."""
-        if self._draining is not None:
-            self._admission.aborted.set()
-            self._end()
-            return
-        self._admission.close()
-        self._draining = asyncio.create_task(self._drain())
-
-    async def _drain(self) -> None:
-        admission = self._admission
-        requests = admission.running + admission.waiting
-        try:
-            self._log(f"shutting down: {requests} requests may finish within {self._seconds:g} s")
-            async with asyncio.timeout(self._seconds):
-                await admission.idle()
-        except TimeoutError:
-            self._log(f"aborting {admission.running + admission.waiting} requests")
-            admission.aborted.set()
-        finally:
-            self._end()
+    @property
+    def _waiting(self) -> list[asyncio.Future[None]]:
+        """The slots of waiting requests, without cancelled ones, which have yet to leave."""
+        return [slot for slot in self._queue if not slot.done()]

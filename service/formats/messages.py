@@ -33,6 +33,7 @@ from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
     BILLING_HEADER,
     SERVED_MODEL_CURE,
+    ApiRequest,
     CallId,
     Function,
     Items,
@@ -41,14 +42,10 @@ from .schemas import (
     Nothing,
     Part,
     Positive,
-    Request,
     Rules,
     Schema,
     Stops,
-    Temperature,
     ToolReferencePart,
-    TopK,
-    TopP,
     Wanted,
     accepting,
     arguments_object,
@@ -495,21 +492,13 @@ class CountTokensRequest(Conversation):
 
 
 @accepting("service_tier")  # Anthropic's own
-class MessagesRequest(Conversation, Request):
+class MessagesRequest(Conversation, ApiRequest):
     """The body of a message."""
 
     max_tokens: Positive
     """The most tokens of the thinking and the answer together."""
-    stream: bool = False
-    """Whether the reply is a stream of events."""
     stop_sequences: Stops = Field([])
     """The texts that end the answer."""
-    temperature: Temperature = None
-    """The temperature of sampling. None: as configured."""
-    top_p: TopP = None
-    """The probability mass of the likeliest tokens to sample from. None: as configured."""
-    top_k: TopK = None
-    """The number of likeliest tokens to sample from. None: as configured."""
     metadata: UserMetadata = UserMetadata()
     """The user for whom the client makes the request."""
 

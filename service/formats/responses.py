@@ -37,7 +37,6 @@ from .schemas import (
     Items,
     Name,
     NamedSchema,
-    Nothing,
     Offered,
     OpenaiRequest,
     Part,
@@ -392,23 +391,15 @@ class ResponsesRequest(OpenaiRequest):
     """How the answer thinks."""
     text: TextOptions = TextOptions()
     """The form of the answer."""
-    stop: Nothing = None
-    """Nothing, as this API has no stop strings. Load generators send null."""
     tools: Offered[ClientTool] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
     """Whether the answer calls tools. None: the model decides."""
-
-    # Features that no method has. Clients may send the values that turn them off.
-    background: Literal[False] | None = None
-    """Only false is accepted."""
     include: Items[Included] | None = None
     """
     What agents ask for in every request, without effect. The output has the reasoning, and nothing
     of the tools that a server runs.
     """
-    truncation: Literal["disabled"] | None = None
-    """Only "disabled" is accepted."""
 
     @property
     def wanted(self) -> Wanted:

@@ -90,11 +90,6 @@ Label: TypeAlias = Annotated[str, Field(max_length=512)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
-Zero: TypeAlias = Annotated[float, Field(ge=0, le=0)] | None
-Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2)] | None
-TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)] | None
-TopK: TypeAlias = Annotated[Whole, Field(ge=-1)] | None
-"""The number of likeliest tokens to sample from. As in vLLM, 0 and -1 mean all tokens."""
 Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
 """Stop strings. OpenAI and vLLM allow four."""
@@ -722,31 +717,32 @@ class Request(Part):
         raise NotImplementedError
 
 
+class ApiRequest(Request):
+    """The fields that OpenAI's and Anthropic's APIs have. None: as configured."""
+
+    stream: bool = False
+    """Whether the reply is a stream of events."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """The temperature of sampling."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The probability mass of the likeliest tokens to sample from."""
+    top_k: Annotated[Whole, Field(ge=-1)] | None = None
+    """The number of likeliest tokens to sample from. As in vLLM, 0 and -1 mean all tokens."""
+
+
 @accepting(
     "prompt_cache_key",  # hints for OpenAI's prefix caches
     "prompt_cache_retention",
     "prompt_cache_options",
     "ignore_eos",  # of load generators: a run ends with its answer or its budget
 )
-class OpenaiRequest(Request):
+class OpenaiRequest(ApiRequest):
     """The fields that both of OpenAI's APIs have. None: left out."""
 
     model: ModelName
     """The name of a method or of a served model."""
-    stream: bool = False
-    """Whether the reply is a stream of events."""
-    temperature: Temperature = None
-    """The temperature of sampling."""
-    top_p: TopP = None
-    """The probability mass of the likeliest tokens to sample from."""
-    top_k: TopK = None
-    """The number of likeliest tokens to sample from."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """The least probability of a token, as a share of the likeliest token's."""
-    presence_penalty: Zero = None
-    """Only 0 is accepted."""
-    frequency_penalty: Zero = None
-    """Only 0 is accepted."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     """The divisor of the likelihood of tokens that the chain has already."""
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -764,9 +760,3 @@ class OpenaiRequest(Request):
     """The client's own labels, which the Responses API repeats."""
     min_tokens: Annotated[Whole, Field(ge=0)] | None = None
     """The fewest tokens, which have to be at most the limit of tokens. Load generators send it."""
-
-    # Features that no method has. Clients may send the values that turn them off.
-    logit_bias: Nothing = None
-    """Only the empty object is accepted."""
-    top_logprobs: Literal[0] | None = None
-    """Only 0 is accepted."""

@@ -25,7 +25,7 @@ from .schemas import (
 P = TypeVar("P", bound=BaseModel)
 
 PENALTIES = ("presence_penalty", "frequency_penalty")
-"""Parameters that are known, and may only be 0."""
+"""Parameters that may only be 0."""
 
 _CURES: Mapping[str, Sequence[str]] = {
     FUNCTION_TOOLS_CURE: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
@@ -50,6 +50,7 @@ _CURES: Mapping[str, Sequence[str]] = {
         "compaction",
         "thread",
     ],
+    "leave it out: the models read the whole conversation": ["truncation"],
     f"send response_format with a JSON schema, or {SERVED_MODEL_CURE}": [
         "structured_outputs",
         "guided_json",

@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
-from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse, Response
 
 from stepspec.orchestrator.json_values import write_json
@@ -64,6 +64,7 @@ ANTHROPIC_ERRORS = (*MODEL_ERRORS, OVERLOADED)
 """The statuses of errors of a route that calls models, in Anthropic's API."""
 JSON = "application/json"
 STREAM = "text/event-stream"
+SCHEMA_PATH = "#/components/schemas/{model}"
 UNKNOWN_MODEL = "unknown"
 """The label in metrics of a name that no model has."""
 
@@ -81,7 +82,7 @@ ANTHROPIC_ERROR = _object(
 
 
 def _schema(name: str) -> JsonObject:
-    return {JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    return {JSON: {"schema": {"$ref": SCHEMA_PATH.format(model=name)}}}
 
 
 def _route(
@@ -416,8 +417,10 @@ def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
         schemas = description.setdefault("components", {}).setdefault("schemas", {})
         schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
         schemas["ServedModelRequest"] = _object(**_model_names(served))
+        bodies = [(request, "validation") for request in REQUESTS]
+        _, definitions = models_json_schema(bodies, ref_template=SCHEMA_PATH)
+        schemas.update(definitions["$defs"])
         for request in REQUESTS:
-            schemas.update(_schemas(request))
             schemas[request.__name__]["properties"] |= _model_names(methods)
         return description
 
@@ -426,9 +429,3 @@ def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
 
 def _model_names(names: Iterable[str]) -> JsonObject:
     return {"model": {"type": "string", "enum": list(names)}}
-
-
-def _schemas(request: type[BaseModel]) -> JsonObject:
-    """Return the JSON schema of *request*, and of all parts of it, by name."""
-    schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
-    return {**schema.pop("$defs", {}), request.__name__: schema}
