@@ -356,21 +356,18 @@ class Resolver:
 
     def _limits(self, overrides: StepspecOptions, wanted: Wanted) -> Limits:
         """Return the configured budget with the limits that the request wants."""
+        defaults = self.offer.defaults.budget
         requested: JsonObject = {}
         if overrides.budget:
             requested = overrides.budget.model_dump(exclude_none=True)
         _check_tokens(requested.get("tokens"), wanted)
-        if wanted.tokens:
-            requested["tokens"] = wanted.tokens
-        if "tokens" in requested:
+        tokens = wanted.tokens or requested.get("tokens") or defaults.tokens
+        if self.settings.max_tokens is not None:
+            tokens = min(tokens, self.settings.max_tokens)
+        if wanted.tokens or "tokens" in requested or tokens < defaults.tokens:
             requested.setdefault("answer", None)
-        limits = self.offer.defaults.budget.model_copy(update=requested)
+        limits = defaults.model_copy(update=requested | {"tokens": tokens})
         _check_answer(limits)
-        most = self.settings.max_tokens
-        if most is not None and limits.tokens > most:
-            update = {"tokens": most, "answer": requested.get("answer")}
-            limits = limits.model_copy(update=update)
-            _check_answer(limits)
         answer = limits.budget().for_answer
         thinking = limits.tokens - answer
         if not thinking:  # the effort has nothing to take a share of

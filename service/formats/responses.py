@@ -347,6 +347,17 @@ class AllowedTools(Part):
     """The only tools that the answer may call."""
 
 
+REPEATED = {
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "model",
+    "parallel_tool_calls",
+    "user",
+}
+"""The fields of a request that its response repeats as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class FlatTool:
     """A tool of the client with its namespace."""
@@ -462,12 +473,7 @@ class ResponsesRequest(OpenaiRequest):
         if isinstance(choice, Part):
             choice = choice.model_dump(exclude_none=True)
         format = self.text.format or PlainText(type="text")
-        return {
-            "instructions": self.instructions,
-            "max_output_tokens": self.max_output_tokens,
-            "metadata": self.metadata,
-            "model": self.model,
-            "parallel_tool_calls": self.parallel_tool_calls,
+        return self.model_dump(include=REPEATED) | {
             "previous_response_id": None,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "store": False,
@@ -478,7 +484,6 @@ class ResponsesRequest(OpenaiRequest):
                 for tool in self.tools
             ],
             "truncation": "disabled",
-            "user": self.user,
         }
 
 

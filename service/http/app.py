@@ -35,7 +35,7 @@ from ..settings import ServiceSettings
 from ..watch.observers import Metrics
 from . import routes
 from .descriptors import OncePerSecond, connections_left, raise_limit
-from .middleware import RequestChecks, RequestMiddleware
+from .middleware import RequestMiddleware
 from .runs import ServiceContext
 
 MAX_HEADERS = 64 * 1024
@@ -227,15 +227,7 @@ class Service:
             app.include_router(make_router(context), dependencies=KEYS if settings.locked else ())
         app.include_router(routes.public_router(context, metrics.scrape))
         app.add_exception_handler(HTTPException, _http_error)
-        checks = RequestChecks(
-            settings=settings,
-            clients=context.clients,
-            admission=context.admission,
-            observe=observe,
-            version=offer.version,
-            session_header=offer.session_header,
-        )
-        app.add_middleware(RequestMiddleware, checks=checks)
+        app.add_middleware(RequestMiddleware, context=context)
         if settings.cors_origins:
             app.add_middleware(
                 CORSMiddleware,

@@ -32,7 +32,8 @@ from ..formats.validation import parse_request
 from ..json_types import JsonFields, JsonObject
 from ..records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from ..settings import Thinking
-from .middleware import ClientConnection, service_request
+from .connection import ClientConnection
+from .middleware import service_request
 from .runs import Runs, ServiceContext, reply
 from .upstream import ForwardedRequest, Forwarding
 

@@ -28,7 +28,7 @@ from ..formats.reply_format import ReplyFormat, RequestRuns, RunItem
 from ..formats.requests import ModelCatalog, Offer, RunRequest
 from ..records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
 from ..settings import ServiceSettings
-from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
+from .connection import EVENT_STREAM, ClientConnection, StreamedResponse, Work
 from .upstream import HealthMonitor
 
 MIN_SECONDS = 0.001

@@ -48,7 +48,7 @@ from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
 from ..formats.requests import ROLES, ServedModel
 from ..json_types import JsonFields, JsonObject
 from ..records import MESSAGES_PATH, HealthChecked, ServiceObserver, ServiceRequest
-from .middleware import EVENT_STREAM, ClientConnection
+from .connection import EVENT_STREAM, ClientConnection
 
 CHECK_SECONDS = 5.0
 """Seconds for one health check."""

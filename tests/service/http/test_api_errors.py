@@ -26,7 +26,7 @@ from stepspec.service.errors import ApiError
 from stepspec.service.formats.chat import ChatRequest, LiveRequest
 from stepspec.service.formats.requests import Offer, Resolver, RunRequest, ServedMethod
 from stepspec.service.formats.validation import parse_request
-from stepspec.service.http.middleware import ClientConnection, StreamedResponse
+from stepspec.service.http.connection import ClientConnection, StreamedResponse
 from stepspec.service.records import ServiceRequest
 from stepspec.service.settings import ServiceSettings
 
