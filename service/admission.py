@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from math import ceil
@@ -65,25 +66,33 @@ class Bucket:
         return missing * MINUTE_SECONDS / self.size if missing > ROUNDING_UNITS else 0.0
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class Clients:
     """
     The clients of a service with their keys and limits.
 
     Without any keys in the settings every request is accepted. The comparison of a key takes the
-    same time however much of it is right. Times are of the event loop's clock.
+    same time however much of it is right.
     """
 
-    def __init__(self, settings: ServiceSettings, clock: Callable[[], float] = _now) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clients: Mapping[str, Client] = settings.clients
         keys = [("", key) for key in settings.keys]
         keys += [(name, client.key) for name, client in settings.clients.items()]
         self._digests = [(name, _digest(key.get_secret_value())) for name, key in keys]
-        self._buckets: dict[str, Mapping[str, Bucket]] = {}  # by client and unit
+        # by the client's name and the name of the units
+        self._buckets: dict[str, dict[str, Bucket]] = {}
+        for name, client in settings.clients.items():
+            sizes = {
+                REQUESTS: client.requests_per_minute,
+                LARGE_TOKENS: client.large_tokens_per_minute,
+            }
+            self._buckets[name] = {
+                unit: Bucket(size, clock, unit) for unit, size in sizes.items() if size
+            }
 
     def find(self, authorization: str | None, api_key: str | None = None) -> str | None:
         """
@@ -114,9 +123,9 @@ class Clients:
 
         Raise `ApiError` if a bucket of its client is empty. Nothing is taken then.
         """
-        if request.path not in MODEL_PATHS or request.method != "POST" or not request.client:
+        if request.path not in MODEL_PATHS or request.method != "POST":
             return
-        buckets = self._buckets_of(request.client)
+        buckets = self._buckets.get(request.client, {})
         emptiest = max(buckets.values(), key=Bucket.wait, default=None)
         seconds = emptiest.wait() if emptiest else 0.0
         if emptiest and seconds:
@@ -131,23 +140,9 @@ class Clients:
 
     def charge(self, request: ServiceRequest) -> None:
         """Charge the tokens of the large model that *request* has used."""
-        if request.client:
-            tokens = self._buckets_of(request.client).get(LARGE_TOKENS)
-            if tokens is not None:
-                tokens.take(max(0, request.large_tokens))
-
-    def _buckets_of(self, name: str) -> Mapping[str, Bucket]:
-        """Return the buckets of the client called *name*, by the name of their units."""
-        if name not in self._buckets:
-            client = self._clients[name]
-            sizes = {
-                REQUESTS: client.requests_per_minute,
-                LARGE_TOKENS: client.large_tokens_per_minute,
-            }
-            self._buckets[name] = {
-                unit: Bucket(size, self._clock, unit) for unit, size in sizes.items() if size
-            }
-        return self._buckets[name]
+        tokens = self._buckets.get(request.client, {}).get(LARGE_TOKENS)
+        if tokens is not None:
+            tokens.take(max(0, request.large_tokens))
 
 
 def _digest(key: str) -> bytes:
@@ -206,7 +201,7 @@ class Admission:
                 code=QUEUE_FULL,
                 retry=True,
             )
-        arrived = _now()
+        arrived = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(settings.max_wait):
                 await self._wait(priority)
@@ -218,7 +213,7 @@ class Admission:
                 retry=True,
             ) from None
         try:
-            yield _now() - arrived
+            yield asyncio.get_running_loop().time() - arrived
         finally:
             self._release()
 

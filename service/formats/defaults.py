@@ -39,7 +39,6 @@ DEFAULTS: Mapping[str, object] = {
             "request_id",
             "return_mm_kwargs",
             "session_id",
-            "stop",
             "stop_token_ids",
             "structured_outputs",
             "suffix",

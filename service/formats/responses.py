@@ -37,6 +37,7 @@ from .schemas import (
     Items,
     Name,
     NamedSchema,
+    Nothing,
     Offered,
     OpenaiRequest,
     Part,
@@ -402,6 +403,8 @@ class ResponsesRequest(OpenaiRequest):
     """How the answer thinks."""
     text: TextOptions = TextOptions()
     """The form of the answer."""
+    stop: Nothing = None
+    """Nothing, as this API has no stop strings. Load generators send null."""
     tools: Offered[ClientTool] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None

@@ -30,7 +30,7 @@ from stepspec.orchestrator.http.failures import shortage
 
 from ..errors import ApiError
 from ..formats.requests import Offer
-from ..records import ServiceObserver, notify
+from ..records import ServiceObserver
 from ..settings import ServiceSettings
 from ..watch.observers import Metrics
 from . import routes
@@ -203,15 +203,13 @@ class Service:
         settings: ServiceSettings,
         observers: Sequence[ServiceObserver] = (),
     ) -> None:
-        all_observers: list[ServiceObserver] = [*observers]
-        observe = notify(all_observers)
-        self.context = context = ServiceContext(offer, settings, observe)
+        self.context = context = ServiceContext(offer, settings, observers)
         self.metrics = metrics = Metrics(
             context.admission,
             offer.version,
             lambda: offer.engine.waiting,
         )
-        all_observers.append(metrics)
+        context.observers.append(metrics)
 
         self.app = app = FastAPI(
             title="stepspec",

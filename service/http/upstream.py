@@ -1,23 +1,21 @@
-"""
-The servers of both models: their health, and the forwarding of requests to a served model.
-"""
+"""The forwarding of requests to a served model."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import aiohttp
+from starlette.responses import Response
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints import ModelEndpoint, ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.breaker import UNUSABLE_STATUSES
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.request_context import SESSION, run_place
@@ -27,7 +25,6 @@ from stepspec.orchestrator.errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    LocalShortage,
 )
 from stepspec.orchestrator.http.client import connection_error
 from stepspec.orchestrator.http.http_errors import (
@@ -45,13 +42,13 @@ from stepspec.orchestrator.nesting import leaves
 
 from ..errors import ApiError, api_error
 from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
-from ..formats.requests import ROLES, ServedModel
+from ..formats.requests import ServedModel, forwarded_priority
 from ..json_types import JsonFields, JsonObject
-from ..records import MESSAGES_PATH, HealthChecked, ServiceObserver, ServiceRequest
+from ..records import MESSAGES_PATH, ServiceRequest
 from .connection import EVENT_STREAM, ClientConnection
+from .health import is_healthy
+from .runs import ServiceContext
 
-CHECK_SECONDS = 5.0
-"""Seconds for one health check."""
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 MAX_FAILURE_BYTES = 1 << 20
 """Bytes of a failed answer that are passed on."""
@@ -59,77 +56,6 @@ MAX_ANSWER_BYTES = 1 << 28
 """Bytes of an answer in one piece that are passed on."""
 CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
 SERVER_DIED = "did the server die?"
-
-
-class HealthMonitor:
-    """
-    Checks the health of the servers. *observe* receives every result.
-
-    A server that fails a check is reported to its circuit breaker, which probes it from then on.
-    """
-
-    def __init__(self, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver) -> None:
-        self._observe = observe
-        self._endpoints = {role: leaves(endpoint)[-1] for role, endpoint in endpoints.items()}
-        self.up = {role: endpoint.usable for role, endpoint in endpoints.items()}
-        """Whether a server of each role is up, by the last check."""
-
-    @property
-    def status(self) -> Literal["ready", "degraded", "down"]:
-        """
-        "degraded" while only the small model is down, as the large one answers alone.
-
-        "down" while the large model is down.
-        """
-        if not self.up["large"]:
-            return "down"
-        return "ready" if self.up["small"] else "degraded"
-
-    @asynccontextmanager
-    async def checking(self, seconds: float) -> AsyncGenerator[None]:
-        """Check every server now and every *seconds* while the block lasts."""
-
-        async def check() -> None:
-            while True:
-                await asyncio.gather(*map(self._check, ROLES))
-                await asyncio.sleep(seconds)
-
-        async with background(check()):
-            yield
-
-    async def _check(self, role: Role) -> None:
-        endpoint = self._endpoints[role]
-        assert isinstance(endpoint, ReplicatedEndpoint)
-        healthy = await asyncio.gather(*[_is_healthy(endpoint, server) for server in endpoint.up])
-        self.up[role] = any(healthy)
-        self._observe(HealthChecked(role, self.up[role]))
-
-
-async def _is_healthy(endpoint: ReplicatedEndpoint, server: Server) -> bool:
-    """
-    Return whether *server* is healthy. Report to *endpoint* if it is not.
-
-    If this machine lacks what a check needs, nothing is known, and the server counts as healthy.
-    """
-    url = server.settings.url
-    try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            await server.check_health()
-    except TimeoutError:
-        error: EndpointError = EndpointUnavailable(
-            f"/health does not answer within {CHECK_SECONDS:g} s",
-            role=endpoint.role,
-            url=url,
-            verb="health",
-        )
-    except LocalShortage:
-        return True
-    except EndpointError as exc:
-        error = exc
-    else:
-        return True
-    endpoint.report(url, error)
-    return False
 
 
 class BrokenAnswer(Exception):
@@ -214,52 +140,70 @@ class ServerReply:
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardedRequest:
-    """A request to a served model, as the client sent it."""
+class ModelCall:
+    """A request that names a model, as the client sent it."""
 
-    record: ServiceRequest
+    context: ServiceContext
+    """What all requests of the service share."""
+    request: ServiceRequest
     """The record of the request."""
-    model: ServedModel
-    """The served model."""
-    content: JsonFields
-    """The parsed body."""
     body: bytes
     """The body. It is forwarded unchanged where nothing has to be added."""
-    priority: int | None
-    """The priority among runs, for servers that take one. None: the request keeps its own."""
+    content: JsonFields
+    """The parsed body."""
+    model: str | ServedModel
+    """The name of a method, or a served model."""
+
+    @property
+    def best_priority(self) -> int | None:
+        """The best priority that the request may have. None: any."""
+        return self.context.clients.best_priority(self.request.client)
+
+    def forward(self, model: ServedModel) -> Response:
+        """Answer with the answer of *model*'s server."""
+        context = self.context
+
+        async def work(connection: ClientConnection) -> None:
+            priority = forwarded_priority(self.content, self.best_priority)
+            async with context.admitted(self.request, priority or 0) as seconds:
+                await Forwarding(self, model, priority, connection).run(seconds)
+
+        return context.respond(self.request, work)
 
 
 class Forwarding:
     """
-    Forwards a request to a server of *endpoint* over *http*, and the answer over *connection*.
+    Forwards the request *call* to a server of *model*, and the answer over *connection*.
 
     The request goes to the server that its session prefers, or to the server with the least to do.
-    It goes to the next server if that one fails before its answer begins.
+    It goes to the next server if that one fails before its answer begins. Servers that take a
+    *priority* among runs get it; None: the request keeps its own.
     """
 
     def __init__(
         self,
-        http: aiohttp.ClientSession,
-        endpoint: ModelEndpoint,
-        forwarded: ForwardedRequest,
+        call: ModelCall,
+        model: ServedModel,
+        priority: int | None,
         connection: ClientConnection,
     ) -> None:
+        endpoint = leaves(call.context.models.endpoint(model.role))[-1]
         assert isinstance(endpoint, ReplicatedEndpoint)
-        self._http = http
+        self._http = call.context.http
         self._endpoint = endpoint
-        self._request = forwarded.record
-        self._model = forwarded.model
+        self._request = call.request
+        self._model = model
         self._connection = connection
-        self._priority = forwarded.priority if endpoint.settings.priorities else None
+        self._priority = priority if endpoint.settings.priorities else None
         # whether the tokens of the answer are charged to the client
         self._counted = bool(self._request.client) and self._model.role == "large"
-        content = forwarded.content
-        if content["model"] != self._model.name:
-            content = {**content, "model": self._model.name}
+        content = call.content
+        if content["model"] != model.name:
+            content = {**content, "model": model.name}
         with_usage = asking_for_usage(self._request.path, content) if self._counted else None
         self._hides_usage = with_usage is not None  # the client has not asked for the usage
         self._content = with_usage or content
-        self._client_body = forwarded.body if self._content is forwarded.content else None
+        self._client_body = call.body if self._content is call.content else None
         self._failed_status = 0  # of the last failed answer that was not passed on
 
     async def run(self, seconds: float) -> None:
@@ -355,7 +299,7 @@ class Forwarding:
         )
         async with background(post) as (sending,):
             while not (await asyncio.wait([sending], timeout=deadlines.first))[0]:
-                if self._streams or not await _is_healthy(self._endpoint, server):
+                if self._streams or not await is_healthy(self._endpoint, server):
                     late = f"no answer after {deadlines.first:g} s (deadlines.first)"
                     raise call.error(EndpointUnavailable, late)
             try:
@@ -420,7 +364,7 @@ class Forwarding:
         try:
             await connection.send(first)
             # a server may be silent: parsers of calls keep their text until it is whole
-            healthy = partial(_is_healthy, self._endpoint, reply.server)
+            healthy = partial(is_healthy, self._endpoint, reply.server)
             while part := await reply.read(reply.deadlines.between, healthy):
                 await connection.send(answer.add(part))
             rest = answer.finish()

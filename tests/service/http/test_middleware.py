@@ -105,7 +105,7 @@ def test_the_timeout_is_for_the_complete_body() -> None:
             await Request(scope, receive).body()
 
         settings = chosen(send_seconds=10)
-        context = ServiceContext(OFFER, settings, lambda event: None)
+        context = ServiceContext(OFFER, settings)
         middleware = RequestMiddleware(app, context)
         await middleware(
             {"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note
