@@ -8,11 +8,10 @@ block, in which each verified step is a delta with the field ``stepspec``. The a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, Field
 
@@ -31,7 +30,6 @@ from . import deltas
 from .deltas import named_event
 from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
-    BILLING_HEADER,
     SERVED_MODEL_CURE,
     ApiRequest,
     CallId,
@@ -51,9 +49,12 @@ from .schemas import (
     arguments_object,
     joined_text,
     kind_of,
+    merged,
     refusing_others,
-    without_billing,
+    system_text,
 )
+
+B = TypeVar("B")
 
 OWN_TOOLS_CURE = "the service runs no tools; send tools with an input_schema, which the client runs"
 TEXT_ONLY_CURE = f"the methods read text only; send text blocks, or {SERVED_MODEL_CURE}"
@@ -83,6 +84,10 @@ class ThinkingBlock(Part):
     thinking: str
     """The text of the thinking."""
 
+    @property
+    def message(self) -> Message:
+        return Message("assistant", "", reasoning=self.thinking)
+
 
 @accepting("data")  # the encrypted thinking
 class RedactedThinkingBlock(Part):
@@ -90,6 +95,8 @@ class RedactedThinkingBlock(Part):
 
     type: Literal["redacted_thinking"]
     """The kind of the block."""
+    message: ClassVar[Message] = Message("assistant", "")
+    """Nothing is left of it."""
 
 
 ROLE_OF_BLOCK = {
@@ -144,8 +151,9 @@ class ToolUseBlock(Part):
     """The arguments of the call."""
 
     @property
-    def call(self) -> ToolCall:
-        return ToolCall(self.id, self.name, arguments_object(self.input))
+    def message(self) -> Message:
+        call = ToolCall(self.id, self.name, arguments_object(self.input))
+        return Message("assistant", "", (call,))
 
 
 @accepting("toolset_name")
@@ -181,6 +189,11 @@ AssistantBlock: TypeAlias = Annotated[
 ]
 
 
+def blocks_of(content: str | Sequence[B]) -> Sequence[B | TextBlock]:
+    """Return *content* as blocks."""
+    return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+
+
 class UserTurn(Part):
     """A message of the user."""
 
@@ -191,11 +204,8 @@ class UserTurn(Part):
 
     @property
     def messages(self) -> Sequence[Message]:
-        if isinstance(self.content, str):
-            return (Message("user", self.content),)
-        return tuple(
-            block.message for block in self.content if not isinstance(block, ToolReferencePart)
-        )
+        blocks = blocks_of(self.content)
+        return [block.message for block in blocks if not isinstance(block, ToolReferencePart)]
 
 
 class AssistantTurn(Part):
@@ -208,15 +218,8 @@ class AssistantTurn(Part):
 
     @property
     def messages(self) -> Sequence[Message]:
-        if isinstance(self.content, str):
-            return (Message("assistant", self.content),)
-        texts = [
-            block.text for block in self.content if isinstance(block, TextBlock) and block.text
-        ]
-        calls = [block.call for block in self.content if isinstance(block, ToolUseBlock)]
-        thoughts = [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
-        content = "\n".join(texts)
-        return [Message("assistant", content, tuple(calls), reasoning="".join(thoughts))]
+        messages = [block.message for block in blocks_of(self.content)]
+        return [Message("assistant", ""), *[replace(each, role="assistant") for each in messages]]
 
 
 @accepting("block_binding")  # whether Anthropic's own server checks the thinking of other models
@@ -334,15 +337,12 @@ class SystemTurn(Part):
 
     @property
     def messages(self) -> Sequence[Message]:
-        if isinstance(self.content, str):
-            return _instructions([self.content])
-        return _instructions([block.text for block in self.content if isinstance(block, TextBlock)])
+        blocks = blocks_of(self.content)
+        return _instructions([block.text for block in blocks if isinstance(block, TextBlock)])
 
     @property
     def changes(self) -> list[ToolChangeBlock]:
-        if isinstance(self.content, str):
-            return []
-        return [block for block in self.content if not isinstance(block, TextBlock)]
+        return [block for block in blocks_of(self.content) if isinstance(block, ToolChangeBlock)]
 
 
 MessageTurn: TypeAlias = Annotated[
@@ -351,12 +351,8 @@ MessageTurn: TypeAlias = Annotated[
 
 
 def _instructions(texts: Iterable[str]) -> Sequence[Message]:
-    """
-    Return one system message of *texts*; no message if all of them are empty.
-
-    As in vLLM, a text that begins with Claude Code's billing header is left out.
-    """
-    text = "\n".join([text for text in texts if text and not text.startswith(BILLING_HEADER)])
+    """Return one system message of *texts*; no message if all of them are empty."""
+    text = system_text(texts)
     return (Message("system", text),) if text else ()
 
 
@@ -420,14 +416,12 @@ class Conversation(Part):
 
     @property
     def wanted(self) -> Wanted:
-        if isinstance(self.system, str):
-            instructions = [without_billing(self.system)]
-        else:
-            instructions = [block.text for block in self.system]
+        instructions = [block.text for block in blocks_of(self.system)]
         turns = [message for turn in self.messages for message in turn.messages]
         format = self.output_config.format
         return Wanted(
-            tuple(_merged([*_instructions(instructions), *turns])),
+            # the results of calls stay apart
+            tuple(merged([*_instructions(instructions), *turns], "system", "user", "assistant")),
             format=format.rules if format else None,
             tools=tuple([tool.tool for tool in self._offered()]),
             tool_choice=self.tool_choice.wanted,
@@ -470,21 +464,6 @@ class Conversation(Part):
             else:
                 removed.discard(name)
         return [tool for name, tool in tools.items() if name not in removed]
-
-
-def _merged(messages: Iterable[Message]) -> Iterator[Message]:
-    """Yield *messages* with consecutive ones of one role joined, as Anthropic's API promises."""
-    for role, group in groupby(messages, lambda message: message.role):
-        if role == "tool":  # the results of calls stay apart
-            yield from group
-            continue
-        members = [*group]
-        yield Message(
-            members[0].role,
-            "\n".join([message.content for message in members if message.content]),
-            tuple([call for message in members for call in message.calls]),
-            reasoning="".join([message.reasoning for message in members]),
-        )
 
 
 class CountTokensRequest(Conversation):

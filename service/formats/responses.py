@@ -8,9 +8,8 @@ message is the next item.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, groupby
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field
@@ -47,9 +46,10 @@ from .schemas import (
     Wanted,
     accepting,
     joined_text,
+    merged,
     refusing_others,
     spoken,
-    without_billing,
+    system_text,
 )
 
 INPUT = "input"
@@ -88,6 +88,10 @@ class MessageItem(Item):
     content: Content
     """The text, or its parts."""
 
+    @property
+    def message(self) -> Message:
+        return Message(*spoken(self.role, self.content))
+
 
 class ReasoningPart(Part):
     """A part of the reasoning of an earlier answer."""
@@ -108,8 +112,9 @@ class ReasoningItem(Item):
     """The reasoning. None: the models read nothing of it."""
 
     @property
-    def text(self) -> str:
-        return joined_text(self.content or "", separator="")
+    def message(self) -> Message:
+        reasoning = joined_text(self.content or "", separator="")
+        return Message("assistant", "", reasoning=reasoning)
 
 
 @accepting(
@@ -126,9 +131,10 @@ class CallItem(Item):
     namespace: str | None = None
     """The namespace of the tool. None: it has none."""
 
-    @property
-    def flat_name(self) -> str:
-        return flat_name(self.namespace, self.name)
+    def with_arguments(self, arguments: str) -> Message:
+        """Return the message that makes the call with these *arguments*."""
+        call = ToolCall(self.call_id, flat_name(self.namespace, self.name), arguments)
+        return Message("assistant", "", (call,))
 
 
 @accepting("parsed_arguments")  # the value that OpenAI's SDK parsed from the arguments
@@ -141,8 +147,8 @@ class FunctionCallItem(CallItem):
     """The arguments, as the text of a JSON object."""
 
     @property
-    def call(self) -> ToolCall:
-        return ToolCall(self.call_id, self.flat_name, self.arguments)
+    def message(self) -> Message:
+        return self.with_arguments(self.arguments)
 
 
 class CustomCallItem(CallItem):
@@ -154,8 +160,8 @@ class CustomCallItem(CallItem):
     """The one argument, a text."""
 
     @property
-    def call(self) -> ToolCall:
-        return ToolCall(self.call_id, self.flat_name, json_text({INPUT: self.input}))
+    def message(self) -> Message:
+        return self.with_arguments(json_text({INPUT: self.input}))
 
 
 @accepting("name", "namespace", "caller")  # of the call
@@ -168,6 +174,10 @@ class CallOutputItem(Item):
     """The id of the call."""
     output: Content
     """The result."""
+
+    @property
+    def message(self) -> Message:
+        return Message("tool", joined_text(self.output), call_id=self.call_id)
 
 
 TypedItem: TypeAlias = (
@@ -211,42 +221,6 @@ InputItem: TypeAlias = Annotated[
     Field(discriminator="type"),
     BeforeValidator(_with_type),
 ]
-
-
-def _in_answer(item: TypedItem) -> bool:
-    """Return whether *item* is a part of an answer."""
-    if isinstance(item, CallOutputItem):
-        return False
-    return not isinstance(item, MessageItem) or item.role == "assistant"
-
-
-def _answer(items: Sequence[TypedItem]) -> Message:
-    """Return the message of *items*, the parts of one answer."""
-    texts = [joined_text(item.content) for item in items if isinstance(item, MessageItem)]
-    thoughts = [item.text for item in items if isinstance(item, ReasoningItem)]
-    calls = [item.call for item in items if isinstance(item, FunctionCallItem | CustomCallItem)]
-    content = "\n".join(dropwhile(lambda text: not text, texts))
-    return Message("assistant", content, tuple(calls), reasoning="".join(thoughts))
-
-
-def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
-    """
-    Yield the messages of *items*.
-
-    The reasoning, the texts and the calls of one answer are one message. Reasoning without an
-    answer is dropped.
-    """
-    for in_answer, group in groupby(items, _in_answer):
-        if in_answer:
-            answer = _answer([*group])
-            if answer.content or answer.calls:
-                yield answer
-            continue
-        for item in group:
-            if isinstance(item, CallOutputItem):
-                yield Message("tool", joined_text(item.output), call_id=item.call_id)
-            elif isinstance(item, MessageItem):
-                yield Message(*spoken(item.role, item.content))
 
 
 @accepting(
@@ -419,11 +393,8 @@ class ResponsesRequest(OpenaiRequest):
     def wanted(self) -> Wanted:
         messages: list[Message] = []
         if self.instructions:
-            messages.append(Message("system", without_billing(self.instructions)))
-        if isinstance(self.input, str):
-            messages.append(Message("user", self.input))
-        else:
-            messages.extend(conversation(self.input))
+            messages.append(Message("system", system_text([self.instructions])))
+        messages += self._conversation
         choice = self.tool_choice
         allowed: tuple[str, ...] = ()
         if isinstance(choice, AllowedTools):
@@ -446,6 +417,19 @@ class ResponsesRequest(OpenaiRequest):
             allowed=allowed,
             parallel=self.parallel_tool_calls,
         )
+
+    @property
+    def _conversation(self) -> list[Message]:
+        """
+        The messages of the input.
+
+        The reasoning, the texts and the calls of one answer are one message. Reasoning without an
+        answer is dropped.
+        """
+        if isinstance(self.input, str):
+            return [Message("user", self.input)]
+        messages = merged([item.message for item in self.input], "assistant")
+        return [turn for turn in messages if turn.role != "assistant" or turn.content or turn.calls]
 
     @property
     def flat_tools(self) -> list[FlatTool]:

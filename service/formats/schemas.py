@@ -9,8 +9,9 @@ honour are refused; `validation` tells the client what to send in their place. N
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -406,6 +407,26 @@ def without_billing(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
+def system_text(texts: Iterable[str]) -> str:
+    """Return the text of a system message of *texts*, of which none keeps a billing header."""
+    return "\n".join(filter(None, map(without_billing, texts)))
+
+
+def merged(messages: Iterable[Message], *roles: Speaker) -> Iterator[Message]:
+    """Yield *messages*. Consecutive ones of one role are joined if it is one of *roles*."""
+    for role, group in groupby(messages, lambda message: message.role):
+        if role not in roles:
+            yield from group
+            continue
+        members = [*group]
+        yield Message(
+            role,
+            "\n".join(filter(None, [message.content for message in members])),
+            tuple([call for message in members for call in message.calls]),
+            reasoning="".join([message.reasoning for message in members]),
+        )
+
+
 def spoken(role: str, content: str | Sequence[Textual]) -> tuple[Speaker, str]:
     """
     Return who speaks in a message of this *role*, and its text.
@@ -416,7 +437,7 @@ def spoken(role: str, content: str | Sequence[Textual]) -> tuple[Speaker, str]:
     if speaker != "system":
         return speaker, joined_text(content)
     texts = [content] if isinstance(content, str) else [part.text or "" for part in content]
-    return speaker, "\n".join([text for text in map(without_billing, texts) if text])
+    return speaker, system_text(texts)
 
 
 def arguments_object(value: Any) -> str:

@@ -74,6 +74,12 @@ _CURES: Mapping[str, Sequence[str]] = {
 CURES = {name: cure for cure, names in _CURES.items() for name in names}
 """The cure for a parameter, by its path without indices."""
 
+CODES = {
+    "thread": "thread_unsupported_request",  # Anthropic's SDK sends the whole conversation then
+    **dict.fromkeys(PENALTIES, "invalid_value"),
+}
+"""The codes of errors other than "unsupported_parameter", by the name of the parameter."""
+
 SYNONYMS: Sequence[tuple[str, ...]] = (
     ("max_completion_tokens", "max_tokens", "max_output_tokens"),
     ("response_format", "text", "output_config", "output_format"),
@@ -130,11 +136,7 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     cure = CURES.get(name)
     if cure is not None:
         verb = "is not supported" if unknown else "cannot have this value"
-        code = "unsupported_parameter"
-        if name == "thread":  # Anthropic's SDK sends the whole conversation then
-            code = "thread_unsupported_request"
-        elif name in PENALTIES:
-            code = "invalid_value"
+        code = CODES.get(name, "unsupported_parameter")
         return bad_request(f"{param} {verb}: {cure}", param, code)
     if unknown:
         hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"

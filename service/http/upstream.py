@@ -147,10 +147,8 @@ class ModelCall:
     """What all requests of the service share."""
     request: ServiceRequest
     """The record of the request."""
-    body: bytes
-    """The body. It is forwarded unchanged where nothing has to be added."""
     content: JsonFields
-    """The parsed body."""
+    """The body."""
     model: str | ServedModel
     """The name of a method, or a served model."""
 
@@ -197,13 +195,10 @@ class Forwarding:
         self._priority = priority if endpoint.settings.priorities else None
         # whether the tokens of the answer are charged to the client
         self._counted = bool(self._request.client) and self._model.role == "large"
-        content = call.content
-        if content["model"] != model.name:
-            content = {**content, "model": model.name}
+        content = {**call.content, "model": model.name}
         with_usage = asking_for_usage(self._request.path, content) if self._counted else None
         self._hides_usage = with_usage is not None  # the client has not asked for the usage
         self._content = with_usage or content
-        self._client_body = call.body if self._content is call.content else None
         self._failed_status = 0  # of the last failed answer that was not passed on
 
     async def run(self, seconds: float) -> None:
@@ -278,11 +273,9 @@ class Forwarding:
         settings = server.settings
         deadlines = settings.deadlines
         proxy = server.connection.proxy
-        body = self._client_body
+        content = self._content
         if priority is not None:
-            body = write_json({**self._content, "priority": run_place(priority)})
-        elif body is None:
-            body = write_json(self._content)
+            content = {**content, "priority": run_place(priority)}
         headers = {
             **self._request.forwarded,
             "Content-Type": "application/json",
@@ -292,7 +285,7 @@ class Forwarding:
             headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
         post = self._http.post(
             f"{call.url}{self._request.path}",
-            data=body,
+            data=write_json(content),
             headers=headers,
             timeout=aiohttp.ClientTimeout(sock_connect=deadlines.connect),
             proxy=proxy,
