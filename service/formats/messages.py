@@ -8,12 +8,13 @@ block, in which each verified step is a delta with the field ``stepspec``. The a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from stepspec.orchestrator.answer import first_stop
 from stepspec.orchestrator.chain import Message, Tool, ToolCall
@@ -48,8 +49,6 @@ from .schemas import (
     accepting,
     arguments_object,
     joined_text,
-    kind_of,
-    merged,
     refusing_others,
     system_text,
 )
@@ -110,22 +109,15 @@ ROLE_OF_BLOCK = {
 """The role whose messages may have a block, by the kind of the block."""
 
 
-def _check_kind(block: object, kinds: Sequence[str]) -> object:
-    """Return *block*. Raise `ValueError`, with a cure, if its type is none of *kinds*."""
-    kind = kind_of(block)
-    if not isinstance(kind, str) or kind in kinds:
-        return block
+def _cure(kind: str) -> str:
+    """Return what to do about a block of this *kind*, which its message may not have."""
     if kind in ROLE_OF_BLOCK:
-        role = ROLE_OF_BLOCK[kind]
-        raise ValueError(f"a block of type {kind!r} belongs into a message of the {role}")
-    cure = OWN_TOOLS_CURE if "_tool_" in kind else TEXT_ONLY_CURE
-    raise ValueError(f"a block of type {kind!r}: {cure}")
+        return f"it belongs into a message of the {ROLE_OF_BLOCK[kind]}"
+    return OWN_TOOLS_CURE if "_tool_" in kind else TEXT_ONLY_CURE
 
 
-def _kinds(*kinds: str) -> BeforeValidator:
-    """Return the validator that refuses blocks of other *kinds*."""
-    return BeforeValidator(partial(_check_kind, kinds=kinds))
-
+_kinds = partial(refusing_others, "block", cure=_cure)
+"""Makes the validator that refuses blocks of other kinds."""
 
 ResultBlock: TypeAlias = Annotated[
     TextBlock | ToolReferencePart,
@@ -420,8 +412,7 @@ class Conversation(Part):
         turns = [message for turn in self.messages for message in turn.messages]
         format = self.output_config.format
         return Wanted(
-            # the results of calls stay apart
-            tuple(merged([*_instructions(instructions), *turns], "system", "user", "assistant")),
+            tuple(_merged([*_instructions(instructions), *turns])),
             format=format.rules if format else None,
             tools=tuple([tool.tool for tool in self._offered()]),
             tool_choice=self.tool_choice.wanted,
@@ -464,6 +455,21 @@ class Conversation(Part):
             else:
                 removed.discard(name)
         return [tool for name, tool in tools.items() if name not in removed]
+
+
+def _merged(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield *messages* with consecutive ones of one role joined, as Anthropic's API promises."""
+    for role, group in groupby(messages, lambda message: message.role):
+        if role == "tool":  # the results of calls stay apart
+            yield from group
+            continue
+        members = [*group]
+        yield Message(
+            members[0].role,
+            "\n".join(filter(None, [message.content for message in members])),
+            tuple([call for message in members for call in message.calls]),
+            reasoning="".join([message.reasoning for message in members]),
+        )
 
 
 class CountTokensRequest(Conversation):

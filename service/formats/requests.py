@@ -318,25 +318,22 @@ class Resolver:
 
     def _options(self, requested: JsonFields) -> JsonObject:
         """Return the options of the method, those *requested* over the configured ones."""
-        known = self.offer.methods[self.method].options
-        for name in requested:
-            if name not in known:
-                hint = f"{near(name, known)}; its options: {', '.join(known) or 'none'}"
-                raise bad_request(
-                    f"{self.method!r} has no option {name!r}{hint}",
-                    f"stepspec.options.{name}",
-                    "unknown_parameter",
-                )
         options = {**self.offer.configured_options(self.method), **requested}
         if requested or self.method != self.offer.defaults.policy:
             try:
                 self.offer.check(self.method, options)
             except ConfigurationError as exc:
-                param = "stepspec.options" if requested else "model"
-                if requested and exc.option:
-                    param = f"stepspec.options.{exc.option}"
-                raise bad_request(str(exc), param) from exc
+                raise self._wrong_option(exc, requested) from exc
         return options
+
+    def _wrong_option(self, exc: ConfigurationError, requested: JsonFields) -> ApiError:
+        if not requested:
+            return bad_request(str(exc), "model")
+        if not exc.option:
+            return bad_request(str(exc), "stepspec.options")
+        known = exc.option in self.offer.methods[self.method].options
+        code = "invalid_value" if known else "unknown_parameter"
+        return bad_request(str(exc), f"stepspec.options.{exc.option}", code)
 
     def _sampling(self, request: Request) -> Sampling:
         """

@@ -8,8 +8,9 @@ message is the next item.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile, groupby
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field
@@ -46,7 +47,6 @@ from .schemas import (
     Wanted,
     accepting,
     joined_text,
-    merged,
     refusing_others,
     spoken,
     system_text,
@@ -88,10 +88,6 @@ class MessageItem(Item):
     content: Content
     """The text, or its parts."""
 
-    @property
-    def message(self) -> Message:
-        return Message(*spoken(self.role, self.content))
-
 
 class ReasoningPart(Part):
     """A part of the reasoning of an earlier answer."""
@@ -112,9 +108,8 @@ class ReasoningItem(Item):
     """The reasoning. None: the models read nothing of it."""
 
     @property
-    def message(self) -> Message:
-        reasoning = joined_text(self.content or "", separator="")
-        return Message("assistant", "", reasoning=reasoning)
+    def text(self) -> str:
+        return joined_text(self.content or "", separator="")
 
 
 @accepting(
@@ -131,10 +126,9 @@ class CallItem(Item):
     namespace: str | None = None
     """The namespace of the tool. None: it has none."""
 
-    def with_arguments(self, arguments: str) -> Message:
-        """Return the message that makes the call with these *arguments*."""
-        call = ToolCall(self.call_id, flat_name(self.namespace, self.name), arguments)
-        return Message("assistant", "", (call,))
+    @property
+    def flat_name(self) -> str:
+        return flat_name(self.namespace, self.name)
 
 
 @accepting("parsed_arguments")  # the value that OpenAI's SDK parsed from the arguments
@@ -147,8 +141,8 @@ class FunctionCallItem(CallItem):
     """The arguments, as the text of a JSON object."""
 
     @property
-    def message(self) -> Message:
-        return self.with_arguments(self.arguments)
+    def call(self) -> ToolCall:
+        return ToolCall(self.call_id, self.flat_name, self.arguments)
 
 
 class CustomCallItem(CallItem):
@@ -160,8 +154,8 @@ class CustomCallItem(CallItem):
     """The one argument, a text."""
 
     @property
-    def message(self) -> Message:
-        return self.with_arguments(json_text({INPUT: self.input}))
+    def call(self) -> ToolCall:
+        return ToolCall(self.call_id, self.flat_name, json_text({INPUT: self.input}))
 
 
 @accepting("name", "namespace", "caller")  # of the call
@@ -174,10 +168,6 @@ class CallOutputItem(Item):
     """The id of the call."""
     output: Content
     """The result."""
-
-    @property
-    def message(self) -> Message:
-        return Message("tool", joined_text(self.output), call_id=self.call_id)
 
 
 TypedItem: TypeAlias = (
@@ -223,6 +213,42 @@ InputItem: TypeAlias = Annotated[
 ]
 
 
+def _in_answer(item: TypedItem) -> bool:
+    """Return whether *item* is a part of an answer."""
+    if isinstance(item, CallOutputItem):
+        return False
+    return not isinstance(item, MessageItem) or item.role == "assistant"
+
+
+def _answer(items: Sequence[TypedItem]) -> Message:
+    """Return the message of *items*, the parts of one answer."""
+    texts = [joined_text(item.content) for item in items if isinstance(item, MessageItem)]
+    thoughts = [item.text for item in items if isinstance(item, ReasoningItem)]
+    calls = [item.call for item in items if isinstance(item, FunctionCallItem | CustomCallItem)]
+    content = "\n".join(dropwhile(lambda text: not text, texts))
+    return Message("assistant", content, tuple(calls), reasoning="".join(thoughts))
+
+
+def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
+    """
+    Yield the messages of *items*.
+
+    The reasoning, the texts and the calls of one answer are one message. Reasoning without an
+    answer is dropped.
+    """
+    for in_answer, group in groupby(items, _in_answer):
+        if in_answer:
+            answer = _answer([*group])
+            if answer.content or answer.calls:
+                yield answer
+            continue
+        for item in group:
+            if isinstance(item, CallOutputItem):
+                yield Message("tool", joined_text(item.output), call_id=item.call_id)
+            elif isinstance(item, MessageItem):
+                yield Message(*spoken(item.role, item.content))
+
+
 @accepting(
     "context",  # the earlier reasoning that the models read, which their chat templates choose
     "generate_summary",  # the older name of the summary
@@ -246,8 +272,10 @@ class SchemaFormat(NamedSchema):
 class TextOptions(Part):
     """The form of the answer."""
 
-    format: Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")] | None = None
-    """The form. None: free text."""
+    format: Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")] = PlainText(
+        type="text"
+    )
+    """The form."""
     verbosity: Verbosity = None
     """A hint about the length, without effect."""
 
@@ -394,13 +422,15 @@ class ResponsesRequest(OpenaiRequest):
         messages: list[Message] = []
         if self.instructions:
             messages.append(Message("system", system_text([self.instructions])))
-        messages += self._conversation
+        if isinstance(self.input, str):
+            messages.append(Message("user", self.input))
+        else:
+            messages.extend(conversation(self.input))
         choice = self.tool_choice
         allowed: tuple[str, ...] = ()
         if isinstance(choice, AllowedTools):
             allowed = tuple([self._chosen(tool.name) for tool in choice.tools])
             choice = choice.mode
-        format = self.text.format
         return Wanted(
             tuple(messages),
             "input",
@@ -408,7 +438,7 @@ class ResponsesRequest(OpenaiRequest):
             tokens_name="max_output_tokens",
             least=self.min_tokens,
             effort=self.reasoning.effort,
-            format=format.rules if format else None,
+            format=self.text.format.rules,
             tools=tuple([flat.tool for flat in self.flat_tools]),
             tool_choice=(
                 self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
@@ -417,19 +447,6 @@ class ResponsesRequest(OpenaiRequest):
             allowed=allowed,
             parallel=self.parallel_tool_calls,
         )
-
-    @property
-    def _conversation(self) -> list[Message]:
-        """
-        The messages of the input.
-
-        The reasoning, the texts and the calls of one answer are one message. Reasoning without an
-        answer is dropped.
-        """
-        if isinstance(self.input, str):
-            return [Message("user", self.input)]
-        messages = merged([item.message for item in self.input], "assistant")
-        return [turn for turn in messages if turn.role != "assistant" or turn.content or turn.calls]
 
     @property
     def flat_tools(self) -> list[FlatTool]:
@@ -459,7 +476,7 @@ class ResponsesRequest(OpenaiRequest):
         choice: object = self.tool_choice or ("auto" if self.tools else "none")
         if isinstance(choice, Part):
             choice = choice.model_dump(exclude_none=True)
-        format = self.text.format or PlainText(type="text")
+        format = self.text.format
         return self.model_dump(include=REPEATED) | {
             "previous_response_id": None,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},

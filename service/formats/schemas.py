@@ -11,7 +11,7 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -131,12 +131,7 @@ def _count_containers(text: bytes) -> int:
 
 def too_deep(value: object) -> bool:
     """Return whether lists and objects in *value* are nested more than `MAX_DEPTH` deep."""
-    level = _containers_in([value])
-    for _ in range(MAX_DEPTH):
-        if not level:
-            return False
-        level = _containers_in(_items(level))
-    return bool(level)
+    return any(True for _ in islice(_levels(value), MAX_DEPTH, None))
 
 
 def check_bounds(content: JsonFields) -> None:
@@ -145,27 +140,30 @@ def check_bounds(content: JsonFields) -> None:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
     values = 0
     for name, value in content.items():
-        level = _containers_in([value])
-        while level:
-            longest = max(map(len, level))
+        for level in _levels(value):
+            sizes = [len(container) for container in level]
+            longest = max(sizes)
             if longest > MAX_ITEMS:
                 raise bad_request(
                     f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
                     " allowed",
                     name,
                 )
-            values += sum(map(len, level))
+            values += sum(sizes)
             if values > MAX_VALUES:
                 raise bad_request(
                     f"{name}: the request has more than {MAX_VALUES} values; write long texts as"
                     " one value",
                     name,
                 )
-            level = _containers_in(_items(level))
 
 
-def _containers_in(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if type(value) in (list, dict)]
+def _levels(value: object) -> Iterator[list[Any]]:
+    """Yield the lists and objects in *value*: the outermost one, those in it, and so on."""
+    values: Iterable[Any] = [value]
+    while level := [value for value in values if type(value) in (list, dict)]:
+        yield level
+        values = _items(level)
 
 
 def _items(containers: Iterable[Any]) -> Iterable[Any]:
@@ -265,17 +263,23 @@ def kind_of(value: object) -> object:
     return None
 
 
-def refusing_others(noun: str, *kinds: str, cure: str) -> BeforeValidator:
+def refusing_others(
+    noun: str,
+    *kinds: str,
+    cure: str | Callable[[str], str],
+) -> BeforeValidator:
     """
     Return a validator that refuses values whose type is none of *kinds*.
 
-    The error calls the value *noun*, and names a *cure*. Values without a type pass.
+    The error calls the value *noun*, and names a *cure*, which may depend on the type. Values
+    without a type pass.
     """
 
     def check(value: object) -> object:
         kind = kind_of(value)
         if kind is not None and kind not in kinds:
-            raise ValueError(f"a {noun} of type {kind!r}: {cure}")
+            advice = cure if isinstance(cure, str) else cure(str(kind))
+            raise ValueError(f"a {noun} of type {kind!r}: {advice}")
         return value
 
     return BeforeValidator(check)
@@ -410,21 +414,6 @@ def without_billing(text: str) -> str:
 def system_text(texts: Iterable[str]) -> str:
     """Return the text of a system message of *texts*, of which none keeps a billing header."""
     return "\n".join(filter(None, map(without_billing, texts)))
-
-
-def merged(messages: Iterable[Message], *roles: Speaker) -> Iterator[Message]:
-    """Yield *messages*. Consecutive ones of one role are joined if it is one of *roles*."""
-    for role, group in groupby(messages, lambda message: message.role):
-        if role not in roles:
-            yield from group
-            continue
-        members = [*group]
-        yield Message(
-            role,
-            "\n".join(filter(None, [message.content for message in members])),
-            tuple([call for message in members for call in message.calls]),
-            reasoning="".join([message.reasoning for message in members]),
-        )
 
 
 def spoken(role: str, content: str | Sequence[Textual]) -> tuple[Speaker, str]:

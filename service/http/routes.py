@@ -371,8 +371,10 @@ def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
         schemas = description.setdefault("components", {}).setdefault("schemas", {})
         schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
         schemas["ServedModelRequest"] = _object(**_model_names(served))
-        bodies = [(request, "validation") for request in REQUESTS]
-        _, definitions = models_json_schema(bodies, ref_template=SCHEMA_PATH)
+        _, definitions = models_json_schema(
+            [(request, "validation") for request in REQUESTS],
+            ref_template=SCHEMA_PATH,
+        )
         schemas.update(definitions["$defs"])
         for request in REQUESTS:
             schemas[request.__name__]["properties"] |= _model_names(methods)

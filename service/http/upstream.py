@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import aiohttp
 from starlette.responses import Response
@@ -29,6 +29,7 @@ from stepspec.orchestrator.errors import (
 from stepspec.orchestrator.http.client import connection_error
 from stepspec.orchestrator.http.http_errors import (
     Call,
+    as_object,
     http_date,
     http_error,
     no_reply,
@@ -43,7 +44,7 @@ from stepspec.orchestrator.nesting import leaves
 from ..errors import ApiError, api_error
 from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
 from ..formats.requests import ServedModel, forwarded_priority
-from ..json_types import JsonFields, JsonObject
+from ..json_types import JsonFields
 from ..records import MESSAGES_PATH, ServiceRequest
 from .connection import EVENT_STREAM, ClientConnection
 from .health import is_healthy
@@ -346,11 +347,7 @@ class Forwarding:
         """Pass on a stream. Raise the same errors as `_answer`."""
         connection = self._connection
         call = reply.call
-        answer = ForwardedAnswer(
-            self._request.path,
-            counted=self._counted,
-            hidden=self._hides_usage,
-        )
+        answer = ForwardedAnswer(self._request.path, hidden=self._hides_usage)
         first = await reply.first_event(answer)
         headers = {**EVENT_STREAM, **reply.headers}
         await connection.start(headers, reply.response.status, failure=answer.failed)
@@ -418,11 +415,10 @@ def asking_for_usage(path: str, content: JsonFields) -> JsonFields | None:
     """
     if path not in USAGE_PATHS or content.get("stream") is not True:
         return None
-    options = content.get("stream_options")
-    if _field(options, "include_usage"):
+    options = as_object(content.get("stream_options"))
+    if options.get("include_usage"):
         return None
-    given = cast("JsonObject", options) if isinstance(options, dict) else {}
-    return {**content, "stream_options": {**given, "include_usage": True}}
+    return {**content, "stream_options": {**options, "include_usage": True}}
 
 
 def max_answer_tokens(content: JsonFields, room: int) -> int:
@@ -448,14 +444,13 @@ class ForwardedAnswer:
     """
     Reads the stream that answers a request to *path* while it passes.
 
-    Only whole events are passed on, so that an error may follow at any time. With *counted* the
-    events count as tokens until the usage is known. With *hidden* the event that has only the usage
-    is left out, as the client did not ask for it.
+    Only whole events are passed on, so that an error may follow at any time. The events count as
+    tokens until the usage is known. With *hidden* the event that has only the usage is left out, as
+    the client did not ask for it.
     """
 
-    def __init__(self, path: str, *, counted: bool = False, hidden: bool = False) -> None:
+    def __init__(self, path: str, *, hidden: bool = False) -> None:
         self._path = path
-        self._counted = counted
         self._hidden = hidden
         self._reader = EventReader()
         self._first = b""  # the data of the first event
@@ -485,7 +480,9 @@ class ForwardedAnswer:
         choices: object = last.get("choices")
         if not isinstance(choices, list):
             return True
-        reasons = [_field(choice, "finish_reason") for choice in cast("list[object]", choices)]
+        reasons = [
+            as_object(choice).get("finish_reason") for choice in cast("list[object]", choices)
+        ]
         return not reasons or any(reason is not None for reason in reasons)
 
     def add(self, part: bytes) -> bytes:
@@ -526,8 +523,7 @@ class ForwardedAnswer:
             return FAILED_EVENT % body
         if self._path != "/v1/responses":
             return FAILED % body
-        begun = object_in(self._first).get("response")
-        response = cast("JsonObject", begun) if isinstance(begun, dict) else {}
+        response = as_object(object_in(self._first).get("response"))
         last_number: object = object_in(self._last).get("sequence_number")
         number = last_number + 1 if isinstance(last_number, int) else 0
         return response_failed(response, number, error.status, error.message)
@@ -541,8 +537,6 @@ class ForwardedAnswer:
         if not data.startswith(b"{"):
             return
         self._last = data
-        if not self._counted:
-            return
         if b'"error"' not in data:
             self._events += 1
         if b'"usage"' in data:
@@ -565,16 +559,9 @@ def written_tokens(reply: JsonFields) -> int | None:
     *reply* is a reply or an event. Events of the Responses API have the usage within their
     response. None: there is no usage.
     """
-    usage = _field(_field(reply, "response") or reply, "usage")
-    tokens = _field(usage, "completion_tokens")
-    if tokens is None:
-        tokens = _field(usage, "output_tokens")
+    usage = as_object((as_object(reply.get("response")) or reply).get("usage"))
+    tokens = usage.get("completion_tokens", usage.get("output_tokens"))
     return tokens if type(tokens) is int and tokens >= 0 else None
-
-
-def _field(value: object, name: str) -> Any:
-    """Return the field *name* of an object; None if *value* is no object."""
-    return cast("JsonObject", value).get(name) if isinstance(value, dict) else None
 
 
 def reads_likeliest(content: JsonFields) -> bool:
