@@ -339,7 +339,7 @@ class ChosenTool(Part):
     """The name of the tool."""
 
 
-class AllowedTools(Part):
+class ChosenTools(Part):
     """The choice of some of the tools."""
 
     type: Literal["allowed_tools"]
@@ -409,7 +409,7 @@ class ResponsesRequest(OpenaiRequest):
     """Nothing, as this API has no stop strings. Load generators send null."""
     tools: Offered[ClientTool] = Field([])
     """The tools that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | ChosenTools | None = None
     """Whether the answer calls tools. None: the model decides."""
     include: Items[Included] | None = None
     """
@@ -428,7 +428,7 @@ class ResponsesRequest(OpenaiRequest):
             messages.extend(conversation(self.input))
         choice = self.tool_choice
         allowed: tuple[str, ...] = ()
-        if isinstance(choice, AllowedTools):
+        if isinstance(choice, ChosenTools):
             allowed = tuple([self._chosen(tool.name) for tool in choice.tools])
             choice = choice.mode
         return Wanted(
