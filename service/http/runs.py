@@ -72,7 +72,7 @@ class ServiceContext:
         """The start of the service, in seconds since 1970."""
 
     def observe(self, event: ServiceEvent) -> None:
-        """Call all observers in order. The exception of an observer is logged, and harms nothing."""
+        """Call all observers in order. Log the exception of an observer, which harms nothing."""
         for observer in self.observers:
             try:
                 observer(event)
