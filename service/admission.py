@@ -1,5 +1,5 @@
 """
-Who may run: keys and limits of each client, slots with a queue, and how a service ends in order.
+Who may run: keys and limits of each client, and slots with a queue.
 
 A limit (requests per minute, tokens of the large model per minute) is a token bucket that holds the
 units of one minute and fills continuously. The tokens that a request costs are known and charged
@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from math import ceil
 
 from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
@@ -66,25 +66,33 @@ class Bucket:
         return missing * MINUTE_SECONDS / self.size if missing > ROUNDING_UNITS else 0.0
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 class Clients:
     """
     The clients of a service with their keys and limits.
 
     Without any keys in the settings every request is accepted. The comparison of a key takes the
-    same time however much of it is right. Times are of the event loop's clock.
+    same time however much of it is right.
     """
 
-    def __init__(self, settings: ServiceSettings, clock: Callable[[], float] = _now) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clients: Mapping[str, Client] = settings.clients
         keys = [("", key) for key in settings.keys]
         keys += [(name, client.key) for name, client in settings.clients.items()]
         self._digests = [(name, _digest(key.get_secret_value())) for name, key in keys]
-        self._buckets: dict[str, Mapping[str, Bucket]] = {}  # by client and unit
+        # by the client's name and the name of the units
+        self._buckets: dict[str, dict[str, Bucket]] = {}
+        for name, client in settings.clients.items():
+            sizes = {
+                REQUESTS: client.requests_per_minute,
+                LARGE_TOKENS: client.large_tokens_per_minute,
+            }
+            self._buckets[name] = {
+                unit: Bucket(size, clock, unit) for unit, size in sizes.items() if size
+            }
 
     def find(self, authorization: str | None, api_key: str | None = None) -> str | None:
         """
@@ -115,9 +123,9 @@ class Clients:
 
         Raise `ApiError` if a bucket of its client is empty. Nothing is taken then.
         """
-        if request.path not in MODEL_PATHS or request.method != "POST" or not request.client:
+        if request.path not in MODEL_PATHS or request.method != "POST":
             return
-        buckets = self._buckets_of(request.client)
+        buckets = self._buckets.get(request.client, {})
         emptiest = max(buckets.values(), key=Bucket.wait, default=None)
         seconds = emptiest.wait() if emptiest else 0.0
         if emptiest and seconds:
@@ -132,39 +140,13 @@ class Clients:
 
     def charge(self, request: ServiceRequest) -> None:
         """Charge the tokens of the large model that *request* has used."""
-        if request.client:
-            tokens = self._buckets_of(request.client).get(LARGE_TOKENS)
-            if tokens is not None:
-                tokens.take(max(0, request.large_tokens))
-
-    def _buckets_of(self, name: str) -> Mapping[str, Bucket]:
-        """Return the buckets of the client called *name*, by the name of their units."""
-        if name not in self._buckets:
-            client = self._clients[name]
-            sizes = {
-                REQUESTS: client.requests_per_minute,
-                LARGE_TOKENS: client.large_tokens_per_minute,
-            }
-            self._buckets[name] = {
-                unit: Bucket(size, self._clock, unit) for unit, size in sizes.items() if size
-            }
-        return self._buckets[name]
+        tokens = self._buckets.get(request.client, {}).get(LARGE_TOKENS)
+        if tokens is not None:
+            tokens.take(max(0, request.large_tokens))
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.strip().encode()).digest()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WaitingRequest:
-    """A request that waits for a slot."""
-
-    priority: int
-    """The priority of the request. Lower is first."""
-    slot: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    """Done when the request gets its slot, or is cancelled."""
 
 
 class Admission:
@@ -186,7 +168,8 @@ class Admission:
         self.aborted = asyncio.Event()
         """Set when requests may not finish."""
         self._settings = settings
-        self._queue: list[WaitingRequest] = []  # in the order of arrival
+        # the priorities of waiting requests by their slots, in the order of arrival
+        self._queue: dict[asyncio.Future[None], int] = {}
         self._handed = 0  # slots that went to waiting requests
         self._idle = asyncio.Event()
         self._idle.set()
@@ -194,7 +177,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return len(self._waiting())
+        return len(self._waiting)
 
     @asynccontextmanager
     async def enter(self, priority: int = 0) -> AsyncGenerator[float]:
@@ -218,7 +201,7 @@ class Admission:
                 code=QUEUE_FULL,
                 retry=True,
             )
-        arrived = _now()
+        arrived = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(settings.max_wait):
                 await self._wait(priority)
@@ -230,7 +213,7 @@ class Admission:
                 retry=True,
             ) from None
         try:
-            yield _now() - arrived
+            yield asyncio.get_running_loop().time() - arrived
         finally:
             self._release()
 
@@ -248,77 +231,33 @@ class Admission:
             self.running += 1
             self._idle.clear()
             return
-        request = WaitingRequest(priority)
-        self._queue.append(request)
+        slot = asyncio.get_running_loop().create_future()
+        self._queue[slot] = priority
         try:
-            await request.slot
+            await slot
         except BaseException:
-            if request in self._queue:
-                self._queue.remove(request)
-            elif not request.slot.cancelled():
+            if slot not in self._queue and not slot.cancelled():
                 self._release()  # the slot came when the request was about to leave
             raise
+        finally:
+            self._queue.pop(slot, None)
 
     def _release(self) -> None:
         """Hand a slot to a waiting request, or free it."""
-        self._queue = self._waiting()
-        if not self._queue:
+        waiting = self._waiting
+        if not waiting:
             self.running -= 1
             if not self.running:
                 self._idle.set()
             return
         self._handed += 1
-        request = self._queue[0]
+        slot = waiting[0]
         if self._handed % SLOTS_PER_OLDEST != 0:
-            request = min(self._queue, key=lambda waiting: waiting.priority)
-        self._queue.remove(request)
-        request.slot.set_result(None)
+            slot = min(waiting, key=self._queue.__getitem__)
+        del self._queue[slot]
+        slot.set_result(None)
 
-    def _waiting(self) -> list[WaitingRequest]:
-        """Return the queue without cancelled requests, which have yet to leave."""
-        return [request for request in self._queue if not request.slot.done()]
-
-
-class Drain:
-    """
-    Ends a service in order.
-
-    The first `signal` closes its *admission*. *end* is called when all requests are answered, after
-    `drain_seconds` at the latest. Then, or on the second signal, the other requests are aborted.
-    *log* receives messages.
-    """
-
-    def __init__(
-        self,
-        admission: Admission,
-        settings: ServiceSettings,
-        log: Callable[[str], None],
-        end: Callable[[], None],
-    ) -> None:
-        self._admission = admission
-        self._seconds = settings.drain_seconds
-        self._log = log
-        self._end = end
-        self._draining: asyncio.Task[None] | None = None
-
-    def signal(self) -> None:
-        """Begin to drain. The second time, end at once."""
-        if self._draining is not None:
-            self._admission.aborted.set()
-            self._end()
-            return
-        self._admission.close()
-        self._draining = asyncio.create_task(self._drain())
-
-    async def _drain(self) -> None:
-        admission = self._admission
-        requests = admission.running + admission.waiting
-        try:
-            self._log(f"shutting down: {requests} requests may finish within {self._seconds:g} s")
-            async with asyncio.timeout(self._seconds):
-                await admission.idle()
-        except TimeoutError:
-            self._log(f"aborting {admission.running + admission.waiting} requests")
-            admission.aborted.set()
-        finally:
-            self._end()
+    @property
+    def _waiting(self) -> list[asyncio.Future[None]]:
+        """The slots of waiting requests, without cancelled ones, which have yet to leave."""
+        return [slot for slot in self._queue if not slot.done()]

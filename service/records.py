@@ -8,7 +8,6 @@ observers.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,6 @@ from stepspec.orchestrator.solution import Solution
 
 from .errors import OVERLOADED, QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 from .json_types import HttpHeaders, JsonObject
-
-log = logging.getLogger("stepspec")
 
 HEALTH_PATHS = frozenset({"/health", "/health/liveness", "/health/readiness"})
 MESSAGES_PATH = "/v1/messages"
@@ -232,20 +229,3 @@ ServiceEvent: TypeAlias = (
     RequestArrived | RunEvent | RunResult | RequestFailed | RequestFinished | HealthChecked
 )
 ServiceObserver: TypeAlias = Callable[[ServiceEvent], None]
-
-
-def notify(observers: Sequence[ServiceObserver]) -> ServiceObserver:
-    """
-    Return one observer that calls all *observers* in order.
-
-    The exception of an observer is logged, and harms no request.
-    """
-
-    def observe(event: ServiceEvent) -> None:
-        for observer in observers:
-            try:
-                observer(event)
-            except Exception:
-                log.exception("an observer failed at %s", type(event).__name__)
-
-    return observe

@@ -198,15 +198,6 @@ class ChatRequest(OpenaiRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
     """Whether the answer calls tools."""
 
-    # Features that no method has. Clients may send the values that turn them off.
-    store: Literal[False] | None = None
-    """Only false is accepted."""
-    functions: Nothing = None
-    """Only the empty list is accepted."""
-    function_call: Literal["none"] | None = None
-    """Only "none" is accepted."""
-    logprobs: Literal[False] | None = None
-    """Only false is accepted."""
     verbosity: Verbosity = None
     """A hint about the length, without effect."""
     modalities: Items[Literal["text"]] | None = None

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from stepspec.orchestrator.answer import first_stop
 from stepspec.orchestrator.chain import Message, Tool, ToolCall
@@ -31,8 +31,8 @@ from . import deltas
 from .deltas import named_event
 from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
-    BILLING_HEADER,
     SERVED_MODEL_CURE,
+    ApiRequest,
     CallId,
     Function,
     Items,
@@ -41,22 +41,19 @@ from .schemas import (
     Nothing,
     Part,
     Positive,
-    Request,
     Rules,
     Schema,
     Stops,
-    Temperature,
     ToolReferencePart,
-    TopK,
-    TopP,
     Wanted,
     accepting,
     arguments_object,
     joined_text,
-    kind_of,
     refusing_others,
-    without_billing,
+    system_text,
 )
+
+B = TypeVar("B")
 
 OWN_TOOLS_CURE = "the service runs no tools; send tools with an input_schema, which the client runs"
 TEXT_ONLY_CURE = f"the methods read text only; send text blocks, or {SERVED_MODEL_CURE}"
@@ -86,6 +83,10 @@ class ThinkingBlock(Part):
     thinking: str
     """The text of the thinking."""
 
+    @property
+    def message(self) -> Message:
+        return Message("assistant", "", reasoning=self.thinking)
+
 
 @accepting("data")  # the encrypted thinking
 class RedactedThinkingBlock(Part):
@@ -93,6 +94,8 @@ class RedactedThinkingBlock(Part):
 
     type: Literal["redacted_thinking"]
     """The kind of the block."""
+    message: ClassVar[Message] = Message("assistant", "")
+    """Nothing is left of it."""
 
 
 ROLE_OF_BLOCK = {
@@ -106,22 +109,15 @@ ROLE_OF_BLOCK = {
 """The role whose messages may have a block, by the kind of the block."""
 
 
-def _check_kind(block: object, kinds: Sequence[str]) -> object:
-    """Return *block*. Raise `ValueError`, with a cure, if its type is none of *kinds*."""
-    kind = kind_of(block)
-    if not isinstance(kind, str) or kind in kinds:
-        return block
+def _cure(kind: str) -> str:
+    """Return what to do about a block of this *kind*, which its message may not have."""
     if kind in ROLE_OF_BLOCK:
-        role = ROLE_OF_BLOCK[kind]
-        raise ValueError(f"a block of type {kind!r} belongs into a message of the {role}")
-    cure = OWN_TOOLS_CURE if "_tool_" in kind else TEXT_ONLY_CURE
-    raise ValueError(f"a block of type {kind!r}: {cure}")
+        return f"it belongs into a message of the {ROLE_OF_BLOCK[kind]}"
+    return OWN_TOOLS_CURE if "_tool_" in kind else TEXT_ONLY_CURE
 
 
-def _kinds(*kinds: str) -> BeforeValidator:
-    """Return the validator that refuses blocks of other *kinds*."""
-    return BeforeValidator(partial(_check_kind, kinds=kinds))
-
+_kinds = partial(refusing_others, "block", cure=_cure)
+"""Makes the validator that refuses blocks of other kinds."""
 
 ResultBlock: TypeAlias = Annotated[
     TextBlock | ToolReferencePart,
@@ -147,8 +143,9 @@ class ToolUseBlock(Part):
     """The arguments of the call."""
 
     @property
-    def call(self) -> ToolCall:
-        return ToolCall(self.id, self.name, arguments_object(self.input))
+    def message(self) -> Message:
+        call = ToolCall(self.id, self.name, arguments_object(self.input))
+        return Message("assistant", "", (call,))
 
 
 @accepting("toolset_name")
@@ -184,6 +181,11 @@ AssistantBlock: TypeAlias = Annotated[
 ]
 
 
+def blocks_of(content: str | Sequence[B]) -> Sequence[B | TextBlock]:
+    """Return *content* as blocks."""
+    return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+
+
 class UserTurn(Part):
     """A message of the user."""
 
@@ -194,11 +196,8 @@ class UserTurn(Part):
 
     @property
     def messages(self) -> Sequence[Message]:
-        if isinstance(self.content, str):
-            return (Message("user", self.content),)
-        return tuple(
-            block.message for block in self.content if not isinstance(block, ToolReferencePart)
-        )
+        blocks = blocks_of(self.content)
+        return [block.message for block in blocks if not isinstance(block, ToolReferencePart)]
 
 
 class AssistantTurn(Part):
@@ -211,15 +210,8 @@ class AssistantTurn(Part):
 
     @property
     def messages(self) -> Sequence[Message]:
-        if isinstance(self.content, str):
-            return (Message("assistant", self.content),)
-        texts = [
-            block.text for block in self.content if isinstance(block, TextBlock) and block.text
-        ]
-        calls = [block.call for block in self.content if isinstance(block, ToolUseBlock)]
-        thoughts = [block.thinking for block in self.content if isinstance(block, ThinkingBlock)]
-        content = "\n".join(texts)
-        return [Message("assistant", content, tuple(calls), reasoning="".join(thoughts))]
+        messages = [block.message for block in blocks_of(self.content)]
+        return [Message("assistant", ""), *[replace(each, role="assistant") for each in messages]]
 
 
 @accepting("block_binding")  # whether Anthropic's own server checks the thinking of other models
@@ -337,15 +329,12 @@ class SystemTurn(Part):
 
     @property
     def messages(self) -> Sequence[Message]:
-        if isinstance(self.content, str):
-            return _instructions([self.content])
-        return _instructions([block.text for block in self.content if isinstance(block, TextBlock)])
+        blocks = blocks_of(self.content)
+        return _instructions([block.text for block in blocks if isinstance(block, TextBlock)])
 
     @property
     def changes(self) -> list[ToolChangeBlock]:
-        if isinstance(self.content, str):
-            return []
-        return [block for block in self.content if not isinstance(block, TextBlock)]
+        return [block for block in blocks_of(self.content) if isinstance(block, ToolChangeBlock)]
 
 
 MessageTurn: TypeAlias = Annotated[
@@ -354,12 +343,8 @@ MessageTurn: TypeAlias = Annotated[
 
 
 def _instructions(texts: Iterable[str]) -> Sequence[Message]:
-    """
-    Return one system message of *texts*; no message if all of them are empty.
-
-    As in vLLM, a text that begins with Claude Code's billing header is left out.
-    """
-    text = "\n".join([text for text in texts if text and not text.startswith(BILLING_HEADER)])
+    """Return one system message of *texts*; no message if all of them are empty."""
+    text = system_text(texts)
     return (Message("system", text),) if text else ()
 
 
@@ -423,10 +408,7 @@ class Conversation(Part):
 
     @property
     def wanted(self) -> Wanted:
-        if isinstance(self.system, str):
-            instructions = [without_billing(self.system)]
-        else:
-            instructions = [block.text for block in self.system]
+        instructions = [block.text for block in blocks_of(self.system)]
         turns = [message for turn in self.messages for message in turn.messages]
         format = self.output_config.format
         return Wanted(
@@ -484,7 +466,7 @@ def _merged(messages: Iterable[Message]) -> Iterator[Message]:
         members = [*group]
         yield Message(
             members[0].role,
-            "\n".join([message.content for message in members if message.content]),
+            "\n".join(filter(None, [message.content for message in members])),
             tuple([call for message in members for call in message.calls]),
             reasoning="".join([message.reasoning for message in members]),
         )
@@ -495,21 +477,13 @@ class CountTokensRequest(Conversation):
 
 
 @accepting("service_tier")  # Anthropic's own
-class MessagesRequest(Conversation, Request):
+class MessagesRequest(Conversation, ApiRequest):
     """The body of a message."""
 
     max_tokens: Positive
     """The most tokens of the thinking and the answer together."""
-    stream: bool = False
-    """Whether the reply is a stream of events."""
     stop_sequences: Stops = Field([])
     """The texts that end the answer."""
-    temperature: Temperature = None
-    """The temperature of sampling. None: as configured."""
-    top_p: TopP = None
-    """The probability mass of the likeliest tokens to sample from. None: as configured."""
-    top_k: TopK = None
-    """The number of likeliest tokens to sample from. None: as configured."""
     metadata: UserMetadata = UserMetadata()
     """The user for whom the client makes the request."""
 

@@ -318,25 +318,22 @@ class Resolver:
 
     def _options(self, requested: JsonFields) -> JsonObject:
         """Return the options of the method, those *requested* over the configured ones."""
-        known = self.offer.methods[self.method].options
-        for name in requested:
-            if name not in known:
-                hint = f"{near(name, known)}; its options: {', '.join(known) or 'none'}"
-                raise bad_request(
-                    f"{self.method!r} has no option {name!r}{hint}",
-                    f"stepspec.options.{name}",
-                    "unknown_parameter",
-                )
         options = {**self.offer.configured_options(self.method), **requested}
         if requested or self.method != self.offer.defaults.policy:
             try:
                 self.offer.check(self.method, options)
             except ConfigurationError as exc:
-                param = "stepspec.options" if requested else "model"
-                if requested and exc.option:
-                    param = f"stepspec.options.{exc.option}"
-                raise bad_request(str(exc), param) from exc
+                raise self._wrong_option(exc, requested) from exc
         return options
+
+    def _wrong_option(self, exc: ConfigurationError, requested: JsonFields) -> ApiError:
+        if not requested:
+            return bad_request(str(exc), "model")
+        if not exc.option:
+            return bad_request(str(exc), "stepspec.options")
+        known = exc.option in self.offer.methods[self.method].options
+        code = "invalid_value" if known else "unknown_parameter"
+        return bad_request(str(exc), f"stepspec.options.{exc.option}", code)
 
     def _sampling(self, request: Request) -> Sampling:
         """
@@ -356,21 +353,18 @@ class Resolver:
 
     def _limits(self, overrides: StepspecOptions, wanted: Wanted) -> Limits:
         """Return the configured budget with the limits that the request wants."""
+        defaults = self.offer.defaults.budget
         requested: JsonObject = {}
         if overrides.budget:
             requested = overrides.budget.model_dump(exclude_none=True)
         _check_tokens(requested.get("tokens"), wanted)
-        if wanted.tokens:
-            requested["tokens"] = wanted.tokens
-        if "tokens" in requested:
+        tokens = wanted.tokens or requested.get("tokens") or defaults.tokens
+        if self.settings.max_tokens is not None:
+            tokens = min(tokens, self.settings.max_tokens)
+        if wanted.tokens or "tokens" in requested or tokens < defaults.tokens:
             requested.setdefault("answer", None)
-        limits = self.offer.defaults.budget.model_copy(update=requested)
+        limits = defaults.model_copy(update=requested | {"tokens": tokens})
         _check_answer(limits)
-        most = self.settings.max_tokens
-        if most is not None and limits.tokens > most:
-            update = {"tokens": most, "answer": requested.get("answer")}
-            limits = limits.model_copy(update=update)
-            _check_answer(limits)
         answer = limits.budget().for_answer
         thinking = limits.tokens - answer
         if not thinking:  # the effort has nothing to take a share of

@@ -49,7 +49,7 @@ from .schemas import (
     joined_text,
     refusing_others,
     spoken,
-    without_billing,
+    system_text,
 )
 
 INPUT = "input"
@@ -272,8 +272,10 @@ class SchemaFormat(NamedSchema):
 class TextOptions(Part):
     """The form of the answer."""
 
-    format: Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")] | None = None
-    """The form. None: free text."""
+    format: Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")] = PlainText(
+        type="text"
+    )
+    """The form."""
     verbosity: Verbosity = None
     """A hint about the length, without effect."""
 
@@ -337,7 +339,7 @@ class ChosenTool(Part):
     """The name of the tool."""
 
 
-class AllowedTools(Part):
+class ChosenTools(Part):
     """The choice of some of the tools."""
 
     type: Literal["allowed_tools"]
@@ -346,6 +348,17 @@ class AllowedTools(Part):
     """Whether the answer has to call one of them."""
     tools: Offered[ChosenTool]
     """The only tools that the answer may call."""
+
+
+REPEATED = {
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "model",
+    "parallel_tool_calls",
+    "user",
+}
+"""The fields of a request that its response repeats as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,35 +409,28 @@ class ResponsesRequest(OpenaiRequest):
     """Nothing, as this API has no stop strings. Load generators send null."""
     tools: Offered[ClientTool] = Field([])
     """The tools that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | ChosenTools | None = None
     """Whether the answer calls tools. None: the model decides."""
-
-    # Features that no method has. Clients may send the values that turn them off.
-    background: Literal[False] | None = None
-    """Only false is accepted."""
     include: Items[Included] | None = None
     """
     What agents ask for in every request, without effect. The output has the reasoning, and nothing
     of the tools that a server runs.
     """
-    truncation: Literal["disabled"] | None = None
-    """Only "disabled" is accepted."""
 
     @property
     def wanted(self) -> Wanted:
         messages: list[Message] = []
         if self.instructions:
-            messages.append(Message("system", without_billing(self.instructions)))
+            messages.append(Message("system", system_text([self.instructions])))
         if isinstance(self.input, str):
             messages.append(Message("user", self.input))
         else:
             messages.extend(conversation(self.input))
         choice = self.tool_choice
         allowed: tuple[str, ...] = ()
-        if isinstance(choice, AllowedTools):
+        if isinstance(choice, ChosenTools):
             allowed = tuple([self._chosen(tool.name) for tool in choice.tools])
             choice = choice.mode
-        format = self.text.format
         return Wanted(
             tuple(messages),
             "input",
@@ -432,7 +438,7 @@ class ResponsesRequest(OpenaiRequest):
             tokens_name="max_output_tokens",
             least=self.min_tokens,
             effort=self.reasoning.effort,
-            format=format.rules if format else None,
+            format=self.text.format.rules,
             tools=tuple([flat.tool for flat in self.flat_tools]),
             tool_choice=(
                 self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
@@ -470,13 +476,8 @@ class ResponsesRequest(OpenaiRequest):
         choice: object = self.tool_choice or ("auto" if self.tools else "none")
         if isinstance(choice, Part):
             choice = choice.model_dump(exclude_none=True)
-        format = self.text.format or PlainText(type="text")
-        return {
-            "instructions": self.instructions,
-            "max_output_tokens": self.max_output_tokens,
-            "metadata": self.metadata,
-            "model": self.model,
-            "parallel_tool_calls": self.parallel_tool_calls,
+        format = self.text.format
+        return self.model_dump(include=REPEATED) | {
             "previous_response_id": None,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "store": False,
@@ -487,7 +488,6 @@ class ResponsesRequest(OpenaiRequest):
                 for tool in self.tools
             ],
             "truncation": "disabled",
-            "user": self.user,
         }
 
 

@@ -9,8 +9,9 @@ honour are refused; `validation` tells the client what to send in their place. N
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -90,11 +91,6 @@ Label: TypeAlias = Annotated[str, Field(max_length=512)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
-Zero: TypeAlias = Annotated[float, Field(ge=0, le=0)] | None
-Temperature: TypeAlias = Annotated[float, Field(ge=0, le=2)] | None
-TopP: TypeAlias = Annotated[float, Field(gt=0, le=1)] | None
-TopK: TypeAlias = Annotated[Whole, Field(ge=-1)] | None
-"""The number of likeliest tokens to sample from. As in vLLM, 0 and -1 mean all tokens."""
 Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
 """Stop strings. OpenAI and vLLM allow four."""
@@ -135,12 +131,7 @@ def _count_containers(text: bytes) -> int:
 
 def too_deep(value: object) -> bool:
     """Return whether lists and objects in *value* are nested more than `MAX_DEPTH` deep."""
-    level = _containers_in([value])
-    for _ in range(MAX_DEPTH):
-        if not level:
-            return False
-        level = _containers_in(_items(level))
-    return bool(level)
+    return any(True for _ in islice(_levels(value), MAX_DEPTH, None))
 
 
 def check_bounds(content: JsonFields) -> None:
@@ -149,27 +140,30 @@ def check_bounds(content: JsonFields) -> None:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
     values = 0
     for name, value in content.items():
-        level = _containers_in([value])
-        while level:
-            longest = max(map(len, level))
+        for level in _levels(value):
+            sizes = [len(container) for container in level]
+            longest = max(sizes)
             if longest > MAX_ITEMS:
                 raise bad_request(
                     f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
                     " allowed",
                     name,
                 )
-            values += sum(map(len, level))
+            values += sum(sizes)
             if values > MAX_VALUES:
                 raise bad_request(
                     f"{name}: the request has more than {MAX_VALUES} values; write long texts as"
                     " one value",
                     name,
                 )
-            level = _containers_in(_items(level))
 
 
-def _containers_in(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if type(value) in (list, dict)]
+def _levels(value: object) -> Iterator[list[Any]]:
+    """Yield the lists and objects in *value*: the outermost one, those in it, and so on."""
+    values: Iterable[Any] = [value]
+    while level := [value for value in values if type(value) in (list, dict)]:
+        yield level
+        values = _items(level)
 
 
 def _items(containers: Iterable[Any]) -> Iterable[Any]:
@@ -269,17 +263,23 @@ def kind_of(value: object) -> object:
     return None
 
 
-def refusing_others(noun: str, *kinds: str, cure: str) -> BeforeValidator:
+def refusing_others(
+    noun: str,
+    *kinds: str,
+    cure: str | Callable[[str], str],
+) -> BeforeValidator:
     """
     Return a validator that refuses values whose type is none of *kinds*.
 
-    The error calls the value *noun*, and names a *cure*. Values without a type pass.
+    The error calls the value *noun*, and names a *cure*, which may depend on the type. Values
+    without a type pass.
     """
 
     def check(value: object) -> object:
         kind = kind_of(value)
         if kind is not None and kind not in kinds:
-            raise ValueError(f"a {noun} of type {kind!r}: {cure}")
+            advice = cure if isinstance(cure, str) else cure(str(kind))
+            raise ValueError(f"a {noun} of type {kind!r}: {advice}")
         return value
 
     return BeforeValidator(check)
@@ -411,6 +411,11 @@ def without_billing(text: str) -> str:
     return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
+def system_text(texts: Iterable[str]) -> str:
+    """Return the text of a system message of *texts*, of which none keeps a billing header."""
+    return "\n".join(filter(None, map(without_billing, texts)))
+
+
 def spoken(role: str, content: str | Sequence[Textual]) -> tuple[Speaker, str]:
     """
     Return who speaks in a message of this *role*, and its text.
@@ -421,7 +426,7 @@ def spoken(role: str, content: str | Sequence[Textual]) -> tuple[Speaker, str]:
     if speaker != "system":
         return speaker, joined_text(content)
     texts = [content] if isinstance(content, str) else [part.text or "" for part in content]
-    return speaker, "\n".join([text for text in map(without_billing, texts) if text])
+    return speaker, system_text(texts)
 
 
 def arguments_object(value: Any) -> str:
@@ -722,31 +727,32 @@ class Request(Part):
         raise NotImplementedError
 
 
+class ApiRequest(Request):
+    """The fields that OpenAI's and Anthropic's APIs have. None: as configured."""
+
+    stream: bool = False
+    """Whether the reply is a stream of events."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """The temperature of sampling."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The probability mass of the likeliest tokens to sample from."""
+    top_k: Annotated[Whole, Field(ge=-1)] | None = None
+    """The number of likeliest tokens to sample from. As in vLLM, 0 and -1 mean all tokens."""
+
+
 @accepting(
     "prompt_cache_key",  # hints for OpenAI's prefix caches
     "prompt_cache_retention",
     "prompt_cache_options",
     "ignore_eos",  # of load generators: a run ends with its answer or its budget
 )
-class OpenaiRequest(Request):
+class OpenaiRequest(ApiRequest):
     """The fields that both of OpenAI's APIs have. None: left out."""
 
     model: ModelName
     """The name of a method or of a served model."""
-    stream: bool = False
-    """Whether the reply is a stream of events."""
-    temperature: Temperature = None
-    """The temperature of sampling."""
-    top_p: TopP = None
-    """The probability mass of the likeliest tokens to sample from."""
-    top_k: TopK = None
-    """The number of likeliest tokens to sample from."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """The least probability of a token, as a share of the likeliest token's."""
-    presence_penalty: Zero = None
-    """Only 0 is accepted."""
-    frequency_penalty: Zero = None
-    """Only 0 is accepted."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     """The divisor of the likelihood of tokens that the chain has already."""
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -764,9 +770,3 @@ class OpenaiRequest(Request):
     """The client's own labels, which the Responses API repeats."""
     min_tokens: Annotated[Whole, Field(ge=0)] | None = None
     """The fewest tokens, which have to be at most the limit of tokens. Load generators send it."""
-
-    # Features that no method has. Clients may send the values that turn them off.
-    logit_bias: Nothing = None
-    """Only the empty object is accepted."""
-    top_logprobs: Literal[0] | None = None
-    """Only 0 is accepted."""

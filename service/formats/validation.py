@@ -25,7 +25,7 @@ from .schemas import (
 P = TypeVar("P", bound=BaseModel)
 
 PENALTIES = ("presence_penalty", "frequency_penalty")
-"""Parameters that are known, and may only be 0."""
+"""Parameters that may only be 0."""
 
 _CURES: Mapping[str, Sequence[str]] = {
     FUNCTION_TOOLS_CURE: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
@@ -50,6 +50,7 @@ _CURES: Mapping[str, Sequence[str]] = {
         "compaction",
         "thread",
     ],
+    "leave it out: the models read the whole conversation": ["truncation"],
     f"send response_format with a JSON schema, or {SERVED_MODEL_CURE}": [
         "structured_outputs",
         "guided_json",
@@ -72,6 +73,12 @@ _CURES: Mapping[str, Sequence[str]] = {
 }
 CURES = {name: cure for cure, names in _CURES.items() for name in names}
 """The cure for a parameter, by its path without indices."""
+
+CODES = {
+    "thread": "thread_unsupported_request",  # Anthropic's SDK sends the whole conversation then
+    **dict.fromkeys(PENALTIES, "invalid_value"),
+}
+"""The codes of errors other than "unsupported_parameter", by the name of the parameter."""
 
 SYNONYMS: Sequence[tuple[str, ...]] = (
     ("max_completion_tokens", "max_tokens", "max_output_tokens"),
@@ -129,11 +136,7 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     cure = CURES.get(name)
     if cure is not None:
         verb = "is not supported" if unknown else "cannot have this value"
-        code = "unsupported_parameter"
-        if name == "thread":  # Anthropic's SDK sends the whole conversation then
-            code = "thread_unsupported_request"
-        elif name in PENALTIES:
-            code = "invalid_value"
+        code = CODES.get(name, "unsupported_parameter")
         return bad_request(f"{param} {verb}: {cure}", param, code)
     if unknown:
         hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"

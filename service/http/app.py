@@ -12,8 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, ClassVar, cast
 
@@ -29,15 +28,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.http.failures import shortage
 
-from ..admission import Drain
 from ..errors import ApiError
 from ..formats.requests import Offer
-from ..records import ServiceObserver, notify
+from ..records import ServiceObserver
 from ..settings import ServiceSettings
 from ..watch.observers import Metrics
 from . import routes
 from .descriptors import OncePerSecond, connections_left, raise_limit
-from .middleware import RequestChecks, RequestMiddleware
+from .middleware import RequestMiddleware
 from .runs import ServiceContext
 
 MAX_HEADERS = 64 * 1024
@@ -205,15 +203,13 @@ class Service:
         settings: ServiceSettings,
         observers: Sequence[ServiceObserver] = (),
     ) -> None:
-        all_observers: list[ServiceObserver] = [*observers]
-        observe = notify(all_observers)
-        self.context = context = ServiceContext(offer, settings, observe)
+        self.context = context = ServiceContext(offer, settings, observers)
         self.metrics = metrics = Metrics(
             context.admission,
             offer.version,
             lambda: offer.engine.waiting,
         )
-        all_observers.append(metrics)
+        context.observers.append(metrics)
 
         self.app = app = FastAPI(
             title="stepspec",
@@ -229,15 +225,7 @@ class Service:
             app.include_router(make_router(context), dependencies=KEYS if settings.locked else ())
         app.include_router(routes.public_router(context, metrics.scrape))
         app.add_exception_handler(HTTPException, _http_error)
-        checks = RequestChecks(
-            settings=settings,
-            clients=context.clients,
-            admission=context.admission,
-            observe=observe,
-            version=offer.version,
-            session_header=offer.session_header,
-        )
-        app.add_middleware(RequestMiddleware, checks=checks)
+        app.add_middleware(RequestMiddleware, context=context)
         if settings.cors_origins:
             app.add_middleware(
                 CORSMiddleware,
@@ -353,14 +341,19 @@ class ServiceServer(uvicorn.Server):
             http=Protocol,
         )
         super().__init__(config)
-        self._drain = Drain(service.context.admission, settings, log, self._exit)
+        self._admission = service.context.admission
+        self._drain_seconds = settings.drain_seconds
+        self._log = log
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._report)
-        with _handled(signal.SIGHUP, self.handle_exit):
-            await super().serve(sockets)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as by nohup
+            self._loop.add_signal_handler(signal.SIGHUP, self._begin_to_end)
+        await super().serve(sockets)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log a shortage of this machine in one line. Log anything else as asyncio does."""
@@ -374,29 +367,28 @@ class ServiceServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; exit at once on the second signal."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._drain.signal)
+        self._loop.call_soon_threadsafe(self._begin_to_end)
 
-    def _exit(self) -> None:
-        self.should_exit = True
+    def _begin_to_end(self) -> None:
+        """Begin to drain. The second time, end at once."""
+        if self._draining is not None:
+            self._admission.aborted.set()
+            self.should_exit = True
+            return
+        self._admission.close()
+        self._draining = asyncio.create_task(self._drain())
 
-
-@contextmanager
-def _handled(
-    number: signal.Signals, handler: Callable[[int, FrameType | None], None]
-) -> Generator[None]:
-    """
-    Handle a signal with *handler* while the block lasts.
-
-    A signal that the process ignores, as under ``nohup``, stays ignored.
-    """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(number) is signal.SIG_IGN
-    ):
-        yield
-        return
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
+    async def _drain(self) -> None:
+        """Wait until all requests are answered, at most `drain_seconds`. Abort the others."""
+        admission = self._admission
+        seconds = self._drain_seconds
+        requests = admission.running + admission.waiting
+        try:
+            self._log(f"shutting down: {requests} requests may finish within {seconds:g} s")
+            async with asyncio.timeout(seconds):
+                await admission.idle()
+        except TimeoutError:
+            self._log(f"aborting {admission.running + admission.waiting} requests")
+            admission.aborted.set()
+        finally:
+            self.should_exit = True

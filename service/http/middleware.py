@@ -1,9 +1,6 @@
 """
-The layer between the server and the routes: the record and the checks of a request, and a response
-that ends with its client.
-
-`RequestMiddleware` is the outermost layer of the application. A `StreamedResponse` is produced
-while the client waits, and cancelled as soon as the client disconnects.
+The outermost layer of the application, between the server and the routes: the record and the checks
+of a request.
 """
 
 from __future__ import annotations
@@ -12,18 +9,13 @@ import asyncio
 import ipaddress
 import re
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stepspec.orchestrator.concurrency import background
-
-from ..admission import Admission, Clients
 from ..errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
 from ..json_types import HttpHeaders
 from ..records import (
@@ -31,10 +23,9 @@ from ..records import (
     RequestArrived,
     RequestFailed,
     RequestFinished,
-    ServiceObserver,
     ServiceRequest,
 )
-from ..settings import ServiceSettings
+from .runs import ServiceContext
 
 PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
 """
@@ -53,36 +44,18 @@ def service_request(connection: HTTPConnection) -> ServiceRequest:
     return request
 
 
-@dataclass(frozen=True, slots=True)
-class RequestChecks:
-    """What `RequestMiddleware` checks requests by, and where it reports them."""
-
-    settings: ServiceSettings
-    """The settings of the service."""
-    clients: Clients
-    """The clients with their keys and limits."""
-    admission: Admission
-    """The admission of the service. Once it is closed, each response closes its connection."""
-    observe: ServiceObserver
-    """The receiver of `RequestArrived`, `RequestFailed` and `RequestFinished`."""
-    version: str = "0"
-    """The version of the service, for a header of each response."""
-    session_header: str = ""
-    """The header of the session, which served models receive. "": there is none."""
-
-
 class RequestMiddleware:
     """
-    Makes a `ServiceRequest` of every HTTP request, and refuses requests by *checks*.
+    Makes a `ServiceRequest` of every HTTP request, and refuses requests by the settings.
 
     It refuses a request without a key, over a limit of its client, or too large. Where no key is
     needed, it refuses requests of other sites' pages unless the settings allow them. A slash at the
     end of a path is ignored.
     """
 
-    def __init__(self, app: ASGIApp, checks: RequestChecks) -> None:
+    def __init__(self, app: ASGIApp, context: ServiceContext) -> None:
         self._app = app
-        self._checks = checks
+        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -97,16 +70,16 @@ class RequestMiddleware:
             scope["method"],
             request_path(scope),
             headers,
-            self._checks.session_header.lower(),
+            self._context.offer.session_header.lower(),
         )
         scope["stepspec.request"] = request
-        self._checks.observe(RequestArrived(request))
+        self._context.observe(RequestArrived(request))
         try:
             await self._handle(request, scope, receive, self._with_headers(request, send))
         finally:
             request.status = request.status or CLIENT_CLOSED
-            self._checks.clients.charge(request)
-            self._checks.observe(RequestFinished(request))
+            self._context.clients.charge(request)
+            self._context.observe(RequestFinished(request))
             forget_frames(request.error)
 
     async def _handle(
@@ -125,7 +98,7 @@ class RequestMiddleware:
             error = request.in_its_api(api_error(exc))
             request.error = error
             if error.code == INTERNAL_ERROR:
-                self._checks.observe(RequestFailed(request, exc))
+                self._context.observe(RequestFailed(request, exc))
             if not request.status:  # else the server breaks off the response, which has begun
                 body = request.error_body(error)
                 response = Response(body, error.status, error.all_headers, "application/json")
@@ -134,10 +107,10 @@ class RequestMiddleware:
     def _check(self, request: ServiceRequest) -> None:
         """Raise `ApiError` if the request is refused."""
         headers = request.headers
-        settings = self._checks.settings
+        settings = self._context.settings
         if not (settings.locked or settings.insecure):
             check_origin(headers, settings.cors_origins)
-        client = self._checks.clients.find(headers.get("authorization"), headers.get("x-api-key"))
+        client = self._context.clients.find(headers.get("authorization"), headers.get("x-api-key"))
         if client is None and request.path not in PUBLIC_PATHS:
             raise ApiError(
                 401,
@@ -147,13 +120,13 @@ class RequestMiddleware:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         request.client = client or ""
-        self._checks.clients.admit(request)
+        self._context.clients.admit(request)
         length = headers.get("content-length", "")
         self._check_size(int(length) if length.isdecimal() else 0)
 
     def _check_size(self, size: int) -> None:
         """Raise `ApiError` if a body of *size* bytes is too large."""
-        limit = self._checks.settings.max_body_bytes
+        limit = self._context.settings.max_body_bytes
         if size > limit:
             raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
 
@@ -161,7 +134,7 @@ class RequestMiddleware:
         """Return *receive* with limits for the size of the body and the time until its end."""
         size = 0
         complete = False
-        seconds = self._checks.settings.send_seconds
+        seconds = self._context.settings.send_seconds
         deadline = asyncio.get_running_loop().time() + seconds
 
         async def limited() -> Message:
@@ -188,11 +161,13 @@ class RequestMiddleware:
                 request.status = request.status or message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request.id
-                if self._checks.admission.closed:  # the client's next request finds another process
+                if (
+                    self._context.admission.closed
+                ):  # the client's next request finds another process
                     headers["Connection"] = "close"
                 if request.anthropic:
                     headers["request-id"] = request.id
-                headers["x-stepspec-version"] = self._checks.version
+                headers["x-stepspec-version"] = self._context.offer.version
                 headers["x-stepspec-overhead-ms"] = f"{request.overhead * 1000:.2f}"
             await send(message)
 
@@ -270,145 +245,3 @@ def registrable(host: str) -> bool:
     except ValueError:
         return "." in name and not name.endswith(LOCAL_DOMAINS)
     return False
-
-
-EVENT_STREAM: HttpHeaders = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
-LastEvent: TypeAlias = Callable[[ApiError, bytes], bytes]
-"""Makes the last event of a stream from an error, and from its body in the shape of the API."""
-
-
-class ClientConnection:
-    """
-    Sends the response to *request*.
-
-    Each method raises `ApiError` if the client does not take a message within *send_seconds*.
-    """
-
-    def __init__(self, request: ServiceRequest, send: Send, send_seconds: float) -> None:
-        self._request = request
-        self._send = send
-        self._send_seconds = send_seconds
-        self._failure: LastEvent | None = None
-        self.started = False
-        """Whether the response has begun."""
-        self.finished = False
-        """Whether the response is complete."""
-
-    async def start(
-        self,
-        headers: HttpHeaders,
-        status: int = 200,
-        *,
-        failure: LastEvent | None = None,
-    ) -> None:
-        """Send status and *headers*. *failure* makes the last event of a stream that fails."""
-        self._failure = failure
-        self.started = True
-        raw = [
-            (name.lower().encode(), value.encode("latin-1", "replace"))
-            for name, value in headers.items()
-        ]
-        await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def send(self, body: bytes) -> None:
-        """Send a further part of the body, if it is not empty."""
-        if body:
-            await self._deliver({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def finish(self, body: bytes = b"") -> None:
-        await self._deliver({"type": "http.response.body", "body": body, "more_body": False})
-        self.finished = True
-
-    async def fail(self, error: ApiError) -> None:
-        """
-        End the response with *error*, or raise *error* if the response has not started.
-
-        A stream gets a last event. Any other response stays incomplete, and the server cuts it off.
-        """
-        request = self._request
-        request.error = error
-        if not self.started:
-            raise error
-        if error.status == CLIENT_CLOSED:  # the client takes nothing
-            request.status = CLIENT_CLOSED
-        elif self._failure is not None and not self.finished:
-            error = request.in_its_api(error)
-            await self.finish(self._failure(error, request.error_body(error)))
-
-    async def send_json(self, body: bytes) -> None:
-        """Send a complete response."""
-        await self.start({"Content-Type": "application/json", "Content-Length": str(len(body))})
-        await self.finish(body)
-
-    async def _deliver(self, message: dict[str, object]) -> None:
-        try:
-            async with asyncio.timeout(self._send_seconds):
-                await self._send(message)
-        except TimeoutError:
-            raise ApiError(
-                CLIENT_CLOSED,
-                f"the client took nothing for {self._send_seconds:g} s",
-                code="client_stalled",
-            ) from None
-
-
-Work: TypeAlias = Callable[[ClientConnection], Coroutine[Any, Any, None]]
-
-
-class StreamedResponse(Response):
-    """
-    Runs *work*, which sends the response over its connection.
-
-    *work* is cancelled when the client disconnects or *aborted* is set. The call ends when all
-    tasks of *work* have ended. A client that is still connected receives an error.
-    """
-
-    def __init__(
-        self,
-        request: ServiceRequest,
-        work: Work,
-        send_seconds: float,
-        aborted: asyncio.Event,
-    ) -> None:
-        super().__init__()
-        self._request = request
-        self._work = work
-        self._send_seconds = send_seconds
-        self._aborted = aborted
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = ClientConnection(self._request, send, self._send_seconds)
-        async with background(
-            self._work(connection),
-            _disconnected(receive),
-            self._aborted.wait(),
-        ) as tasks:
-            working, disconnecting, _ = tasks
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if connection.finished and not working.done():  # which counts as a disconnect
-                await asyncio.wait([working])
-            done = working.done()
-            disconnected = disconnecting.done()
-        if done:
-            working.result()
-        elif disconnected:
-            self._request.status = CLIENT_CLOSED
-        else:
-            await connection.fail(
-                ApiError(
-                    503,
-                    "the service shut down before the answer was complete",
-                    code="shut_down",
-                    retry=True,
-                )
-            )
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Wait until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

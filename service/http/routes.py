@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
-from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse, Response
 
 from stepspec.orchestrator.json_values import write_json
@@ -23,17 +22,18 @@ from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
 from ..formats.messages import CountTokensRequest, MessagesReply, MessagesRequest
 from ..formats.reply_format import ReplyFormat
-from ..formats.requests import AUTO, ModelCatalog, Resolver, ServedModel, forwarded_priority
+from ..formats.requests import AUTO, ModelCatalog, Resolver, ServedModel
 from ..formats.responses import ResponsesReply, ResponsesRequest
 from ..formats.schemas import Request as RunRequestBody
 from ..formats.schemas import parse_json
 from ..formats.validation import parse_request
-from ..json_types import JsonFields, JsonObject
+from ..json_types import JsonObject
 from ..records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from ..settings import Thinking
-from .middleware import ClientConnection, service_request
-from .runs import Runs, ServiceContext, reply
-from .upstream import ForwardedRequest, Forwarding
+from .connection import ClientConnection
+from .middleware import service_request
+from .runs import Runs, ServiceContext
+from .upstream import ModelCall
 
 B = TypeVar("B", bound=RunRequestBody)
 
@@ -63,6 +63,7 @@ ANTHROPIC_ERRORS = (*MODEL_ERRORS, OVERLOADED)
 """The statuses of errors of a route that calls models, in Anthropic's API."""
 JSON = "application/json"
 STREAM = "text/event-stream"
+SCHEMA_PATH = "#/components/schemas/{model}"
 UNKNOWN_MODEL = "unknown"
 """The label in metrics of a name that no model has."""
 
@@ -80,7 +81,7 @@ ANTHROPIC_ERROR = _object(
 
 
 def _schema(name: str) -> JsonObject:
-    return {JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    return {JSON: {"schema": {"$ref": SCHEMA_PATH.format(model=name)}}}
 
 
 def _route(
@@ -128,7 +129,7 @@ def api_router(context: ServiceContext) -> APIRouter:
     )
     async def completions(http_request: Request) -> Response:
         """Forward a completion to one of the served models."""
-        call = await ModelCall.read(context, http_request)
+        call = await read_call(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
         names = ", ".join(context.models.served)
@@ -192,7 +193,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
     )
     async def count_tokens(http_request: Request) -> Response:
         """Count the tokens of a conversation, as the large model reads it."""
-        call = await ModelCall.read(context, http_request)
+        call = await read_call(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
         wanted = parse_request(CountTokensRequest, call.content).wanted.readable()
@@ -233,14 +234,14 @@ def live_router(context: ServiceContext) -> APIRouter:
     )
     async def live(http_request: Request) -> Response:
         """Run a problem; stream every event as it happens, and the solution at the end."""
-        call = await ModelCall.read(context, http_request, AUTO)
+        call = await read_call(context, http_request, AUTO)
         call.request.stream = True
         if isinstance(call.model, ServedModel):
             raise bad_request(
                 "model is a served model, and only the runs of methods have events", "model"
             )
-        runs = call.runs(call.model, parse_request(LiveRequest, call.content))
-        return call.reply(runs, LiveReply())
+        body = parse_request(LiveRequest, call.content)
+        return runs_of(call, call.model, body).respond(LiveReply())
 
     return router
 
@@ -304,87 +305,42 @@ def public_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
     return router
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCall:
-    """A request that names a model."""
+async def read_call(
+    context: ServiceContext,
+    http_request: Request,
+    default: str | None = None,
+) -> ModelCall:
+    """
+    Read the body and find the model.
 
-    context: ServiceContext
-    """What all requests of the service share."""
-    request: ServiceRequest
-    """The record of the request."""
-    body: bytes
-    """The body."""
-    content: JsonFields
-    """The parsed body."""
-    model: str | ServedModel
-    """The name of a method, or a served model."""
-
-    @classmethod
-    async def read(
-        cls,
-        context: ServiceContext,
-        http_request: Request,
-        default: str | None = None,
-    ) -> ModelCall:
-        """
-        Read the body and find the model.
-
-        A body without a model means the model *default*. Raise `ApiError` for a wrong body.
-        """
-        request = service_request(http_request)
-        coding = http_request.headers.get("content-encoding", "identity")
-        if coding != "identity":
-            raise bad_request(
-                f"the body has the Content-Encoding {coding}: send it uncompressed",
-                code="invalid_json",
-            )
-        body = await http_request.body()
-        content = parse_json(body)
-        name = content.get("model", default)
-        if name is None and "model" not in content:
-            raise bad_request("model is missing", "model", "missing")
-        if not isinstance(name, str) or not name:
-            raise bad_request("model has to be a name", "model")
-        request.model = UNKNOWN_MODEL
-        request.stream = content.get("stream") is True
-        model = context.models.find(name)
-        request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
-        return cls(context, request, body, content, model)
-
-    def runs(self, method: str, body: RunRequestBody) -> Runs:
-        """Make the runs of *method* that *body* asks for. Raise `ApiError`."""
-        context = self.context
-        auto = self.content.get("model", AUTO) == AUTO
-        best = context.clients.best_priority(self.request.client)
-        resolver = Resolver(method, context.offer, context.settings, auto, best)
-        return Runs(context, self.request, resolver.runs(body))
-
-    def reply(self, runs: Runs, format: ReplyFormat) -> Response:
-        """Answer with *runs* in *format*."""
-        return self.context.respond(
-            self.request, partial(reply, runs, format, stream=self.request.stream)
+    A body without a model means the model *default*. Raise `ApiError` for a wrong body.
+    """
+    request = service_request(http_request)
+    coding = http_request.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise bad_request(
+            f"the body has the Content-Encoding {coding}: send it uncompressed",
+            code="invalid_json",
         )
+    content = parse_json(await http_request.body())
+    name = content.get("model", default)
+    if name is None and "model" not in content:
+        raise bad_request("model is missing", "model", "missing")
+    if not isinstance(name, str) or not name:
+        raise bad_request("model has to be a name", "model")
+    request.model = UNKNOWN_MODEL
+    request.stream = content.get("stream") is True
+    model = context.models.find(name)
+    request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
+    return ModelCall(context, request, content, model)
 
-    def forward(self, model: ServedModel) -> Response:
-        """Answer with the answer of *model*'s server."""
-        context = self.context
 
-        async def work(connection: ClientConnection) -> None:
-            best = context.clients.best_priority(self.request.client)
-            priority = forwarded_priority(self.content, best)
-            forwarded = ForwardedRequest(
-                record=self.request,
-                model=model,
-                content=self.content,
-                body=self.body,
-                priority=priority,
-            )
-            async with context.admitted(self.request, priority or 0) as seconds:
-                endpoint = context.models.endpoint(model.role)
-                forwarding = Forwarding(context.http, endpoint, forwarded, connection)
-                await forwarding.run(seconds)
-
-        return context.respond(self.request, work)
+def runs_of(call: ModelCall, method: str, body: RunRequestBody) -> Runs:
+    """Make the runs of *method* that *body* asks for. Raise `ApiError`."""
+    context = call.context
+    auto = call.content.get("model", AUTO) == AUTO
+    resolver = Resolver(method, context.offer, context.settings, auto, call.best_priority)
+    return Runs(context, call.request, resolver.runs(body))
 
 
 async def answer(
@@ -394,14 +350,14 @@ async def answer(
     format: Callable[[Runs, ServiceRequest, B, Thinking], ReplyFormat],
 ) -> Response:
     """Answer a request of *schema* with runs in *format*, or forward it to a served model."""
-    call = await ModelCall.read(context, http_request)
+    call = await read_call(context, http_request)
     if isinstance(call.model, ServedModel):
         return call.forward(call.model)
     body = parse_request(schema, call.content)
     call.request.log_fields["user"] = body.end_user
-    runs = call.runs(call.model, body)
+    runs = runs_of(call, call.model, body)
     thinking = body.place_of_thinking(context.settings.thinking)
-    return call.reply(runs, format(runs, call.request, body, thinking))
+    return runs.respond(format(runs, call.request, body, thinking))
 
 
 def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
@@ -415,8 +371,12 @@ def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
         schemas = description.setdefault("components", {}).setdefault("schemas", {})
         schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
         schemas["ServedModelRequest"] = _object(**_model_names(served))
+        _, definitions = models_json_schema(
+            [(request, "validation") for request in REQUESTS],
+            ref_template=SCHEMA_PATH,
+        )
+        schemas.update(definitions["$defs"])
         for request in REQUESTS:
-            schemas.update(_schemas(request))
             schemas[request.__name__]["properties"] |= _model_names(methods)
         return description
 
@@ -425,9 +385,3 @@ def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
 
 def _model_names(names: Iterable[str]) -> JsonObject:
     return {"model": {"type": "string", "enum": list(names)}}
-
-
-def _schemas(request: type[BaseModel]) -> JsonObject:
-    """Return the JSON schema of *request*, and of all parts of it, by name."""
-    schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
-    return {**schema.pop("$defs", {}), request.__name__: schema}

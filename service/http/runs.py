@@ -1,15 +1,17 @@
 """
 What all requests of one service share, and the runs of one request.
 
-`reply` answers a request with its runs, as a stream or in one piece, in the format of its API.
+`Runs` answer a request as a stream or in one piece, in the format of its API.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Self
 
 import aiohttp
@@ -23,13 +25,22 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Stopwatch
 
 from ..admission import Admission, Clients
-from ..errors import INTERNAL_ERROR, ApiError, api_error
+from ..errors import INTERNAL_ERROR, api_error
 from ..formats.reply_format import ReplyFormat, RequestRuns, RunItem
 from ..formats.requests import ModelCatalog, Offer, RunRequest
-from ..records import RequestFailed, RunEvent, RunResult, ServiceObserver, ServiceRequest
+from ..records import (
+    RequestFailed,
+    RunEvent,
+    RunResult,
+    ServiceEvent,
+    ServiceObserver,
+    ServiceRequest,
+)
 from ..settings import ServiceSettings
-from .middleware import EVENT_STREAM, ClientConnection, StreamedResponse, Work
-from .upstream import IDLE_SECONDS, HealthMonitor
+from .connection import EVENT_STREAM, ClientConnection, StreamedResponse, Work
+from .health import HealthMonitor
+
+log = logging.getLogger("stepspec")
 
 MIN_SECONDS = 0.001
 """Seconds for a run whose deadline was over before it began."""
@@ -45,21 +56,35 @@ class ServiceContext:
     health: HealthMonitor
     """The health of the servers, while the context is `open`."""
 
-    def __init__(self, offer: Offer, settings: ServiceSettings, observe: ServiceObserver) -> None:
+    def __init__(
+        self,
+        offer: Offer,
+        settings: ServiceSettings,
+        observers: Iterable[ServiceObserver] = (),
+    ) -> None:
         self.offer = offer
         self.settings = settings
-        self.observe = observe
+        self.observers = [*observers]
         self.admission = Admission(settings)
         self.models = ModelCatalog(offer)
         self.clients = Clients(settings)
         self.created = int(time.time())
         """The start of the service, in seconds since 1970."""
 
+    def observe(self, event: ServiceEvent) -> None:
+        """Call all observers in order. Log the exception of an observer, which harms nothing."""
+        for observer in self.observers:
+            try:
+                observer(event)
+            except Exception:
+                log.exception("an observer failed at %s", type(event).__name__)
+
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
         """Hold connections, and check the health of the servers, while the block lasts."""
         engine = self.offer.engine
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+        # vLLM closes idle connections, perhaps just when a request is under way
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         cookies = aiohttp.DummyCookieJar()
         async with aiohttp.ClientSession(connector=connector, cookie_jar=cookies) as http:
             self.http = http
@@ -108,7 +133,7 @@ class Runs(RequestRuns):
         self._changed = asyncio.Event()
 
     @asynccontextmanager
-    async def started(self) -> AsyncGenerator[Self]:
+    async def _started(self) -> AsyncGenerator[None]:
         """
         Wait for admission, and run everything while the block lasts.
 
@@ -123,7 +148,7 @@ class Runs(RequestRuns):
             ]
             try:
                 async with asyncio.timeout(seconds + GRACE_SECONDS), background(*runs):
-                    yield self
+                    yield
             finally:
                 ledgers = [Ledger.of(counts.events) for counts in self.counts]
                 self._request.ledgers = ledgers
@@ -139,7 +164,7 @@ class Runs(RequestRuns):
             raise StopAsyncIteration
         return await self._next(self._keep_alive)
 
-    async def until(self, events: tuple[type[Event], ...]) -> list[RunItem]:
+    async def _until(self, events: tuple[type[Event], ...]) -> list[RunItem]:
         """
         Wait for the first of *events*, or for `keep_alive` seconds. Return the items until then.
 
@@ -200,53 +225,44 @@ class Runs(RequestRuns):
         self._items.append(item)
         self._changed.set()
 
-    def error(self, exc: Exception) -> ApiError:
-        """Return the error that tells the client of *exc*. Report *exc* if it is a bug."""
-        error = api_error(exc, partial=any(counts.written for counts in self.counts))
-        if error.code == INTERNAL_ERROR:
-            self._context.observe(RequestFailed(self._request, exc))
-        return error
+    def respond(self, format: ReplyFormat) -> StreamedResponse:
+        """Answer with the runs in *format*."""
+        return self._context.respond(self._request, partial(self._answer, format))
+
+    async def _answer(self, format: ReplyFormat, connection: ClientConnection) -> None:
+        """
+        Run everything and answer over *connection*.
+
+        Raise `ApiError` before the response starts. Later errors end the response.
+        """
+        answer = self._stream if self._request.stream else self._whole
+        try:
+            async with self._started():
+                await answer(format, connection)
+        except Exception as exc:
+            error = api_error(exc, partial=any(counts.written for counts in self.counts))
+            if error.code == INTERNAL_ERROR:
+                self._context.observe(RequestFailed(self._request, exc))
+            await connection.fail(error)
+
+    async def _whole(self, format: ReplyFormat, connection: ClientConnection) -> None:
+        """Answer in one piece."""
+        async for items in self:
+            for item in items:
+                format.render(item)
+        await connection.send_json(write_json(await format.body()))
+
+    async def _stream(self, format: ReplyFormat, connection: ClientConnection) -> None:
+        """Answer with a stream."""
+        first = await self._until(format.starts_at)
+        await connection.start(EVENT_STREAM, failure=format.failed)
+        await connection.send(await format.opening() + b"".join(map(format.render, first)))
+        async for items in self:
+            events = b"".join(map(format.render, items)) if items else format.keep_alive
+            await connection.send(events)
+        await connection.finish(await format.closing())
 
 
 def _is_one_of(events: tuple[type[Event], ...], item: RunItem) -> bool:
     """Return whether *item* is one of *events*, or the result of a run."""
     return isinstance(item, RunResult) or isinstance(item.event, events)
-
-
-async def reply(
-    runs: Runs,
-    format: ReplyFormat,
-    connection: ClientConnection,
-    *,
-    stream: bool,
-) -> None:
-    """
-    Run *runs* and answer over *connection*.
-
-    Raise `ApiError` before the response starts. Later errors end the response.
-    """
-    answer = _stream if stream else _whole
-    try:
-        async with runs.started():
-            await answer(runs, format, connection)
-    except Exception as exc:
-        await connection.fail(runs.error(exc))
-
-
-async def _whole(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
-    """Answer in one piece."""
-    async for items in runs:
-        for item in items:
-            format.render(item)
-    await connection.send_json(write_json(await format.body()))
-
-
-async def _stream(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
-    """Answer with a stream."""
-    first = await runs.until(format.starts_at)
-    await connection.start(EVENT_STREAM, failure=format.failed)
-    await connection.send(await format.opening() + b"".join(map(format.render, first)))
-    async for items in runs:
-        events = b"".join(map(format.render, items)) if items else format.keep_alive
-        await connection.send(events)
-    await connection.finish(await format.closing())

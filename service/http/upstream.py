@@ -1,23 +1,21 @@
-"""
-The servers of both models: their health, and the forwarding of requests to a served model.
-"""
+"""The forwarding of requests to a served model."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import cast
 
 import aiohttp
+from starlette.responses import Response
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints import ModelEndpoint, ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.breaker import UNUSABLE_STATUSES
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.request_context import SESSION, run_place
@@ -27,11 +25,11 @@ from stepspec.orchestrator.errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    LocalShortage,
 )
 from stepspec.orchestrator.http.client import connection_error
 from stepspec.orchestrator.http.http_errors import (
     Call,
+    as_object,
     http_date,
     http_error,
     no_reply,
@@ -44,18 +42,13 @@ from stepspec.orchestrator.json_values import write_json
 
 from ..errors import ApiError, api_error
 from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
-from ..formats.requests import ROLES, ServedModel
-from ..json_types import JsonFields, JsonObject
-from ..records import MESSAGES_PATH, HealthChecked, ServiceObserver, ServiceRequest
-from .middleware import EVENT_STREAM, ClientConnection
+from ..formats.requests import ServedModel, forwarded_priority
+from ..json_types import JsonFields
+from ..records import MESSAGES_PATH, ServiceRequest
+from .connection import EVENT_STREAM, ClientConnection
+from .health import is_healthy
+from .runs import ServiceContext
 
-IDLE_SECONDS = 2.0
-"""
-Seconds that an idle connection stays open. vLLM closes its own after five, perhaps just when a
-request is under way.
-"""
-CHECK_SECONDS = 5.0
-"""Seconds for one health check."""
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 MAX_FAILURE_BYTES = 1 << 20
 """Bytes of a failed answer that are passed on."""
@@ -63,77 +56,6 @@ MAX_ANSWER_BYTES = 1 << 28
 """Bytes of an answer in one piece that are passed on."""
 CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
 SERVER_DIED = "did the server die?"
-
-
-class HealthMonitor:
-    """
-    Checks the health of the servers. *observe* receives every result.
-
-    A server that fails a check is reported to its circuit breaker, which probes it from then on.
-    """
-
-    def __init__(self, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver) -> None:
-        self._observe = observe
-        self._endpoints = dict(endpoints)
-        self.up = {role: endpoint.usable for role, endpoint in endpoints.items()}
-        """Whether a server of each role is up, by the last check."""
-
-    @property
-    def status(self) -> Literal["ready", "degraded", "down"]:
-        """
-        "degraded" while only the small model is down, as the large one answers alone.
-
-        "down" while the large model is down.
-        """
-        if not self.up["large"]:
-            return "down"
-        return "ready" if self.up["small"] else "degraded"
-
-    @asynccontextmanager
-    async def checking(self, seconds: float) -> AsyncGenerator[None]:
-        """Check every server now and every *seconds* while the block lasts."""
-
-        async def check() -> None:
-            while True:
-                await asyncio.gather(*map(self._check, ROLES))
-                await asyncio.sleep(seconds)
-
-        async with background(check()):
-            yield
-
-    async def _check(self, role: Role) -> None:
-        endpoint = self._endpoints[role]
-        assert isinstance(endpoint, ReplicatedEndpoint)
-        healthy = await asyncio.gather(*[_is_healthy(endpoint, server) for server in endpoint.up])
-        self.up[role] = any(healthy)
-        self._observe(HealthChecked(role, self.up[role]))
-
-
-async def _is_healthy(endpoint: ReplicatedEndpoint, server: Server) -> bool:
-    """
-    Return whether *server* is healthy. Report to *endpoint* if it is not.
-
-    If this machine lacks what a check needs, nothing is known, and the server counts as healthy.
-    """
-    url = server.settings.url
-    try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            await server.check_health()
-    except TimeoutError:
-        error: EndpointError = EndpointUnavailable(
-            f"/health does not answer within {CHECK_SECONDS:g} s",
-            role=endpoint.role,
-            url=url,
-            verb="health",
-        )
-    except LocalShortage:
-        return True
-    except EndpointError as exc:
-        error = exc
-    else:
-        return True
-    endpoint.report(url, error)
-    return False
 
 
 class BrokenAnswer(Exception):
@@ -158,6 +80,8 @@ class ServerReply:
     """What error messages name."""
     response: aiohttp.ClientResponse
     """The answer."""
+    prioritised: bool
+    """Whether a priority was added to the request."""
 
     @property
     def deadlines(self) -> Deadlines:
@@ -216,52 +140,65 @@ class ServerReply:
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardedRequest:
-    """A request to a served model, as the client sent it."""
+class ModelCall:
+    """A request that names a model, as the client sent it."""
 
-    record: ServiceRequest
+    context: ServiceContext
+    """What all requests of the service share."""
+    request: ServiceRequest
     """The record of the request."""
-    model: ServedModel
-    """The served model."""
     content: JsonFields
-    """The parsed body."""
-    body: bytes
-    """The body. It is forwarded unchanged where nothing has to be added."""
-    priority: int | None
-    """The priority among runs, for servers that take one. None: the request keeps its own."""
+    """The body."""
+    model: str | ServedModel
+    """The name of a method, or a served model."""
+
+    @property
+    def best_priority(self) -> int | None:
+        """The best priority that the request may have. None: any."""
+        return self.context.clients.best_priority(self.request.client)
+
+    def forward(self, model: ServedModel) -> Response:
+        """Answer with the answer of *model*'s server."""
+        context = self.context
+
+        async def work(connection: ClientConnection) -> None:
+            priority = forwarded_priority(self.content, self.best_priority)
+            async with context.admitted(self.request, priority or 0) as seconds:
+                await Forwarding(self, model, priority, connection).run(seconds)
+
+        return context.respond(self.request, work)
 
 
 class Forwarding:
     """
-    Forwards a request to a server of *endpoint* over *http*, and the answer over *connection*.
+    Forwards the request *call* to a server of *model*, and the answer over *connection*.
 
     The request goes to the server that its session prefers, or to the server with the least to do.
-    It goes to the next server if that one fails before its answer begins.
+    It goes to the next server if that one fails before its answer begins. Servers that take a
+    *priority* among runs get it; None: the request keeps its own.
     """
 
     def __init__(
         self,
-        http: aiohttp.ClientSession,
-        endpoint: ModelEndpoint,
-        forwarded: ForwardedRequest,
+        call: ModelCall,
+        model: ServedModel,
+        priority: int | None,
         connection: ClientConnection,
     ) -> None:
+        endpoint = call.context.models.endpoint(model.role)
         assert isinstance(endpoint, ReplicatedEndpoint)
-        self._http = http
+        self._http = call.context.http
         self._endpoint = endpoint
-        self._request = forwarded.record
-        self._model = forwarded.model
+        self._request = call.request
+        self._model = model
         self._connection = connection
-        self._priority = forwarded.priority if endpoint.settings.priorities else None
+        self._priority = priority if endpoint.settings.priorities else None
         # whether the tokens of the answer are charged to the client
         self._counted = bool(self._request.client) and self._model.role == "large"
-        content = forwarded.content
-        if content["model"] != self._model.name:
-            content = {**content, "model": self._model.name}
+        content = {**call.content, "model": model.name}
         with_usage = asking_for_usage(self._request.path, content) if self._counted else None
         self._hides_usage = with_usage is not None  # the client has not asked for the usage
         self._content = with_usage or content
-        self._client_body = forwarded.body if self._content is forwarded.content else None
         self._failed_status = 0  # of the last failed answer that was not passed on
 
     async def run(self, seconds: float) -> None:
@@ -313,19 +250,13 @@ class Forwarding:
         with request.calling(self._model.role, self._model.name, call.url) as record:
             async with await self._open(server, call, priority) as response:
                 record.answered(response.status, request.seconds)
-                reply = ServerReply(server, call, response)
-                await self._receive(reply, prioritised=priority is not None)
+                reply = ServerReply(server, call, response, prioritised=priority is not None)
+                receive = self._answer if response.ok else self._failure
+                try:
+                    await receive(reply)
+                except (BrokenAnswer, EventTooLarge) as exc:
+                    raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
         request.upstream = request.seconds - (request.admitted or 0.0)
-
-    async def _receive(self, reply: ServerReply, *, prioritised: bool) -> None:
-        """Pass on *reply*. Raise the same errors as `_try`."""
-        try:
-            if reply.response.status >= 400:
-                await self._failure(reply, prioritised=prioritised)
-            else:
-                await self._answer(reply)
-        except (BrokenAnswer, EventTooLarge) as exc:
-            raise reply.call.error(EndpointUnavailable, f"no answer: {exc}") from exc
 
     async def _open(
         self,
@@ -336,16 +267,15 @@ class Forwarding:
         """
         Send the request and return the answer, which has begun.
 
-        Send the request again if the server closed the idle connection just then.
+        Raise `EndpointUnavailable` if it does not begin in time. An answer in one piece begins when
+        all of it is written, which may take longer while the server is healthy.
         """
         settings = server.settings
-        seconds = settings.deadlines.connect
+        deadlines = settings.deadlines
         proxy = server.connection.proxy
-        body = self._client_body
+        content = self._content
         if priority is not None:
-            body = write_json({**self._content, "priority": run_place(priority)})
-        elif body is None:
-            body = write_json(self._content)
+            content = {**content, "priority": run_place(priority)}
         headers = {
             **self._request.forwarded,
             "Content-Type": "application/json",
@@ -353,54 +283,24 @@ class Forwarding:
         }
         if settings.api_key is not None:
             headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
-        post = partial(
-            self._http.post,
+        post = self._http.post(
             f"{call.url}{self._request.path}",
-            data=body,
+            data=write_json(content),
             headers=headers,
-            timeout=aiohttp.ClientTimeout(sock_connect=seconds),
+            timeout=aiohttp.ClientTimeout(sock_connect=deadlines.connect),
             proxy=proxy,
         )
-
-        async def send() -> aiohttp.ClientResponse:
-            try:
-                return await post()
-            except aiohttp.ClientConnectorError:
-                raise
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-                return await post()
-
-        async with background(send()) as (sending,):
-            await self._wait(sending, server, call)
+        async with background(post) as (sending,):
+            while not (await asyncio.wait([sending], timeout=deadlines.first))[0]:
+                if self._streams or not await is_healthy(self._endpoint, server):
+                    late = f"no answer after {deadlines.first:g} s (deadlines.first)"
+                    raise call.error(EndpointUnavailable, late)
             try:
                 return sending.result()
             except CONNECTION_ERRORS as exc:
-                raise connection_error(call, exc, seconds, proxy) from exc
+                raise connection_error(call, exc, deadlines.connect, proxy) from exc
 
-    async def _wait(self, sending: asyncio.Task[Any], server: VllmEndpoint, call: Call) -> None:
-        """
-        Wait until the answer begins. Raise `EndpointUnavailable` if it does not begin in time.
-
-        An answer in one piece begins when all of it is written. It may take longer while the server
-        is healthy.
-        """
-        seconds = server.settings.deadlines.first
-        while True:
-            await asyncio.wait([sending], timeout=seconds)
-            if sending.done():
-                return
-            late = call.error(
-                EndpointUnavailable, f"no answer after {seconds:g} s (deadlines.first)"
-            )
-            if self._streams:
-                raise late
-            try:
-                async with asyncio.timeout(CHECK_SECONDS):
-                    await server.check_health()
-            except TimeoutError:
-                raise late from None
-
-    async def _failure(self, reply: ServerReply, *, prioritised: bool) -> None:
+    async def _failure(self, reply: ServerReply) -> None:
         """
         Pass on a failed answer.
 
@@ -409,7 +309,7 @@ class Forwarding:
         """
         status = reply.response.status
         body = await reply.rest(MAX_FAILURE_BYTES)
-        if prioritised and status == 400 and b"priority" in body.lower():
+        if reply.prioritised and status == 400 and b"priority" in body.lower():
             raise PriorityRefused
         error = http_error(reply.call, status, body, self._request.path)
         if isinstance(error, EndpointUnavailable):
@@ -446,18 +346,14 @@ class Forwarding:
         """Pass on a stream. Raise the same errors as `_answer`."""
         connection = self._connection
         call = reply.call
-        answer = ForwardedAnswer(
-            self._request.path,
-            counted=self._counted,
-            hidden=self._hides_usage,
-        )
+        answer = ForwardedAnswer(self._request.path, hidden=self._hides_usage)
         first = await reply.first_event(answer)
         headers = {**EVENT_STREAM, **reply.headers}
         await connection.start(headers, reply.response.status, failure=answer.failed)
         try:
             await connection.send(first)
             # a server may be silent: parsers of calls keep their text until it is whole
-            healthy = partial(_is_healthy, self._endpoint, reply.server)
+            healthy = partial(is_healthy, self._endpoint, reply.server)
             while part := await reply.read(reply.deadlines.between, healthy):
                 await connection.send(answer.add(part))
             rest = answer.finish()
@@ -518,11 +414,10 @@ def asking_for_usage(path: str, content: JsonFields) -> JsonFields | None:
     """
     if path not in USAGE_PATHS or content.get("stream") is not True:
         return None
-    options = content.get("stream_options")
-    if _field(options, "include_usage"):
+    options = as_object(content.get("stream_options"))
+    if options.get("include_usage"):
         return None
-    given = cast("JsonObject", options) if isinstance(options, dict) else {}
-    return {**content, "stream_options": {**given, "include_usage": True}}
+    return {**content, "stream_options": {**options, "include_usage": True}}
 
 
 def max_answer_tokens(content: JsonFields, room: int) -> int:
@@ -548,14 +443,13 @@ class ForwardedAnswer:
     """
     Reads the stream that answers a request to *path* while it passes.
 
-    Only whole events are passed on, so that an error may follow at any time. With *counted* the
-    events count as tokens until the usage is known. With *hidden* the event that has only the usage
-    is left out, as the client did not ask for it.
+    Only whole events are passed on, so that an error may follow at any time. The events count as
+    tokens until the usage is known. With *hidden* the event that has only the usage is left out, as
+    the client did not ask for it.
     """
 
-    def __init__(self, path: str, *, counted: bool = False, hidden: bool = False) -> None:
+    def __init__(self, path: str, *, hidden: bool = False) -> None:
         self._path = path
-        self._counted = counted
         self._hidden = hidden
         self._reader = EventReader()
         self._first = b""  # the data of the first event
@@ -585,7 +479,9 @@ class ForwardedAnswer:
         choices: object = last.get("choices")
         if not isinstance(choices, list):
             return True
-        reasons = [_field(choice, "finish_reason") for choice in cast("list[object]", choices)]
+        reasons = [
+            as_object(choice).get("finish_reason") for choice in cast("list[object]", choices)
+        ]
         return not reasons or any(reason is not None for reason in reasons)
 
     def add(self, part: bytes) -> bytes:
@@ -626,8 +522,7 @@ class ForwardedAnswer:
             return FAILED_EVENT % body
         if self._path != "/v1/responses":
             return FAILED % body
-        begun = object_in(self._first).get("response")
-        response = cast("JsonObject", begun) if isinstance(begun, dict) else {}
+        response = as_object(object_in(self._first).get("response"))
         last_number: object = object_in(self._last).get("sequence_number")
         number = last_number + 1 if isinstance(last_number, int) else 0
         return response_failed(response, number, error.status, error.message)
@@ -641,8 +536,6 @@ class ForwardedAnswer:
         if not data.startswith(b"{"):
             return
         self._last = data
-        if not self._counted:
-            return
         if b'"error"' not in data:
             self._events += 1
         if b'"usage"' in data:
@@ -665,16 +558,9 @@ def written_tokens(reply: JsonFields) -> int | None:
     *reply* is a reply or an event. Events of the Responses API have the usage within their
     response. None: there is no usage.
     """
-    usage = _field(_field(reply, "response") or reply, "usage")
-    tokens = _field(usage, "completion_tokens")
-    if tokens is None:
-        tokens = _field(usage, "output_tokens")
+    usage = as_object((as_object(reply.get("response")) or reply).get("usage"))
+    tokens = usage.get("completion_tokens", usage.get("output_tokens"))
     return tokens if type(tokens) is int and tokens >= 0 else None
-
-
-def _field(value: object, name: str) -> Any:
-    """Return the field *name* of an object; None if *value* is no object."""
-    return cast("JsonObject", value).get(name) if isinstance(value, dict) else None
 
 
 def reads_likeliest(content: JsonFields) -> bool:

@@ -77,23 +77,13 @@ def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvide
 
 
 @dataclass(frozen=True, slots=True)
-class TracedRun:
-    """A run of a request."""
-
-    began: int
-    """The start, in nanoseconds since 1970."""
-    models: Mapping[str, str]
-    """The names of the models, by role."""
-
-
-@dataclass(frozen=True, slots=True)
 class OpenSpan:
     """The span of a request that is not answered yet."""
 
     span: Span
     """The span."""
-    runs: dict[int, TracedRun] = field(default_factory=dict[int, TracedRun])
-    """The runs of the request, by the index of their choice."""
+    models: dict[int, dict[str, str]] = field(default_factory=dict[int, dict[str, str]])
+    """The names of each run's models by role or path, by the index of the run's choice."""
 
 
 class Tracing:
@@ -168,13 +158,13 @@ class Tracing:
         choice = run_event.choice
         match run_event.event:
             case Started(models=models):
+                traced.models[choice] = dict(models)
+            case Called() as call if choice in traced.models:
                 began = time.time_ns() - _nanoseconds(run_event.at)
-                traced.runs[choice] = TracedRun(began, dict(models))
-            case Called() as call if choice in traced.runs:
-                run = traced.runs[choice]
+                names = traced.models[choice]
                 about = {
                     "gen_ai.operation.name": "text_completion",
-                    "gen_ai.request.model": run.models.get(call.role, call.role),
+                    "gen_ai.request.model": names.get(call.role, call.role),
                     "gen_ai.usage.input_tokens": call.prompt,
                     "gen_ai.usage.output_tokens": call.written,
                     "gen_ai.usage.cache_read.input_tokens": call.cached,
@@ -185,7 +175,7 @@ class Tracing:
                     "stepspec.step": call.step if call.step >= 0 else None,
                     "stepspec.fate": call.fate,
                 }
-                self._add_client_span(traced.span, run.began, call, about)
+                self._add_client_span(traced.span, began, call, about)
             case _:
                 pass
 

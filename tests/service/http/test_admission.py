@@ -174,8 +174,7 @@ async def test_a_signal_to_the_process_is_a_drain_even_if_nothing_can_be_logged(
         asking = asyncio.create_task(served.chat())
         await occupied(served, 1)
         monkeypatch.setattr(sys, "stderr", FullDisk(OSError(28, "No space left")))
-        drain = served.server._drain  # pyright: ignore[reportPrivateUsage]
-        monkeypatch.setattr(drain, "_log", RequestLog(chosen()).log.info)
+        monkeypatch.setattr(served.server, "_log", RequestLog(chosen()).log.info)
         os.kill(os.getpid(), number)
         await until(lambda: served.service.context.admission.closed)
         for _ in range(999):

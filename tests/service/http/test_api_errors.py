@@ -19,6 +19,7 @@ from stepspec.orchestrator.errors import (
     EndpointUnavailable,
     MalformedReply,
     MissingCapability,
+    near,
 )
 from stepspec.orchestrator.run_options import Limits, RunOptions
 from stepspec.service import errors
@@ -26,7 +27,7 @@ from stepspec.service.errors import ApiError
 from stepspec.service.formats.chat import ChatRequest, LiveRequest
 from stepspec.service.formats.requests import Offer, Resolver, RunRequest, ServedMethod
 from stepspec.service.formats.validation import parse_request
-from stepspec.service.http.middleware import ClientConnection, StreamedResponse
+from stepspec.service.http.connection import ClientConnection, StreamedResponse
 from stepspec.service.records import ServiceRequest
 from stepspec.service.settings import ServiceSettings
 
@@ -37,8 +38,11 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
 def check(method: str, options: Mapping[str, Any]) -> None:
-    """Refuse what is no number."""
+    """Refuse an option that the method has not, and what is no number."""
+    known = OFFER.methods[method].options
     for name, value in options.items():
+        if name not in known:
+            raise ConfigurationError(f"no option {name}{near(name, known)}", option=name)
         if not isinstance(value, int):
             raise ConfigurationError(f"a {name} like {value}", option=name)
 

@@ -95,7 +95,7 @@ def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str,
     hidden = None
     passed = [plain.add(piece) for piece in pieces(content, size)]
     assert b"".join(passed) + plain.finish() == content
-    hidden = ForwardedAnswer("/v1/completions", counted=True, hidden=True)
+    hidden = ForwardedAnswer("/v1/completions", hidden=True)
     shown = b"".join([hidden.add(piece) for piece in pieces(content, size)]) + hidden.finish()
     events = [event.data.strip() for event in EventReader().feed(shown) if event.data]
     assert [data if data == b"[DONE]" else orjson.loads(data) for data in events] == [
@@ -135,7 +135,7 @@ async def test_a_client_with_a_limit_gets_every_event_at_once_and_pays_for_the_s
 
 
 def usage_of(*events: dict[str, Any]) -> int:
-    answer = ForwardedAnswer("/v1/responses", counted=True)
+    answer = ForwardedAnswer("/v1/responses")
     for event in events:
         answer.add(b"event: any\r\ndata: " + orjson.dumps(event) + b"\r\n\r\n")
     return answer.written

@@ -256,7 +256,7 @@ async def test_a_request_that_a_server_refuses_costs_no_tokens() -> None:
 
 
 def test_an_answer_without_usage_is_counted_by_its_events() -> None:
-    reading = ForwardedAnswer("/v1/completions", counted=True)
+    reading = ForwardedAnswer("/v1/completions")
     assert reading.add(b"data: {}\n\ndata: {}\n\ndata: {") == b"data: {}\n\ndata: {}\n\n"
     with pytest.raises(BrokenAnswer):
         reading.finish()

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from stepspec.service.admission import Admission, Clients
-from stepspec.service.http.middleware import RequestChecks, RequestMiddleware, registrable
+from stepspec.service.admission import Clients
+from stepspec.service.http.middleware import RequestMiddleware, registrable
+from stepspec.service.http.runs import ServiceContext
 from stepspec.service.records import HEALTH_PATHS
 
 from ...fakes import run
 from ..served import TURN, chosen, serving, until
+from .test_api_errors import OFFER
 
 LOCKED = chosen(keys=("one", "two"))
 OPEN = ("/", "/health", "/health/liveness", "/health/readiness", "/version", "/metrics")
@@ -103,13 +105,8 @@ def test_the_timeout_is_for_the_complete_body() -> None:
             await Request(scope, receive).body()
 
         settings = chosen(send_seconds=10)
-        checks = RequestChecks(
-            settings=settings,
-            clients=Clients(settings),
-            admission=Admission(settings),
-            observe=lambda event: None,
-        )
-        middleware = RequestMiddleware(app, checks)
+        context = ServiceContext(OFFER, settings)
+        middleware = RequestMiddleware(app, context)
         await middleware(
             {"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note
         )

@@ -1,0 +1,162 @@
+"""
+The response to one request: a connection that its client may leave at any time.
+
+A `StreamedResponse` is produced while the client waits, and cancelled as soon as the client
+disconnects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stepspec.orchestrator.concurrency import background
+
+from ..errors import CLIENT_CLOSED, ApiError
+from ..json_types import HttpHeaders
+from ..records import ServiceRequest
+
+EVENT_STREAM: HttpHeaders = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+LastEvent: TypeAlias = Callable[[ApiError, bytes], bytes]
+"""Makes the last event of a stream from an error, and from its body in the shape of the API."""
+
+
+class ClientConnection:
+    """
+    Sends the response to *request*.
+
+    Each method raises `ApiError` if the client does not take a message within *send_seconds*.
+    """
+
+    def __init__(self, request: ServiceRequest, send: Send, send_seconds: float) -> None:
+        self._request = request
+        self._send = send
+        self._send_seconds = send_seconds
+        self._failure: LastEvent | None = None
+        self.started = False
+        """Whether the response has begun."""
+        self.finished = False
+        """Whether the response is complete."""
+
+    async def start(
+        self,
+        headers: HttpHeaders,
+        status: int = 200,
+        *,
+        failure: LastEvent | None = None,
+    ) -> None:
+        """Send status and *headers*. *failure* makes the last event of a stream that fails."""
+        self._failure = failure
+        self.started = True
+        raw = [
+            (name.lower().encode(), value.encode("latin-1", "replace"))
+            for name, value in headers.items()
+        ]
+        await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def send(self, body: bytes) -> None:
+        """Send a further part of the body, if it is not empty."""
+        if body:
+            await self._deliver({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def finish(self, body: bytes = b"") -> None:
+        await self._deliver({"type": "http.response.body", "body": body, "more_body": False})
+        self.finished = True
+
+    async def fail(self, error: ApiError) -> None:
+        """
+        End the response with *error*, or raise *error* if the response has not started.
+
+        A stream gets a last event. Any other response stays incomplete, and the server cuts it off.
+        """
+        request = self._request
+        request.error = error
+        if not self.started:
+            raise error
+        if error.status == CLIENT_CLOSED:  # the client takes nothing
+            request.status = CLIENT_CLOSED
+        elif self._failure is not None and not self.finished:
+            error = request.in_its_api(error)
+            await self.finish(self._failure(error, request.error_body(error)))
+
+    async def send_json(self, body: bytes) -> None:
+        """Send a complete response."""
+        await self.start({"Content-Type": "application/json", "Content-Length": str(len(body))})
+        await self.finish(body)
+
+    async def _deliver(self, message: dict[str, object]) -> None:
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                await self._send(message)
+        except TimeoutError:
+            raise ApiError(
+                CLIENT_CLOSED,
+                f"the client took nothing for {self._send_seconds:g} s",
+                code="client_stalled",
+            ) from None
+
+
+Work: TypeAlias = Callable[[ClientConnection], Coroutine[Any, Any, None]]
+
+
+class StreamedResponse(Response):
+    """
+    Runs *work*, which sends the response over its connection.
+
+    *work* is cancelled when the client disconnects or *aborted* is set. The call ends when all
+    tasks of *work* have ended. A client that is still connected receives an error.
+    """
+
+    def __init__(
+        self,
+        request: ServiceRequest,
+        work: Work,
+        send_seconds: float,
+        aborted: asyncio.Event,
+    ) -> None:
+        super().__init__()
+        self._request = request
+        self._work = work
+        self._send_seconds = send_seconds
+        self._aborted = aborted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = ClientConnection(self._request, send, self._send_seconds)
+        async with background(
+            self._work(connection),
+            _disconnected(receive),
+            self._aborted.wait(),
+        ) as tasks:
+            working, disconnecting, _ = tasks
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if connection.finished and not working.done():  # which counts as a disconnect
+                await asyncio.wait([working])
+            done = working.done()
+            disconnected = disconnecting.done()
+        if done:
+            working.result()
+        elif disconnected:
+            self._request.status = CLIENT_CLOSED
+        else:
+            await connection.fail(
+                ApiError(
+                    503,
+                    "the service shut down before the answer was complete",
+                    code="shut_down",
+                    retry=True,
+                )
+            )
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
