@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -264,7 +264,7 @@ class Roles(BaseModel, frozen=True, extra="forbid"):
                 f"write a table with a `model` to start, or the URL of a running server: {value!r}"
                 " is neither",
             )
-        if _tag(value) == CONNECTED and not isinstance(value, Endpoint):
+        if _tag(value) == CONNECTED:
             return for_role(value, role)
         return value
 
@@ -288,6 +288,7 @@ Small: TypeAlias = Annotated[
 ]
 PairWithin.model_rebuild()
 Part: TypeAlias = Endpoint | StartedServer | PairWithin
+PartT = TypeVar("PartT", Endpoint, StartedServer, PairWithin)
 
 
 class Pair(Roles, frozen=True):
@@ -309,20 +310,23 @@ class Pair(Roles, frozen=True):
         """All models by path, such as ``small.large``, largest first."""
         return {path: part for path, part in self.parts() if not isinstance(part, PairWithin)}
 
+    def _parts_of(self, kind: type[PartT]) -> Mapping[str, PartT]:
+        return {path: part for path, part in self.parts() if isinstance(part, kind)}
+
     @property
     def started(self) -> Mapping[str, StartedServer]:
         """The servers to start."""
-        return {path: part for path, part in self.parts() if isinstance(part, StartedServer)}
+        return self._parts_of(StartedServer)
 
     @property
     def connected(self) -> Mapping[str, Endpoint]:
         """The servers that run already."""
-        return {path: part for path, part in self.parts() if isinstance(part, Endpoint)}
+        return self._parts_of(Endpoint)
 
     @property
     def nested(self) -> Mapping[str, PairWithin]:
         """The pairs within this one, by path."""
-        return {path: part for path, part in self.parts() if isinstance(part, PairWithin)}
+        return self._parts_of(PairWithin)
 
     def drafter(self, path: str) -> Drafter | None:
         """

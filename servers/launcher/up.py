@@ -174,8 +174,7 @@ async def running(
                 prepare=partial(_warm_up, pair),
             )
             for path, served in (await stack.enter_async_context(launching)).items():
-                server = pair.started[path]
-                found[path] = served.running(server.suffix_scoring, server.speculation.method)
+                found[path] = served.running
         yield {path: found[path] for path in pair.models}
 
 
@@ -198,11 +197,7 @@ async def _connect(path: str, endpoint: Endpoint) -> RunningServer:
         models = [await _served_model(replica) for replica in endpoint.each]
     except EndpointError as exc:
         raise type(exc)(exc.cause, role=path, url=exc.url, verb=exc.verb) from exc
-    return RunningServer(
-        ",".join(replica.v1 for replica in endpoint.each),
-        models[0],
-        endpoint.suffix_scoring,
-    )
+    return RunningServer(",".join(replica.v1 for replica in endpoint.each), models[0])
 
 
 async def _served_model(endpoint: Endpoint) -> str:

@@ -33,7 +33,7 @@ from stepspec.evals.benchmarks import (
 from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.grading.graders import require_graders
 from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_settings
-from stepspec.evals.results import ArmSummary, csv_text, small_print, tables
+from stepspec.evals.results import ArmSummary, small_print, tables
 from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.servers import miniature
@@ -47,8 +47,6 @@ from .command_line import (
     only_without_testbed,
     possible_folder,
     print_json,
-    writable,
-    write_file,
 )
 from .flags import (
     BUDGET,
@@ -301,10 +299,6 @@ def command(
     traces: Annotated[
         bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")
     ] = False,
-    table: Annotated[
-        Path | None,
-        typer.Option("--csv", help="Also write the figures to this file.", metavar="FILE"),
-    ] = None,
     fresh: Fresh = False,
     json: Json = False,
 ) -> None:
@@ -324,8 +318,6 @@ def command(
         policy or [], baseline or ["plain", "small"], random or [], parse_options(option), settings
     )
     seed = seed_of(settings, seed)
-    if table is not None:
-        writable("--csv", table)
     folder = output or Path("runs") / chosen.name
     possible_folder("--output", folder, folder)
     with prompts.replacing(settings.prompts):
@@ -365,8 +357,6 @@ def command(
 
         summaries = wait(work(), resumable=True)
         _show(summaries, competing[0].name, as_json=json)
-        if table is not None:
-            write_file(table, csv_text(summaries))
         wrote = f"wrote {folder}; next: stepspec report {folder}"
         stderr.print(wrote, highlight=False, soft_wrap=True)
         _remark(remarks)
