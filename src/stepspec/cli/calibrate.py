@@ -62,7 +62,7 @@ from .flags import (
 )
 from .program import stderr, stdout, wait
 
-EXAMPLES = """
+CALIBRATE_EXAMPLES = """
 Examples:
 
   stepspec calibrate gsm8k --policy specreason --max-loss 0.01 \\

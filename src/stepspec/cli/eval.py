@@ -199,7 +199,7 @@ def control(name: str, methods: Sequence[Arm]) -> Arm:
     return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
 
 
-EXAMPLES = """
+EVAL_EXAMPLES = """
 Examples:
 
   stepspec eval math500 -p specreason -p bild --random specreason -n 100 \\

@@ -26,7 +26,7 @@ from .program import stderr, stdout
 if TYPE_CHECKING:
     from stepspec.evals.report.layout import Links
 
-EXAMPLES = """
+REPORT_EXAMPLES = """
 Examples:
 
   stepspec report runs/math500

@@ -21,7 +21,7 @@ from .problems import read_problems, read_text
 from .program import STDOUT, stderr, stdout, wait
 from .terminal import RunPrinter, nested_lines, summary
 
-EXAMPLES = """
+SOLVE_EXAMPLES = """
 Examples:
 
   stepspec solve "What is 6 x 7?" --small http://localhost:8001/v1 \\

@@ -61,7 +61,7 @@ ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
 WIDTH = 80
 SEED = 0  # of generated problems
 EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}
-EXAMPLES = """
+TUNE_EXAMPLES = """
 Examples:
 
   stepspec tune --small http://localhost:8001/v1 \\
