@@ -87,8 +87,11 @@ class Layer:
         for length in range(len(place), 0, -1):
             name = self.names.get(place[:length])
             rest = ".".join(place[length:])
+            if name is not None and rest in ("", "url"):
+                return name
             if name is not None:
-                return name if rest in ("", "url") else f"{name}, {rest}"
+                between = " " if self.source == "flag" else ", "
+                return f"{name}{between}{rest}"
         key = ".".join(place)
         return f"{self.path}: {key}" if self.path else key
 

@@ -82,7 +82,6 @@ Examples:
     SERVERS,
     SAMPLING,
     BUDGET,
-    before="testbed",
     help={"policy": "The method to calibrate."},
 )
 def calibrate(
@@ -158,6 +157,8 @@ def calibrate(
     require_graders(task.gold for task in tasks)
     test = LossTest(max_loss, level=round(1 - confidence, 9))
     _check_size(len(tasks), test)
+    changes = changed_settings(settings)
+    conditions = promise_conditions(settings, threshold)
     about = {
         "benchmark": chosen.name,
         "policy": policy,
@@ -168,8 +169,8 @@ def calibrate(
         "weights": weights_digest("large", "small") if testbed else None,
         "max_loss": max_loss,
         "confidence": confidence,
-        "besides": changed_settings(settings),
-        "conditions": promise_conditions(settings, threshold),
+        "besides": changes,
+        "conditions": conditions,
     }
     solving = own_solver or pair_solver(profile, stderr)
 
@@ -187,10 +188,10 @@ def calibrate(
                 threshold=threshold,
                 benchmark=f"{chosen.name}, {CALIBRATED_ON}",
                 result=result,
-                options=solver.settings.options,
-                changes=changed_settings(solver.settings),
+                options=settings.options,
+                changes=changes,
                 models=dict(solver.models),
-                conditions=promise_conditions(solver.settings, threshold),
+                conditions=conditions,
             )
 
     _show(wait(main(), resumable=True), output, as_json=json)

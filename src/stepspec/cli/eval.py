@@ -218,7 +218,7 @@ Examples:
 """
 
 
-@with_settings("eval", SERVERS, SAMPLING, BUDGET, before="testbed")
+@with_settings("eval", SERVERS, SAMPLING, BUDGET)
 def command(
     benchmark: BenchmarkName,
     policy: Policies = None,

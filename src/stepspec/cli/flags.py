@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
 import orjson
 import typer
@@ -250,15 +250,13 @@ CONFIG = flag(
 def with_settings(
     command: str,
     *groups: Sequence[Flag],
-    before: str | None = None,
     help: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
     Give the function of a *command* ``--config`` and flags for settings.
 
     The flags are those of the *groups*, and those of the run options that name the command (see
-    `RunOption`). They stand *before* the parameter of that name in ``--help``, or at the end.
-    *help* replaces the help of some run options. While the function runs, settings that it loads
+    `RunOption`). They stand at the end of ``--help``. *help* replaces the help of some run options. While the function runs, settings that it loads
     come from the flags first.
     """
     run_flags = [
@@ -270,10 +268,8 @@ def with_settings(
     flags = {flag.variable: flag for group in ordered for flag in group}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        parameters = parameters_of(function)
-        names = [parameter.name for parameter in parameters]
-        index = names.index(before) if before else len(names)
-        parameters[index:index] = [*(flag.parameter for flag in flags.values()), CONFIG.parameter]
+        own = parameters_of(function)
+        parameters = [*own, *(flag.parameter for flag in flags.values()), CONFIG.parameter]
 
         @functools.wraps(function)
         def run(*, config: Path | None = None, **arguments: Any) -> None:
@@ -306,9 +302,6 @@ def read_flags(
             table = table.setdefault(key, {})
         table[last] = value
         names[flag.place] = flag.name
-        if isinstance(value, dict):
-            for key in cast("dict[str, Any]", value):
-                names[*flag.place, key] = f"{flag.name} {key}"
     return CommandLine(values, names, config)
 
 

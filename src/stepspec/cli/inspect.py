@@ -93,7 +93,7 @@ def show_trace(
     stderr.print(f"wrote {target}", highlight=False, soft_wrap=True)
 
 
-@with_settings("doctor", SERVERS, before="json")
+@with_settings("doctor", SERVERS)
 def doctor(json: Json = False) -> None:
     """
     Test what all endpoints can do; report what does not work, what costs, and the cure of each.

@@ -38,7 +38,7 @@ Examples:
 """
 
 
-@with_settings("solve", SERVERS, SAMPLING, SEED, BUDGET, before="trace")
+@with_settings("solve", SERVERS, SAMPLING, SEED, BUDGET)
 def solve(
     problem: Annotated[
         str | None,

@@ -91,7 +91,7 @@ class ProblemSet:
     """The same problems, if answers of both are to be compared."""
 
 
-@with_settings("tune", SERVERS, SAMPLING, BUDGET, before="testbed")
+@with_settings("tune", SERVERS, SAMPLING, BUDGET)
 def command(
     policy: Policies = None,
     problems: Annotated[
