@@ -49,15 +49,14 @@ def load_checked(path: Path) -> Pair:
 
 def command_lines(pair: Pair) -> str:
     """Return the shell command of every server to start. The rest of *pair* is in comments."""
-    lines: list[str] = []
-    urls: dict[str, str] = {}
-    for path, nested in pair.nested.items():
-        lines.append(f"# {path} is a pair: {nested.policy} over {path}.small and {path}.large")
-    for path, endpoint in pair.connected.items():
-        lines.append(f"# {path} runs at {', '.join(endpoint.urls)}")
-        urls[path] = ",".join(endpoint.urls)
+    nested = [
+        f"# {path} is a pair: {within.policy} over {path}.small and {path}.large"
+        for path, within in pair.nested.items()
+    ]
+    urls = {path: ",".join(endpoint.urls) for path, endpoint in pair.connected.items()}
+    connected = [f"# {path} runs at {url.replace(',', ', ')}" for path, url in urls.items()]
     commands = shell_lines(waves(pair, visible_cards(os.environ)), urls)
-    return "\n".join([*lines, *commands])
+    return "\n".join([*nested, *connected, *commands])
 
 
 def shell_lines(

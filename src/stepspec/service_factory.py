@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.endpoints.settings import Address, CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.nested_settings import NestedPair
+from stepspec.orchestrator.nested_settings import single_models
 from stepspec.service.formats.requests import Offer, ServedMethod
 from stepspec.service.settings import ServiceSettings
 
@@ -84,11 +84,10 @@ def check_concurrency(solver: Solver, settings: ServiceSettings) -> None:
 
 def _models(settings: Settings) -> Iterator[tuple[str, Address]]:
     """Yield the single models with their paths, those of nested pairs and a reward model too."""
-    for role, model in (("small", settings.small), ("large", settings.large)):
-        if isinstance(model, NestedPair):
-            yield from model.models
-        elif model is not None:
-            yield role, model
+    if settings.small is not None:
+        yield from single_models(settings.small)
+    if settings.large is not None:
+        yield "large", settings.large
     if isinstance(settings.critic, CriticEndpoint):
         yield "critic", settings.critic
 

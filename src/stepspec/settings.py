@@ -327,12 +327,9 @@ class SettingsOverrides(RunOverrides, total=False):
 
 
 def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *overrides* with names and settings in place of classes and functions."""
-    named = {"policy": policies.named, "critic": _function}
-    return {
-        name: named[name](value) if name in named and value else value
-        for name, value in overrides.items()
-    }
+    """Return *overrides* with the name of the policy in place of its class or function."""
+    policy = overrides.get("policy")
+    return {**overrides, "policy": policies.named(policy)} if policy else {**overrides}
 
 
 def load(*, seed: int | None = None, **overrides: Any) -> Settings:

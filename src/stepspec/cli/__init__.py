@@ -113,7 +113,7 @@ def main() -> None:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        stdout.print(__version__, highlight=False)
+        stdout.print(__version__)
         raise typer.Exit
 
 

@@ -57,6 +57,7 @@ from .flags import (
     Pace,
     ProblemColumn,
     PromptName,
+    SampleSeed,
     Testbed,
     with_settings,
 )
@@ -107,16 +108,7 @@ def calibrate(
     metric: MetricName = None,
     prompt: PromptName = None,
     limit: Limit = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help=(
-                "Seed of the sampling, and of generated problems; default: the configured"
-                " sampling.seed, or 0."
-            ),
-        ),
-    ] = None,
+    seed: SampleSeed = None,
     concurrency: Concurrency = 8,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the policy file.", metavar="FILE")
@@ -207,7 +199,7 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
         stdout.print_json(orjson.dumps(calibrated.json()).decode())
     else:
         stdout.print(calibrated.table())
-        stdout.print(calibrated.summary(), highlight=False)
+        stdout.print(calibrated.summary())
     if calibrated.result.loosest is None:
         sys.exit(1)
     write_settings(output, calibrated.toml())

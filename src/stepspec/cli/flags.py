@@ -72,6 +72,16 @@ Limit: TypeAlias = Annotated[
 Concurrency: TypeAlias = Annotated[
     int, typer.Option(min=1, help="Number of problems solved at the same time.")
 ]
+SampleSeed: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help=(
+            "Seed of the samples, the order of choices, and generated problems; default: the"
+            " configured sampling.seed, or 0."
+        ),
+    ),
+]
 DataFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -256,8 +266,8 @@ def with_settings(
     Give the function of a *command* ``--config`` and flags for settings.
 
     The flags are those of the *groups*, and those of the run options that name the command (see
-    `RunOption`). They stand at the end of ``--help``. *help* replaces the help of some run options. While the function runs, settings that it loads
-    come from the flags first.
+    `RunOption`). They stand at the end of ``--help``. *help* replaces the help of some run options.
+    While the function runs, settings that it loads come from the flags first.
     """
     run_flags = [
         _run_flag(name, help or {})
@@ -305,18 +315,22 @@ def read_flags(
     return CommandLine(values, names, config)
 
 
-def parse_options(words: Sequence[str] | None) -> dict[str, Any]:
-    """Parse the values of ``--option``, each ``name=value``."""
+def parse_options(words: Sequence[str] | None, complaint: str = "") -> dict[str, Any]:
+    """
+    Parse options of a method, each ``name=value``, as ``--option`` has them.
+
+    Raise `ConfigurationError` for other words, with the *complaint* if there is one.
+    """
     values: dict[str, Any] = {}
     for word in words or ():
         name, equals, value = word.partition("=")
         if not equals:
-            raise ConfigurationError(f"--option {word!r}: write it as NAME=VALUE")
-        values[name.strip()] = json_or_text(value)
+            raise ConfigurationError(complaint or f"--option {word!r}: write it as NAME=VALUE")
+        values[name.strip()] = _json_or_text(value.strip())
     return values
 
 
-def json_or_text(text: str) -> Any:
+def _json_or_text(text: str) -> Any:
     """Parse JSON; other text is a string."""
     try:
         return orjson.loads(text)

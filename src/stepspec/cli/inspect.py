@@ -90,7 +90,7 @@ def show_trace(
         return
     writable("--output", target)
     write_file(target, page)
-    stderr.print(f"wrote {target}", highlight=False, soft_wrap=True)
+    stderr.print(f"wrote {target}", soft_wrap=True)
 
 
 @with_settings("doctor", SERVERS)
@@ -151,7 +151,7 @@ def _full(name: str) -> dict[str, Any]:
 
 def _print_brief(name: str) -> None:
     brief = _brief(name)
-    stdout.print(Text.assemble((name, "bold"), f"  {brief['about']}"), highlight=False)
+    stdout.print(Text.assemble((name, "bold"), f"  {brief['about']}"))
     options = " ".join(f"{key}={default!r}" for key, default in brief["options"].items())
     _print_rows(paper=brief["paper"], options=options, needs=brief["needs"], cost=brief["cost"])
 
@@ -163,7 +163,7 @@ def _print_full(name: str) -> None:
     for paragraph in method.documentation.split("\n\n"):
         stdout.print(Text(" ".join(paragraph.split())), end="\n\n")
     for key, option in options.items():
-        stdout.print(Text.assemble((key, "bold"), f"  {option.values}"), highlight=False)
+        stdout.print(Text.assemble((key, "bold"), f"  {option.values}"))
         _print_rows(default=repr(option.default), means=option.means)
     if options:
         stdout.print()

@@ -133,12 +133,12 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
         for line in nested_lines(solution.ledger):
             stderr.print(line, soft_wrap=True)
     if output is None:
-        stdout.out(answer, highlight=False)
+        stdout.out(answer)
         return
     try:
         write_file(output, f"{answer}\n")
     except StepspecError:
-        stdout.out(answer, highlight=False)  # The answer may have taken long.
+        stdout.out(answer)  # The answer may have taken long.
         raise
 
 

@@ -269,9 +269,9 @@ def states(text: str, answer: str) -> bool:
 def show(report: Report, written: str) -> None:
     """Print *report*: the headline first, then one line for each method."""
     headline, *lines = report.lines(written)
-    stdout.print(headline, style="bold", highlight=False, soft_wrap=True)
+    stdout.print(headline, style="bold", soft_wrap=True)
     for line in lines:
-        stdout.print(line, highlight=False, soft_wrap=True)
+        stdout.print(line, soft_wrap=True)
     if report.conclusion.methods:
         stdout.print()
         width = max(WIDTH, stdout.width)
@@ -280,4 +280,4 @@ def show(report: Report, written: str) -> None:
     if log.isEnabledFor(logging.DEBUG):
         notes += report.details()
     for note in notes:
-        stdout.print(f"- {note}", highlight=False, soft_wrap=True)
+        stdout.print(f"- {note}", soft_wrap=True)
