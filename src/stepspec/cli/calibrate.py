@@ -111,7 +111,7 @@ def calibrate(
     seed: SampleSeed = None,
     concurrency: Concurrency = 8,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the policy file.", metavar="FILE")
+        Path, typer.Option("--output", "-o", help="Where to write the policy file.")
     ] = Path("policy.toml"),
     fresh: Fresh = False,
     json: Json = False,
@@ -134,16 +134,14 @@ def calibrate(
     )
     own_solver, settings = configured(testbed=testbed)
     seed = seed_of(settings, seed)
-    policy = settings.policy
     threshold = find_threshold(
-        policy, vary, numbers("--values", values or "", float, positive=False)
+        settings.policy, vary, numbers("--values", values or "", float, positive=False)
     )
     for value in threshold.values:
         check_arm(served_arm(settings, threshold, value), settings)
     writable("--output", output)
     if own_solver:
         contact_before_download(settings, chosen, data)
-    path = output.with_suffix(".trials.jsonl")
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
     require_graders(task.gold for task in tasks)
@@ -153,7 +151,7 @@ def calibrate(
     conditions = promise_conditions(settings, threshold)
     about = {
         "benchmark": chosen.name,
-        "policy": policy,
+        "policy": settings.policy,
         "option": threshold.option,
         "values": threshold.values,
         "seed": seed,
@@ -171,12 +169,12 @@ def calibrate(
             solver.require_both()
             put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
             held = {**about, "problems": digest(put), "models": dict(solver.models)}
-            with RunStore(path, held, fresh=fresh) as store:
-                solve = solve_on_servers(solver, put, threshold, graders, seed)
-                solve = limited(solve, concurrency)
+            trials = output.with_suffix(".trials.jsonl")
+            solve = limited(solve_on_servers(solver, put, threshold, graders, seed), concurrency)
+            with RunStore(trials, held, fresh=fresh) as store:
                 result = await _search(solve, len(put), threshold, test, store)
             return CalibrationSettings(
-                policy=policy,
+                policy=settings.policy,
                 threshold=threshold,
                 benchmark=f"{chosen.name}, {CALIBRATED_ON}",
                 result=result,

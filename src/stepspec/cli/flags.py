@@ -91,7 +91,6 @@ DataFile: TypeAlias = Annotated[
 ProblemColumn: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--problem-column",
         help="Column of the problems in a file of your own.",
         metavar="NAME",
     ),
@@ -99,7 +98,6 @@ ProblemColumn: TypeAlias = Annotated[
 AnswerColumn: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--answer-column",
         help="Column of the answers in a file of your own.",
         metavar="NAME",
     ),
@@ -128,7 +126,6 @@ SettingsOutput: TypeAlias = Annotated[
         "--output",
         "-o",
         help="Where to write the settings to use, as TOML.",
-        metavar="FILE",
     ),
 ]
 Testbed: TypeAlias = Annotated[
@@ -253,7 +250,6 @@ CONFIG = flag(
     "config",
     Path,
     "Settings file; it comes before the one that STEPSPEC_CONFIG names, and before stepspec.toml.",
-    metavar="FILE",
 )
 
 

@@ -127,8 +127,10 @@ def list_policies(
     List the methods with their options, the endpoint features they need and their costs; or
     describe one method.
     """
-    if json:
-        print_json(_full(name) if name else {method: _brief(method) for method in policies.METHODS})
+    if json and name:
+        print_json(_full(name))
+    elif json:
+        print_json({method: _brief(method) for method in policies.METHODS})
     elif name:
         _print_full(name)
     else:
@@ -159,9 +161,9 @@ def _print_brief(name: str) -> None:
 def _print_full(name: str) -> None:
     method = policies.METHODS.find(name)
     options = method.describe_options()
-    stdout.print(Text(name, "bold"), end="\n\n")
+    stdout.print(name, style="bold", end="\n\n")
     for paragraph in method.documentation.split("\n\n"):
-        stdout.print(Text(" ".join(paragraph.split())), end="\n\n")
+        stdout.print(" ".join(paragraph.split()), end="\n\n")
     for key, option in options.items():
         stdout.print(Text.assemble((key, "bold"), f"  {option.values}"))
         _print_rows(default=repr(option.default), means=option.means)
@@ -175,6 +177,6 @@ def _print_rows(**rows: str) -> None:
     table = Table.grid(padding=(0, 2))
     for label, text in rows.items():
         if text:
-            table.add_row(Text(f"  {label}", "dim"), Text(text))
+            table.add_row(Text(f"  {label}", "dim"), text)
     if table.row_count:
         stdout.print(table)

@@ -53,7 +53,6 @@ def solve(
                 "A file of problems, one a line: a text, or JSON with its problem and perhaps its"
                 " id; - is standard input."
             ),
-            metavar="FILE",
         ),
     ] = None,
     limit: Limit = None,
@@ -67,7 +66,6 @@ def solve(
                 "Write the answer to this file; with --problems a line of JSON for each. An"
                 " interrupted command continues there."
             ),
-            metavar="FILE",
         ),
     ] = None,
     fresh: Fresh = False,
