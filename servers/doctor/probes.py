@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from random import randrange
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, VllmEndpoint, VllmModel
 from stepspec.orchestrator.backends.vllm.probe import RETRIES
-from stepspec.orchestrator.chain import Chain, Role, Step
+from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.settings import Address
@@ -49,9 +49,7 @@ async def examine(
 ) -> Diagnosis:
     """Examine *pairs* of a small and a large endpoint one after the other, and the *critic*."""
     diagnoses = [await diagnose(small, large, name=name) for name, (small, large) in pairs.items()]
-    if critic is None:
-        return Diagnosis.of(diagnoses)
-    return Diagnosis.of(diagnoses, await diagnose_critic(critic))
+    return Diagnosis.of(diagnoses, await diagnose_critic(critic) if critic else None)
 
 
 async def diagnose(
@@ -76,16 +74,11 @@ async def diagnose(
             if not examination.report.problem:
                 await examination.run(examination.times())
     reports = [examination.report for examination in examinations]
-    small_report, *small_replicas = _usable_first(reports, "small")
-    large_report, *large_replicas = _usable_first(reports, "large")
+    usable_first = sorted(reports, key=lambda report: report.problem != "")
+    small_report, *small_replicas = [report for report in usable_first if report.role == "small"]
+    large_report, *large_replicas = [report for report in usable_first if report.role == "large"]
     pair = conclude(small_report, large_report, *small_replicas, *large_replicas)
     return replace(pair, name=name)
-
-
-def _usable_first(reports: Sequence[EndpointReport], role: Role) -> list[EndpointReport]:
-    """Return the reports of one *role*. The reports of usable servers come first."""
-    own = [report for report in reports if report.role == role]
-    return sorted(own, key=lambda report: report.problem != "")
 
 
 async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticReport:
@@ -130,9 +123,7 @@ def _hasty(settings: A) -> A:
 
 
 def _cause(exc: StepspecError) -> str:
-    if isinstance(exc, EndpointError):
-        return exc.cause
-    return str(exc)
+    return exc.cause if isinstance(exc, EndpointError) else str(exc)
 
 
 class _Examination:

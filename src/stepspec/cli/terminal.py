@@ -14,6 +14,12 @@ from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
 
 VERIFIED = {True: ", verified", False: ", NOT verified", None: ""}
+ANSWERS = {
+    True: ("accepted by the verifier", "green"),
+    False: ("REJECTED by the verifier", "red"),
+    None: ("not judged: the verifier failed", "yellow"),
+}
+"""The words and the colour of each verdict about an answer."""
 COLOURS = {"small": "green", "large": "blue"}
 
 
@@ -60,13 +66,9 @@ class RunPrinter:
 
     def _judged(self, event: AnswerJudged) -> None:
         """Print the verifier's last verdict about the answer."""
+        words, colour = ANSWERS[event.accepted]
         reason = f": {event.reason}" if event.reason else ""
-        if event.accepted is None:
-            self._print("answer not judged: the verifier failed")
-        elif event.accepted:
-            self._print(f"answer accepted by the verifier{reason}", "green")
-        else:
-            self._print(f"answer REJECTED by the verifier{reason}", "red")
+        self._print(f"answer {words}{reason}", colour)
 
 
 def step_line(step: SolvedStep) -> Text:
