@@ -67,7 +67,8 @@ class RunPrinter:
     def _judged(self, event: AnswerJudged) -> None:
         """Print the verifier's last verdict about the answer."""
         words, colour = ANSWERS[event.accepted]
-        reason = f": {event.reason}" if event.reason else ""
+        is_rated = event.accepted is not None
+        reason = f": {event.reason}" if is_rated and event.reason else ""
         self._print(f"answer {words}{reason}", colour)
 
 
