@@ -1,18 +1,16 @@
 """
 The results of a run: statistics of every arm, its comparison with a baseline, and a bound.
 
-The tables and the CSV file of a run are made here, too.
+The tables of a run are made here, too.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, median
 
 from rich.table import Table
@@ -607,39 +605,6 @@ def _cost(summary: ArmSummary, baseline: str) -> dict[str, str]:
 def _several(name: str, several: SeveralSamples) -> dict[str, str]:
     k = several.samples
     return {"": name, f"pass@{k}": f"{several.best:.1%}", f"maj@{k}": f"{several.majority:.1%}"}
-
-
-def csv_text(summaries: Sequence[ArmSummary]) -> str:
-    """Return the figures of each arm as a line of comma-separated values, below their names."""
-    rows = [_figures(summary) for summary in summaries]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0])
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _figures(summary: ArmSummary) -> dict[str, str | float | None]:
-    result = summary.result
-    several = summary.several
-    return {
-        "arm": result.name,
-        "problems": result.n // several.samples if several else result.n,
-        "samples": result.n,
-        **_three("accuracy", result.accuracy_estimate),
-        **_three("difference", summary.difference),
-        "p": summary.p,
-        "pass_at_k": several.best.value if several else None,
-        "maj_at_k": several.majority.value if several else None,
-        "seconds": result.seconds,
-        **_three("ratio", result.ratio_estimate),
-        **{f"{kind}_tokens": count for kind, count in asdict(summary.tokens).items()},
-        "accept_rate": result.accept_rate,
-    }
-
-
-def _three(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def small_print(baseline: str) -> str:

@@ -78,16 +78,12 @@ async def up(
             speculation=speculation,
         )
         async with starting as served:
-            methods = {name: speculation.get(name, TokenSpeculation()).method for name in served}
-            found = {
-                name: server.running(name in SCORERS, methods[name])
-                for name, server in served.items()
-            }
             if json_output:
-                text = json.dumps({name: asdict(server) for name, server in found.items()})
+                found = {name: asdict(server.running) for name, server in served.items()}
+                text = json.dumps(found)
             else:
                 width = max(map(len, served))
-                lines = [f"{name:<{width}}  {server.base_url}" for name, server in found.items()]
+                lines = [f"{name:<{width}}  {server.base_url}" for name, server in served.items()]
                 text = "\n".join(lines)
             print(text, flush=True)
             for name in SCORERS & served.keys():

@@ -90,31 +90,17 @@ def _about(subject: str, findings: Iterable[Finding]) -> list[Finding]:
     return [replace(finding, subject=subject) for finding in findings]
 
 
-def _costs(check: str, message: str, cure: str = "") -> Finding:
-    """Return a finding without a subject. `conclude` sets the subject of every finding."""
-    return Finding(check, "", "costs", message, cure)
-
-
-def _cannot_work(check: str, message: str, cure: str = "") -> Finding:
-    return Finding(check, "", "cannot work", message, cure)
-
-
-def _unknown(check: str, message: str, cure: str) -> Finding:
-    return Finding(check, "", "unknown", message, cure)
-
-
 def _about_server(report: EndpointReport) -> Findings:
     can = report.can
     if report.problem or can is None:
-        yield _cannot_work("connection", report.problem)
+        yield Finding("cannot work", "connection", report.problem)
         return
     for name, lack in LACKS.items():
         is_enabled_cache = name == "prefix_cache" and can.cache and can.cache.enabled
         if getattr(can, name) is False and not is_enabled_cache:
             yield Finding(
-                name,
-                "",
                 lack.outcome,
+                name,
                 f"no {name.replace('_', ' ')}: {lack.cost}",
                 lack.cure,
             )
@@ -137,10 +123,12 @@ def _about_unknowns(report: EndpointReport, can: Capabilities) -> Findings:
         if getattr(can, name) is None:
             words = name.replace("_", " ")
             default = (f"could not tell on this server whether it has {words}", AGAIN)
-            yield _unknown(name, *UNKNOWN.get(name, default))
+            yield Finding("unknown", name, *UNKNOWN.get(name, default))
     cause = report.failures.get("verdicts")
     if cause:
-        yield _unknown("verdicts", f"the time of a verdict could not be measured ({cause})", AGAIN)
+        yield Finding(
+            "unknown", "verdicts", f"the time of a verdict could not be measured ({cause})", AGAIN
+        )
 
 
 def _about_context(report: EndpointReport) -> Findings:
@@ -148,15 +136,17 @@ def _about_context(report: EndpointReport) -> Findings:
     context = report.context
     cure = "start vLLM with a larger --max-model-len"
     if context is not None and context < MIN_CONTEXT_TOKENS:
-        yield _cannot_work(
+        yield Finding(
+            "cannot work",
             "context",
             f"its context of {context} tokens has no room for a step and its verdict",
             cure,
         )
     elif context is not None and context < CHAIN_CONTEXT_TOKENS:
-        yield _costs("context", f"chains of thought end after {context} tokens", cure)
+        yield Finding("costs", "context", f"chains of thought end after {context} tokens", cure)
     if report.faithful is False:
-        yield _costs(
+        yield Finding(
+            "costs",
             "faithful",
             (
                 "its chat template does not survive encoding, so that judge prompts may differ a"
@@ -170,15 +160,19 @@ def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
     """Report a model that cannot write, judge or score. Few policies let the small one judge."""
     failures = report.failures
     if "writing" in failures:
-        yield _cannot_work("writing", f"it cannot write a step: {failures['writing']}", AGAIN)
+        yield Finding(
+            "cannot work", "writing", f"it cannot write a step: {failures['writing']}", AGAIN
+        )
     if "judging" in failures and report.role == "large":
-        yield _cannot_work(
+        yield Finding(
+            "cannot work",
             "judging",
             f"it cannot judge: {failures['judging']}",
             "serve it with vLLM, or choose a policy without a judge",
         )
     elif "judging" in failures:
-        yield _costs(
+        yield Finding(
+            "costs",
             "judging",
             (
                 "policies in which the small model judges (cascade) cannot use it:"
@@ -187,13 +181,15 @@ def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
             "choose another policy",
         )
     if can.suffix_scoring is False:
-        yield _cannot_work(
+        yield Finding(
+            "cannot work",
             "suffix_scoring",
             "suffix scoring is set, but the server does not do it, or wrongly",
             f"{SUFFIX_CURE}, or set it to false",
         )
     elif "scoring" in failures:
-        yield _costs(
+        yield Finding(
+            "costs",
             "scoring",
             (
                 "policies that score drafts (BiLD, reading, reflective) cannot use it:"
@@ -206,7 +202,8 @@ def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
 def _about_counts(can: Capabilities) -> Findings:
     """Report numbers that are wrong only with some flags."""
     if can.cached_counts is False:
-        yield _costs(
+        yield Finding(
+            "costs",
             "cached_counts",
             (
                 "replies say that no prompt tokens were cached where /metrics counts hits, as"
@@ -250,7 +247,7 @@ def _about_thinking(report: EndpointReport) -> Findings:
             cure = f"to have it think, set template = {{ enable_thinking = true }} in [{role}]"
         case _:
             return
-    yield Finding("thinking", "", outcome, message, cure)
+    yield Finding(outcome, "thinking", message, cure)
 
 
 def _about_cache(report: EndpointReport, can: Capabilities) -> Findings:
@@ -283,7 +280,7 @@ def _about_cache(report: EndpointReport, can: Capabilities) -> Findings:
         return
     if report.reading:
         message += f"; a verdict takes {report.reading}"
-    yield _costs("prefix_cache", message, cure)
+    yield Finding("costs", "prefix_cache", message, cure)
 
 
 def _is_coarse(can: Capabilities) -> bool:
@@ -315,9 +312,10 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
     A replica that is down costs speed while the first one works.
     """
     if other.problem and not first.problem:
-        yield _costs("connection", other.problem)
+        yield Finding("costs", "connection", other.problem)
     elif not other.problem and (other.model, other.vocabulary) != (first.model, first.vocabulary):
-        yield _cannot_work(
+        yield Finding(
+            "cannot work",
             "replica",
             f"it does not serve what {first.url} does, and is refused",
             "serve the same model at both, or leave one out",
@@ -335,7 +333,8 @@ def _about_judge(large: EndpointReport) -> Findings:
     scores_all = can is not None and can.prompt_logprobs and can.suffix_scoring is None
     if scores_all and large.scoring is not None:
         first_token = large.pace.first if large.pace else None
-        yield _costs(
+        yield Finding(
+            "costs",
             "suffix_scoring",
             (
                 "suffix scoring is off: to score a step it reads the whole chain again,"
@@ -345,7 +344,8 @@ def _about_judge(large: EndpointReport) -> Findings:
             SUFFIX_CURE,
         )
     if large.digits is not None and large.digits < MIN_DIGITS_PROBABILITY:
-        yield _costs(
+        yield Finding(
+            "costs",
             "judging",
             (
                 f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not"
@@ -363,13 +363,15 @@ def _about_pair(
     why = disagreement(bool(small.thinks), bool(large.thinks))
     if why:
         cause, _, cure = why.partition(". ")
-        yield _cannot_work(
+        yield Finding(
+            "cannot work",
             "thinking",
             f"this pair is refused: {cause}",
             cure[:1].lower() + cure[1:],
         )
     elif large.thinks and not small.thinks:
-        yield _costs(
+        yield Finding(
+            "costs",
             "thinking",
             (
                 "only the large model thinks: the small one drafts the steps of its thinking as"
@@ -379,19 +381,22 @@ def _about_pair(
         )
     same_name = small.model == large.model
     if same_name and small.url == large.url:
-        yield _costs(
+        yield Finding(
+            "costs",
             "distinct",
             "small and large are the same server: a model gains nothing from its own drafts",
             SMALLER_MODEL,
         )
     elif same_name and same_vocabulary:
-        yield _costs(
+        yield Finding(
+            "costs",
             "distinct",
             f"small and large both serve {small.model!r}: are they one model?",
             SMALLER_MODEL,
         )
     if same_vocabulary is False:
-        yield _costs(
+        yield Finding(
+            "costs",
             "vocabulary",
             (
                 "the vocabularies differ: every step is encoded anew for the other model, one"
@@ -411,19 +416,22 @@ def _about_speed(small: WritePace, large: WritePace) -> Findings:
     if ratio <= MAX_PACE_RATIO:
         return
     if ratio > 1 + noise:
-        yield _costs(
+        yield Finding(
+            "costs",
             "speed",
             "the small model is slower than the large one: speculation cannot pay",
             f"swap the two, or {cure}",
         )
     elif ratio > MAX_PACE_RATIO * (1 + noise):
-        yield _costs(
+        yield Finding(
+            "costs",
             "speed",
             "the small model is hardly faster than the large one: speculation cannot pay",
             cure,
         )
     else:
-        yield _unknown(
+        yield Finding(
+            "unknown",
             "speed",
             (
                 "could not tell on these servers whether the small model is faster than the large"
@@ -449,7 +457,8 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
     elif right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
         cure = "serve a reward model with one or two labels, with vLLM's --runner pooling"
         findings = [
-            _cannot_work(
+            Finding(
+                "cannot work",
                 "rating",
                 f"its ratings are not numbers from 0 to 1 but {right} and {wrong}",
                 cure,
@@ -463,22 +472,28 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
 
 def _about_failed_critic(problem: str, fallback: Fallback | None) -> Finding:
     if fallback in (None, "fail"):
-        return _cannot_work("connection", problem)
-    return _costs("connection", problem, f"repair it: until then its fallback, {fallback}, decides")
+        return Finding("cannot work", "connection", problem)
+    return Finding(
+        "costs", "connection", problem, f"repair it: until then its fallback, {fallback}, decides"
+    )
 
 
 def _about_ratings(right: float, wrong: float, *, is_verifier: bool) -> Finding:
     """Report a critic that rates a wrong step or answer at least as high as a right one."""
     message = f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}"
     if not is_verifier:
-        return _costs(
+        return Finding(
+            "costs",
             "rating",
             message,
             "set delimiter, layout and prefix in [critic] as the reward model was trained",
         )
     if right < wrong:
-        return _costs("rating", message, "is the score the other way round? 1 has to mean correct")
-    return _unknown(
+        return Finding(
+            "costs", "rating", message, "is the score the other way round? 1 has to mean correct"
+        )
+    return Finding(
+        "unknown",
         "rating",
         message,
         "nothing to cure if it judges other problems, such as programs",

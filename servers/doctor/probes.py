@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from random import randrange
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, VllmEndpoint, VllmModel
 from stepspec.orchestrator.backends.vllm.probe import RETRIES
-from stepspec.orchestrator.chain import Chain, Role, Step
+from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.settings import Address
@@ -65,19 +65,15 @@ async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
     servers = [*small.each, *large.each]
     examinations = [_Examination(_hasty(server)) for server in servers]
     async with AsyncExitStack() as stack:
-        await asyncio.gather(*(examination.try_out(stack) for examination in examinations))
+        await asyncio.gather(*(each.run(each.capabilities(stack)) for each in examinations))
         for examination in examinations:
-            await examination.measure_times()
+            if not examination.report.problem:
+                await examination.run(examination.times())
     reports = [examination.report for examination in examinations]
-    small_report, *small_replicas = _usable_first(reports, "small")
-    large_report, *large_replicas = _usable_first(reports, "large")
+    usable_first = sorted(reports, key=lambda report: report.problem != "")
+    small_report, *small_replicas = [report for report in usable_first if report.role == "small"]
+    large_report, *large_replicas = [report for report in usable_first if report.role == "large"]
     return conclude(small_report, large_report, *small_replicas, *large_replicas)
-
-
-def _usable_first(reports: Sequence[EndpointReport], role: Role) -> list[EndpointReport]:
-    """Return the reports of one *role*. The reports of usable servers come first."""
-    own = [report for report in reports if report.role == role]
-    return sorted(own, key=lambda report: report.problem != "")
 
 
 async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticReport:
@@ -122,9 +118,7 @@ def _hasty(settings: A) -> A:
 
 
 def _cause(exc: StepspecError) -> str:
-    if isinstance(exc, EndpointError):
-        return exc.cause
-    return str(exc)
+    return exc.cause if isinstance(exc, EndpointError) else str(exc)
 
 
 class _Examination:
@@ -135,25 +129,18 @@ class _Examination:
         self._failures: dict[str, str] = {}
         self.report = EndpointReport(settings.role, settings.url)
 
-    async def try_out(self, stack: AsyncExitStack) -> None:
-        """Try what the server can do. Leave the connection open until *stack* closes it."""
-        await self._examine(self._capabilities(stack))
-
-    async def measure_times(self) -> None:
-        """Measure how long requests take, if the server can be used."""
-        if not self.report.problem:
-            await self._examine(self._times())
-
-    async def _examine(self, examination: Awaitable[EndpointReport]) -> None:
+    async def run(self, part: Awaitable[EndpointReport]) -> None:
+        """Run one *part* of the examination. Its failure is the problem of the report."""
         try:
-            self.report = await examination
+            self.report = await part
         except StepspecError as exc:
             problem = _cause(exc)
             if self.report.model is not None and isinstance(exc, EndpointUnreachable):
                 problem = f"it stopped answering while it was examined: {problem}"
             self.report = EndpointReport(self.report.role, self.report.url, problem=problem)
 
-    async def _capabilities(self, stack: AsyncExitStack) -> EndpointReport:
+    async def capabilities(self, stack: AsyncExitStack) -> EndpointReport:
+        """Try what the server can do. Leave the connection open until *stack* closes it."""
         endpoint = await stack.enter_async_context(self._endpoint)
         self.report = replace(self.report, model=endpoint.name)
         # vLLM resets connections after some requests. That is no finding.
@@ -173,7 +160,8 @@ class _Examination:
             block=endpoint.template.block,
         )
 
-    async def _times(self) -> EndpointReport:
+    async def times(self) -> EndpointReport:
+        """Measure how long requests take."""
         endpoint = self._endpoint
         can = self.report.can
         assert can is not None
@@ -208,10 +196,9 @@ async def _pace(endpoint: VllmEndpoint) -> WritePace:
     firsts: list[float] = []
     gaps: list[float] = []
     for _ in range(TIMED_WRITES):
-        events: list[Event] = []
-        model = endpoint.model(observe=events.append)
+        model, calls = _watched_model(endpoint)
         await model.write(PROBLEM, stop=(), limit=WRITTEN_TOKENS)
-        called = _calls(events)[0]
+        called = calls[0]
         first = called.first or 0.0
         firsts.append(first)
         gaps.append((called.seconds - first) / max(1, called.written - 1))
@@ -220,8 +207,15 @@ async def _pace(endpoint: VllmEndpoint) -> WritePace:
     return WritePace(first=median(firsts), between=between, noise=noise)
 
 
-def _calls(events: Iterable[Event]) -> list[Called]:
-    return [event for event in events if isinstance(event, Called)]
+def _watched_model(endpoint: VllmEndpoint) -> tuple[VllmModel, list[Called]]:
+    """Return a model of *endpoint*, and the list of the requests that it will have sent."""
+    calls: list[Called] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Called):
+            calls.append(event)
+
+    return endpoint.model(observe=observe), calls
 
 
 async def _grade(model: VllmModel, chain: Chain) -> Mapping[str, float]:
@@ -234,21 +228,20 @@ async def _verdicts(endpoint: VllmEndpoint, can: Capabilities) -> Reading:
 
     The chain is longer than one and a half blocks of the prefix cache, if the context is.
     """
-    events: list[Event] = []
-    model = endpoint.model(observe=events.append)
+    model, calls = _watched_model(endpoint)
     block = can.cache.block if can.cache else None
     text = _new_step() + await _long_text(endpoint, max(LONG_PROMPT_TOKENS, (block or 0) * 3 // 2))
     chain = PROBLEM.extend(replace(STEP, text=text))
     for _ in range(TIMED_VERDICTS):
         chain = chain.extend(STEP)
         await _grade(model, chain)
-    calls = [call for call in _calls(events) if call.fate == "done"]
-    last = calls[-1]
+    done = [call for call in calls if call.fate == "done"]
+    last = done[-1]
     return Reading(
         chain=len(await endpoint.encoder.chain(chain)),
         read=last.prompt - last.cached if can.cached_tokens else None,
         seconds=last.seconds,
-        first=calls[0].seconds,
+        first=done[0].seconds,
     )
 
 
@@ -266,10 +259,9 @@ async def _long_text(endpoint: VllmEndpoint, tokens: int) -> str:
 
 async def _scoring(endpoint: VllmEndpoint) -> float:
     """Score a new step after a cached chain; return the seconds."""
-    events: list[Event] = []
-    model = endpoint.model(observe=events.append)
+    model, calls = _watched_model(endpoint)
     chain = PROBLEM.extend(replace(STEP, text=await _long_text(endpoint, LONG_PROMPT_TOKENS)))
     await model.score(chain, STEP.text)
-    events.clear()
+    calls.clear()
     await model.score(chain, _new_step())
-    return sum(call.seconds for call in _calls(events))
+    return sum(call.seconds for call in calls)

@@ -89,16 +89,16 @@ LACKS: Mapping[str, Lack] = {
 class Finding:
     """One line of the diagnosis."""
 
-    check: str
-    """A stable name of what was checked."""
-    subject: str
-    """Where: a role, "pair", "critic", or a replica as "large at URL"."""
     outcome: FindingOutcome
     """Whether it works, costs, or cannot work."""
+    check: str
+    """A stable name of what was checked."""
     message: str
     """What was found, and what it costs."""
     cure: str = ""
     """What to do; "" if there is nothing to do, or the message says it."""
+    subject: str = ""
+    """Where: a role, "pair", "critic", or a replica as "large at URL"."""
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (self.subject, self.message, self.cure)))

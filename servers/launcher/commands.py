@@ -31,6 +31,8 @@ IGNORED_FLAGS: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 ADDED_FLAGS: Mapping[str, tuple[int, ...]] = {"enable-scale-out": (0, 30)}
 """Flags that a version of vLLM has added. Without this one, earlier versions open the routes."""
 
+NO_VERSION = (10**6,)  # later than all versions
+
 ZEROED_MEMORY: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 """
 Fills new memory with zeros.
@@ -48,7 +50,18 @@ def servers(pair: Pair, visible: Visible = None) -> tuple[ServerCommand, ...]:
     """
     Describe the servers to start, largest model first. Each has its role as its name.
     """
-    return tuple([_server(pair, path, server, visible) for path, server in pair.started.items()])
+    return tuple(
+        ServerCommand(
+            name=path,
+            model=server.model,
+            served_name=server.served_name,
+            args=tuple(_arguments(pair, path, server)),
+            env={**_environment(server, visible), **server.environment},
+            host=server.host,
+            port=server.port,
+        )
+        for path, server in pair.started.items()
+    )
 
 
 def waves(pair: Pair, visible: Visible = None) -> tuple[tuple[ServerCommand, ...], ...]:
@@ -93,18 +106,6 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _server(pair: Pair, path: str, server: StartedServer, visible: Visible) -> ServerCommand:
-    return ServerCommand(
-        name=path,
-        model=server.model,
-        served_name=server.served_name,
-        args=tuple(_arguments(pair, path, server)),
-        env={**_environment(server, visible), **server.environment},
-        host=server.host,
-        port=server.port,
-    )
-
-
 def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
     cards = len(server.gpus)
     speculation = server.speculation.configuration(*(pair.drafter(path) or ()))
@@ -137,8 +138,7 @@ def known_flags(flags: Mapping[str, Any], version: tuple[int, ...]) -> dict[str,
     return {
         name: value
         for name, value in flags.items()
-        if (name not in IGNORED_FLAGS or version < IGNORED_FLAGS[name])
-        and (name not in ADDED_FLAGS or version >= ADDED_FLAGS[name])
+        if ADDED_FLAGS.get(name, ()) <= version < IGNORED_FLAGS.get(name, NO_VERSION)
     }
 
 

@@ -95,16 +95,10 @@ class Served:
     log: Path
     """The file with the output of the group."""
 
-    def running(self, suffix_scoring: bool, speculation: str) -> RunningServer:
+    @property
+    def running(self) -> RunningServer:
         """Describe the server for other programs."""
-        return RunningServer(
-            base_url=self.base_url,
-            model=self.served_name,
-            suffix_scoring=suffix_scoring,
-            speculation=speculation,
-            pid=self.pid,
-            log=str(self.log),
-        )
+        return RunningServer(self.base_url, self.served_name, self.pid, str(self.log))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +106,13 @@ class RunningServer:
     """
     A server that answers, as it is printed for other programs.
 
-    ``speculation``, ``pid`` and ``log`` are None for a server that this program has not started.
+    ``pid`` and ``log`` are None for a server that this program has not started.
     """
 
     base_url: str
     """Its base URL, with ``/v1``; several URLs of replicas are separated by commas."""
     model: str
     """The name by which requests ask for the model."""
-    suffix_scoring: bool = False
-    """Whether the server scores the suffix of a prompt alone."""
-    speculation: str | None = None
-    """The method that drafts tokens for the model."""
     pid: int | None = None
     """The leader of its process group."""
     log: str | None = None
@@ -170,23 +160,19 @@ async def launch(
     """
     _check(servers)
     with _log_folder(log_dir) as folder:
-        async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
-            launched = time.monotonic()
-            processes = [
-                _ServerProcess(
-                    server=server,
-                    log_folder=folder,
-                    http=http,
-                    launched=launched,
-                    ready_timeout=ready_timeout,
-                    grace=grace,
-                    on_progress=on_progress,
-                    prepare=prepare,
-                )
-                for server in servers
-            ]
-            async with supervised(*(process.run() for process in processes)):
-                yield {process.server.name: await process.served for process in processes}
+        processes = [
+            _ServerProcess(
+                server,
+                folder / f"{server.name}.log",
+                ready_timeout,
+                grace,
+                on_progress,
+                prepare,
+            )
+            for server in servers
+        ]
+        async with supervised(*(process.run() for process in processes)):
+            yield {process.server.name: await process.served for process in processes}
 
 
 def _check(servers: Sequence[ServerCommand]) -> None:
@@ -224,12 +210,8 @@ class _ServerProcess:
 
     server: ServerCommand
     """What to start."""
-    log_folder: Path
-    """The folder of its log."""
-    http: aiohttp.ClientSession
-    """Asks whether the server answers."""
-    launched: float
-    """When the servers were launched, in seconds of ``time.monotonic()``."""
+    log: Path
+    """The file of its log."""
     ready_timeout: float
     """Seconds after which a server that does not answer has failed."""
     grace: float
@@ -241,7 +223,7 @@ class _ServerProcess:
 
     def __post_init__(self) -> None:
         self.served: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
-        self._log = self.log_folder / f"{self.server.name}.log"
+        self._launched = time.monotonic()
 
     async def run(self) -> None:
         """Run the server until cancelled. Raise `ServerError` if it fails, or ends by itself."""
@@ -249,18 +231,15 @@ class _ServerProcess:
         env = {**os.environ, **server.env}
         with self._reserve_port() as reserved:
             port = int(reserved.getsockname()[1])
-            root = f"http://{server.host}:{port}"
             command = server.command(port)
-            async with child(command, env=env, log=self._log, grace=self.grace) as process:
-                served = Served(
-                    name=server.name,
-                    base_url=f"{root}/v1",
-                    served_name=server.served_name,
-                    pid=process.pid,
-                    log=self._log,
-                )
-                if await self._wait_until_ready(root, served, process):
-                    self._announce(served)
+            async with child(command, env=env, log=self.log, grace=self.grace) as process:
+                url = f"http://{server.host}:{port}/v1"
+                served = Served(server.name, url, server.served_name, process.pid, self.log)
+                is_ready = await self._wait_until_ready(served, process)
+                # The future is cancelled if the block is cancelled just when the server is ready.
+                if is_ready and not self.served.done():
+                    self.served.set_result(served)
+                    self._report_progress("ready")
                 await asyncio.wait({process.ended})
         raise self._died(process.ended.result())
 
@@ -274,9 +253,9 @@ class _ServerProcess:
                 f"the {self.server.name} server cannot listen at {host}:{port}: {error.strerror}",
             ) from error
 
-    async def _wait_until_ready(self, root: str, served: Served, process: Child) -> bool:
+    async def _wait_until_ready(self, served: Served, process: Child) -> bool:
         """Wait until the server answers and is prepared; return False if it ends instead."""
-        async with background(self._become_ready(root, served)) as (ready,):
+        async with background(self._become_ready(served)) as (ready,):
             tasks: set[asyncio.Task[Any]] = {ready, process.ended}
             while not (ready.done() or process.ended.done()):
                 if self._elapsed > self.ready_timeout:
@@ -292,20 +271,15 @@ class _ServerProcess:
 
     @property
     def _elapsed(self) -> float:
-        return time.monotonic() - self.launched
+        return time.monotonic() - self._launched
 
-    async def _become_ready(self, root: str, served: Served) -> None:
-        # No event tells that the server answers.
-        while not await _answers(self.http, root, served.served_name):  # noqa: ASYNC110
-            await asyncio.sleep(POLL_SECONDS)
+    async def _become_ready(self, served: Served) -> None:
+        async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
+            # No event tells that the server answers.
+            while not await _answers(http, served):  # noqa: ASYNC110
+                await asyncio.sleep(POLL_SECONDS)
         if self.prepare:
             await self.prepare(served)
-
-    def _announce(self, served: Served) -> None:
-        # The future is cancelled if the block is cancelled just when the server is ready.
-        if not self.served.done():
-            self.served.set_result(served)
-            self._report_progress("ready")
 
     def _report_progress(self, state: State) -> None:
         self.on_progress(Progress(self.server.name, self._elapsed, state))
@@ -319,24 +293,25 @@ class _ServerProcess:
         """Describe the *failure*, with the lines of the log that state why."""
         log = ""
         with suppress(OSError):  # The log may have been deleted.
-            log = self._log.read_text(encoding="utf-8", errors="replace")
+            log = self.log.read_text(encoding="utf-8", errors="replace")
         lines = failure_lines(log[-LOG_CHARACTERS:])
         first = f"the {self.server.name} server {failure}{':' if lines else ', silently'}"
-        return "\n    ".join([first, *lines]) + f"\n  its log: {self._log}"
+        return "\n    ".join([first, *lines]) + f"\n  its log: {self.log}"
 
 
-async def _answers(http: aiohttp.ClientSession, root: str, served_name: str) -> bool:
+async def _answers(http: aiohttp.ClientSession, served: Served) -> bool:
     """
-    Whether a healthy server at *root* serves *served_name*.
+    Whether a healthy server answers there and serves the model.
 
     It may not: another program may have taken the port.
     """
+    url = served.base_url
     try:
         async with (
-            http.get(f"{root}/health", raise_for_status=True),
-            http.get(f"{root}/v1/models") as reply,
+            http.get(url.removesuffix("v1") + "health", raise_for_status=True),
+            http.get(f"{url}/models") as reply,
         ):
             models = (await reply.json())["data"]
-            return any(model["id"] == served_name for model in models)
+            return any(model["id"] == served.served_name for model in models)
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError):
         return False

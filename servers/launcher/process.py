@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -41,7 +41,16 @@ async def child(
     On exit, terminate the group, kill it *grace* seconds later, and wait until the command has
     ended. The guard does the same if this program dies.
     """
-    guard = await _start_guard(command, env, log, grace)
+    with log.open("wb") as output:
+        guard = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", str(GUARD), str(grace), *command),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=output,
+            env=env,
+            start_new_session=True,
+        )
     assert guard.stdin is not None
     assert guard.stdout is not None
     try:
@@ -59,24 +68,6 @@ async def child(
     finally:
         guard.stdin.close()
         await guard.wait()
-
-
-async def _start_guard(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    log: Path,
-    grace: float,
-) -> Process:
-    with log.open("wb") as output:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", str(GUARD), str(grace), *command),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=output,
-            env=env,
-            start_new_session=True,
-        )
 
 
 def _kill_group(group: int) -> None:

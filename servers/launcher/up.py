@@ -49,11 +49,8 @@ def load_checked(path: Path) -> Pair:
 
 def command_lines(pair: Pair) -> str:
     """Return the shell command of every server to start. The rest of *pair* is in comments."""
-    lines: list[str] = []
-    urls: dict[str, str] = {}
-    for path, endpoint in pair.connected.items():
-        lines.append(f"# {path} runs at {', '.join(endpoint.urls)}")
-        urls[path] = ",".join(endpoint.urls)
+    urls = {role: ",".join(endpoint.urls) for role, endpoint in pair.connected.items()}
+    lines = [f"# {role} runs at {url.replace(',', ', ')}" for role, url in urls.items()]
     commands = shell_lines(waves(pair, visible_cards(os.environ)), urls)
     return "\n".join([*lines, *commands])
 
@@ -172,8 +169,7 @@ async def running(
                 prepare=partial(_warm_up, pair),
             )
             for path, served in (await stack.enter_async_context(launching)).items():
-                server = pair.started[path]
-                found[path] = served.running(server.suffix_scoring, server.speculation.method)
+                found[path] = served.running
         yield {path: found[path] for path in pair.models}
 
 
@@ -196,11 +192,7 @@ async def _connect(path: str, endpoint: Endpoint) -> RunningServer:
         models = [await _served_model(replica) for replica in endpoint.each]
     except EndpointError as exc:
         raise type(exc)(exc.cause, role=path, url=exc.url, verb=exc.verb) from exc
-    return RunningServer(
-        ",".join(replica.v1 for replica in endpoint.each),
-        models[0],
-        endpoint.suffix_scoring,
-    )
+    return RunningServer(",".join(replica.v1 for replica in endpoint.each), models[0])
 
 
 async def _served_model(endpoint: Endpoint) -> str:

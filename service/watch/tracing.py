@@ -83,7 +83,7 @@ class OpenSpan:
     span: Span
     """The span."""
     models: dict[int, dict[str, str]] = field(default_factory=dict[int, dict[str, str]])
-    """The names of each run's models by role or path, by the index of the run's choice."""
+    """The names of each run's models by role, by the index of the run's choice."""
 
 
 class Tracing:

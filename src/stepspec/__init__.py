@@ -6,7 +6,7 @@ version. `errors`, `events` and `trace` are modules with everything that is rais
 a run, and that reads and writes records of runs.
 """
 
-import importlib
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ MODULES = {
     "stepspec.evals.benchmarks": ("Benchmark",),
     "stepspec.evals.grading.graders": ("Answer",),
     "stepspec.evals.sample": ("Task",),
+    "stepspec.orchestrator": ("errors", "events", "trace"),
     "stepspec.orchestrator.budget": ("Budget",),
     "stepspec.orchestrator.chain": (
         *("Accept", "Chain", "Message", "Rating", "Rival", "Rollback"),
@@ -109,17 +110,14 @@ MODULES = {
 """The names of each module. A module is imported when one of its names is first used."""
 
 PLACES = {name: module for module, names in MODULES.items() for name in names}
-SUBMODULES = ("errors", "events", "trace")
 
 
 def __getattr__(name: str) -> Any:
     """Look up a name of ``__all__`` when it is first used."""
     if name == "__version__":
-        value: Any = importlib.import_module("importlib.metadata").version("stepspec")
-    elif name in SUBMODULES:
-        value = importlib.import_module(f"stepspec.orchestrator.{name}")
+        value: Any = resolve_name("importlib.metadata.version")("stepspec")
     elif name in PLACES:
-        value = getattr(importlib.import_module(PLACES[name]), name)
+        value = resolve_name(f"{PLACES[name]}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

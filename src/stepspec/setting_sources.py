@@ -23,12 +23,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsError,
-)
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.interfaces import holding
@@ -92,8 +87,11 @@ class Layer:
         for length in range(len(place), 0, -1):
             name = self.names.get(place[:length])
             rest = ".".join(place[length:])
+            if name is not None and rest in ("", "url"):
+                return name
             if name is not None:
-                return name if rest in ("", "url") else f"{name}, {rest}"
+                between = " " if self.source == "flag" else ", "
+                return f"{name}{between}{rest}"
         key = ".".join(place)
         return f"{self.path}: {key}" if self.path else key
 
@@ -143,20 +141,6 @@ def origin(layers: Iterable[Layer], place: Place) -> Layer | None:
     """Return the first layer that sets most keys of *place*; None: no layer sets the first key."""
     deepest = max(layers, key=lambda layer: layer.depth(place))
     return deepest if deepest.depth(place) else None
-
-
-class MergedSource(PydanticBaseSettingsSource):
-    """All layers as the one source that pydantic reads."""
-
-    def __init__(self, settings_cls: type[BaseSettings], arguments: Mapping[str, Any]) -> None:
-        super().__init__(settings_cls)
-        self._arguments = arguments
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError("the source is read as a whole")
-
-    def __call__(self) -> dict[str, Any]:
-        return merged(layers(self.settings_cls, self._arguments))
 
 
 def _merged(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,9 +210,9 @@ def _file(named: Path | None) -> Iterator[Layer]:
     """
     name = os.environ.get(CONFIG) if named is None else str(named)
     path = Path(DEFAULT_FILE if name is None else name)
-    if name is None and not path.is_file():
-        return
     if not path.is_file():
+        if name is None:
+            return
         chosen_by = CONFIG if named is None else "--config"
         raise ConfigurationError(f"{chosen_by} names {name!r}, which is not a file")
     try:
@@ -269,10 +253,8 @@ def _wrong_variable(error: SettingsError, places: Mapping[Place, str]) -> str:
     """Return the variable that an *error* of pydantic is about. Its message quotes the field."""
     field = str(error).split('"')[1]
     text = getattr(error.__cause__, "doc", "")
-    for place, name in places.items():
-        if place[0] == field and os.environ[name] == text:
-            return name
-    return f"{PREFIX}{field.upper()}"
+    own = [name for place, name in places.items() if place[0] == field]
+    return next((name for name in own if os.environ[name] == text), _variable((field,)))
 
 
 def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
@@ -282,9 +264,10 @@ def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
     Raise `ConfigurationError` for a variable that is no setting.
     """
     for variable in os.environ:
-        if not variable.upper().startswith(PREFIX) or variable.upper() == CONFIG:
+        name = variable.upper()
+        if not name.startswith(PREFIX) or name == CONFIG:
             continue
-        place = tuple(variable.upper().removeprefix(PREFIX).lower().split("__"))
+        place = tuple(name.removeprefix(PREFIX).lower().split("__"))
         if not is_setting(settings, place):
             raise ConfigurationError(f"unknown setting {variable}{_meant(settings, place)}")
         yield place, variable
@@ -327,14 +310,13 @@ def is_setting(model: type[BaseModel], place: Place) -> bool:
 
     Case does not matter.
     """
-    first, *rest = place
-    fields = {name.lower(): info.annotation for name, info in _fields(model)}
-    if first.lower() not in fields:
-        return False
-    kind = fields[first.lower()]
-    if not rest or _is_table(kind):
-        return True
-    return any(is_setting(inner, tuple(rest)) for inner in models(kind))
+    rest = place[1:]
+    for name, info in _fields(model):
+        if name.lower() == place[0].lower():
+            kind = info.annotation
+            inner_models = models(kind)
+            return not rest or _is_table(kind) or any(is_setting(m, rest) for m in inner_models)
+    return False
 
 
 def places(model: type[BaseModel], depth: int = 3) -> Iterator[Place]:
@@ -350,7 +332,7 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     """Yield the fields of *model* with the names that users write. No user writes a role."""
     for name, info in model.model_fields.items():
         if name != "role":
-            yield info.alias or name, info
+            yield name, info
 
 
 def _is_table(annotation: object) -> bool:

@@ -10,9 +10,10 @@ sources.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, cast
 
@@ -25,7 +26,13 @@ from pydantic import (
     ValidationError,
 )
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling, for_role
@@ -47,9 +54,9 @@ from .setting_sources import (
     OUTSIDE,
     PREFIX,
     Layer,
-    MergedSource,
     command_line,
     layers,
+    merged,
     moved,
     origin,
 )
@@ -146,16 +153,19 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         """Return the settings in which *run* differs from the runs that the calibration covers."""
         if run.policy != self.policy:
             return ("policy",)
-        options = dict(run.values["options"])
-        found: list[str] = []
-        if options.pop(self.option, _ABSENT) != self.value:
-            found.append(f"options.{self.option}")
+        option = f"options.{self.option}"
+        promised = {option: self.value, **_flat({"models": self.models, **self.conditions})}
+        values = _flat(run.values)
+        found = {option: values.get(option, _ABSENT)}
         if self.models:
-            found.extend(_differences("models", self.models, run.models))
+            found.update(_flat({"models": run.models}))
         if self.conditions:
-            values = {**run.values, "options": options}
-            found.extend(_differences("", self.conditions, values))
-        return tuple(found)
+            found.update(values)
+        return tuple(
+            path
+            for path in {**promised, **found}
+            if promised.get(path, _ABSENT) != found.get(path, _ABSENT)
+        )
 
     def warn_of_differences(self, run: RunConditions) -> None:
         """Log a warning if the calibration does not cover *run*."""
@@ -182,18 +192,16 @@ class RunConditions:
     """The options of the run (see `conditions`)."""
 
 
-def _differences(place: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paths at which *before* and *now* have different values."""
-    for name in dict.fromkeys((*before, *now)):
-        path = f"{place}.{name}".lstrip(".")
-        old = before.get(name, _ABSENT)
-        new = now.get(name, _ABSENT)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            old_table = cast("Mapping[str, Any]", old)
-            new_table = cast("Mapping[str, Any]", new)
-            yield from _differences(path, old_table, new_table)
-        elif old != new:
-            yield path
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a nested *table* by their paths, such as "sampling.top_p"."""
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            inner = _flat(cast("Mapping[str, Any]", value))
+            values.update({f"{name}.{path}": leaf for path, leaf in inner.items()})
+        else:
+            values[name] = value
+    return values
 
 
 class Settings(RunOptions, BaseSettings):
@@ -242,7 +250,8 @@ class Settings(RunOptions, BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        return (MergedSource(settings_cls, init_settings()),)
+        values = merged(layers(settings_cls, init_settings()))
+        return (InitSettingsSource(settings_cls, values),)
 
     @property
     def run(self) -> RunOptions:
@@ -311,12 +320,9 @@ class SettingsOverrides(RunOverrides, total=False):
 
 
 def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *overrides* with names and settings in place of classes and functions."""
-    named = {"policy": policies.named, "critic": _function}
-    return {
-        name: named[name](value) if name in named and value else value
-        for name, value in overrides.items()
-    }
+    """Return *overrides* with the name of the policy in place of its class or function."""
+    policy = overrides.get("policy")
+    return {**overrides, "policy": policies.named(policy)} if policy else {**overrides}
 
 
 def load(*, seed: int | None = None, **overrides: Any) -> Settings:
@@ -339,15 +345,11 @@ def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _explain(errors: Sequence[ErrorDetails], found: Sequence[Layer]) -> str:
     """Say what is wrong. Wrong keys of the file that follow each other name it once."""
-    paths = [layer.path for layer in found if layer.path]
-    texts = [_explain_error(error, found) for error in errors]
-    if not paths:
-        return "; ".join(texts)
-    file = f"{paths[0]}: "
-    parts = texts[:1]
-    for before, text in pairwise(texts):
-        parts.append(text.removeprefix(file) if before.startswith(file) else text)
-    return "; ".join(parts)
+    explained = [_explain_error(error, found) for error in errors]
+    return "; ".join(
+        file + "; ".join(message for _, message in group)
+        for file, group in groupby(explained, key=itemgetter(0))
+    )
 
 
 def named(
@@ -382,18 +384,18 @@ def without_models(settings: Settings) -> ConfigurationError:
     ways = listed(f"{{}}='{EXAMPLE_URL}'")
     if command_line() is not OUTSIDE:
         ways = listed(f"--{{}} {EXAMPLE_URL}")
-    written = f"the tables {listed('[{}]')} with their urls"
-    if len(missing) == 1:
-        written = f"a {listed('[{}]')} table with its url"
-    variables = listed(f"{PREFIX}{{1}}")
     return ConfigurationError(
-        f"{listed('no {} model')}: pass {ways}, set {variables}, or write {written} into"
-        f" {DEFAULT_FILE}"
+        f"{listed('no {} model')}: pass {ways}, set {listed(f'{PREFIX}{{1}}')}, or write"
+        f" {listed('a table [{}] with its url')} into {DEFAULT_FILE}"
     )
 
 
-def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
-    """Say what is wrong with which flag, variable, argument, or key of the file."""
+def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> tuple[str, str]:
+    """
+    Say what is wrong with which flag, variable, argument, or key of the file.
+
+    The file stands in front of the message; "" for the other sources.
+    """
     message = explain_error(Settings, error, hidden=CRITIC_KINDS)
     place = tuple(
         part for part in error["loc"] if isinstance(part, str) and part not in CRITIC_KINDS
@@ -402,13 +404,13 @@ def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
         message = f"unknown setting {place[0]!r} (did you mean {'.'.join(meant)!r}?)"
     layer = origin(found, place)
     if layer is None or layer.source == "argument" or not place:
-        return message
+        return "", message
     if layer.source == "file":
         if error["type"] == "missing" and "model" in layer.values[place[0]]:
             message += " (the file of a pair is for `stepspec up`, which prints settings)"
-        return f"{layer.path}: {message}"
+        return f"{layer.path}: ", message
     name = layer.name(place)
     if error["type"].startswith(("greater_than", "less_than")):
         name += f" {error['input']}"
     reason = message.removeprefix(f"{'.'.join(place)}: ")
-    return f"{name}: {reason}"
+    return "", f"{name}: {reason}"

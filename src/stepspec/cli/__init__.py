@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cache
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
@@ -41,45 +42,33 @@ file of --config. docs/command-line.md has the whole grammar.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class CommandPlace:
-    """Where a command is found."""
-
-    module: str
-    """The module with the command."""
-    name: str = "command"
-    """The function, or the application with more commands."""
-    examples: str = "EXAMPLES"
-    """The name of the examples for its help, in the same module."""
-
-
-COMMANDS: Mapping[str, CommandPlace] = {
-    "solve": CommandPlace("stepspec.cli.solve", "solve"),
-    "serve": CommandPlace("stepspec.cli.serve", "serve"),
-    "trace": CommandPlace("stepspec.cli.inspect", "show_trace", "TRACE_EXAMPLES"),
-    "policies": CommandPlace("stepspec.cli.inspect", "list_policies", "POLICIES_EXAMPLES"),
-    "doctor": CommandPlace("stepspec.cli.inspect", "doctor", "DOCTOR_EXAMPLES"),
-    "config": CommandPlace("stepspec.cli.config", "app", "SHOW_EXAMPLES"),
-    "tune": CommandPlace("stepspec.cli.tune"),
-    "eval": CommandPlace("stepspec.cli.eval"),
-    "calibrate": CommandPlace("stepspec.cli.calibrate", "calibrate"),
-    "report": CommandPlace("stepspec.cli.report"),
-    "up": CommandPlace("stepspec.cli.up", "up"),
-    "demo": CommandPlace("stepspec.cli.up", "demo", "DEMO_EXAMPLES"),
+COMMANDS: Mapping[str, str] = {
+    "solve": "solve:solve",
+    "serve": "serve:serve",
+    "trace": "inspect:show_trace",
+    "policies": "inspect:list_policies",
+    "doctor": "inspect:doctor",
+    "config": "config:app",
+    "tune": "tune:command",
+    "eval": "eval:command",
+    "calibrate": "calibrate:calibrate",
+    "report": "report:command",
+    "up": "up:up",
+    "demo": "up:demo",
 }
-"""Every command. It is imported when it is run, or when the list of commands is shown."""
+"""
+The module of every command in this folder, and its function, or the application with more commands.
+
+A command is imported when it is run, or when the list of commands is shown. The examples of its
+help are in the same module, such as ``SOLVE_EXAMPLES``.
+"""
 
 
 class Commands(Mapping[str, Any]):
     """The commands as typer runs them, by name; each is made when it is first looked up."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = _make(name, COMMANDS[name])
-        return self._made[name]
+        return _make(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -88,15 +77,16 @@ class Commands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-def _make(name: str, place: CommandPlace) -> Any:
-    module = importlib.import_module(place.module)
-    found = getattr(module, place.name)
+@cache
+def _make(name: str) -> Any:
+    found = resolve_name(f"{__name__}.{COMMANDS[name]}")
     if isinstance(found, typer.Typer):
         group = typer.main.get_group(found)
         group.name = name
         return group
     alone = new_app(add_completion=False)
-    add_command(alone, found, getattr(module, place.examples), name=name)
+    examples = vars(sys.modules[found.__module__])[f"{name.upper()}_EXAMPLES"]
+    add_command(alone, found, examples, name=name)
     return typer.main.get_command(alone)
 
 
@@ -123,7 +113,7 @@ def main() -> None:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        stdout.print(__version__, highlight=False)
+        stdout.print(__version__)
         raise typer.Exit
 
 

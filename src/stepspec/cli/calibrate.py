@@ -57,12 +57,13 @@ from .flags import (
     Pace,
     ProblemColumn,
     PromptName,
+    SampleSeed,
     Testbed,
     with_settings,
 )
 from .program import stderr, stdout, wait
 
-EXAMPLES = """
+CALIBRATE_EXAMPLES = """
 Examples:
 
   stepspec calibrate gsm8k --policy specreason --max-loss 0.01 \\
@@ -82,7 +83,6 @@ Examples:
     SERVERS,
     SAMPLING,
     BUDGET,
-    before="testbed",
     help={"policy": "The method to calibrate."},
 )
 def calibrate(
@@ -108,19 +108,10 @@ def calibrate(
     metric: MetricName = None,
     prompt: PromptName = None,
     limit: Limit = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help=(
-                "Seed of the sampling, and of generated problems; default: the configured"
-                " sampling.seed, or 0."
-            ),
-        ),
-    ] = None,
+    seed: SampleSeed = None,
     concurrency: Concurrency = 8,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the policy file.", metavar="FILE")
+        Path, typer.Option("--output", "-o", help="Where to write the policy file.")
     ] = Path("policy.toml"),
     fresh: Fresh = False,
     json: Json = False,
@@ -143,24 +134,24 @@ def calibrate(
     )
     own_solver, settings = configured(testbed=testbed)
     seed = seed_of(settings, seed)
-    policy = settings.policy
     threshold = find_threshold(
-        policy, vary, numbers("--values", values or "", float, positive=False)
+        settings.policy, vary, numbers("--values", values or "", float, positive=False)
     )
     for value in threshold.values:
         check_arm(served_arm(settings, threshold, value), settings)
     writable("--output", output)
     if own_solver:
         contact_before_download(settings, chosen, data)
-    path = output.with_suffix(".trials.jsonl")
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
     require_graders(task.gold for task in tasks)
     test = LossTest(max_loss, level=round(1 - confidence, 9))
     _check_size(len(tasks), test)
+    changes = changed_settings(settings)
+    conditions = promise_conditions(settings, threshold)
     about = {
         "benchmark": chosen.name,
-        "policy": policy,
+        "policy": settings.policy,
         "option": threshold.option,
         "values": threshold.values,
         "seed": seed,
@@ -168,8 +159,8 @@ def calibrate(
         "weights": weights_digest("large", "small") if testbed else None,
         "max_loss": max_loss,
         "confidence": confidence,
-        "besides": changed_settings(settings),
-        "conditions": promise_conditions(settings, threshold),
+        "besides": changes,
+        "conditions": conditions,
     }
     solving = own_solver or pair_solver(profile, stderr)
 
@@ -178,19 +169,19 @@ def calibrate(
             solver.require_both()
             put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
             held = {**about, "problems": digest(put), "models": dict(solver.models)}
-            with RunStore(path, held, fresh=fresh) as store:
-                solve = solve_on_servers(solver, put, threshold, graders, seed)
-                solve = limited(solve, concurrency)
+            trials = output.with_suffix(".trials.jsonl")
+            solve = limited(solve_on_servers(solver, put, threshold, graders, seed), concurrency)
+            with RunStore(trials, held, fresh=fresh) as store:
                 result = await _search(solve, len(put), threshold, test, store)
             return CalibrationSettings(
-                policy=policy,
+                policy=settings.policy,
                 threshold=threshold,
                 benchmark=f"{chosen.name}, {CALIBRATED_ON}",
                 result=result,
-                options=solver.settings.options,
-                changes=changed_settings(solver.settings),
+                options=settings.options,
+                changes=changes,
                 models=dict(solver.models),
-                conditions=promise_conditions(solver.settings, threshold),
+                conditions=conditions,
             )
 
     _show(wait(main(), resumable=True), output, as_json=json)
@@ -206,7 +197,7 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
         stdout.print_json(orjson.dumps(calibrated.json()).decode())
     else:
         stdout.print(calibrated.table())
-        stdout.print(calibrated.summary(), highlight=False)
+        stdout.print(calibrated.summary())
     if calibrated.result.loosest is None:
         sys.exit(1)
     write_settings(output, calibrated.toml())

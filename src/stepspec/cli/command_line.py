@@ -1,7 +1,7 @@
 """
 Check the options of commands early, and write files.
 
-`program` runs the commands. Its consoles can be imported from here, too.
+`program` runs the commands.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import orjson
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.setting_sources import ROLES, command_line
 
-from .program import stderr as stderr
-from .program import stdout as stdout
+from .program import stderr
 
 
 def print_json(value: object) -> None:
@@ -103,7 +102,6 @@ def write_settings(path: Path | None, toml: str) -> None:
         write_file(path, toml)
         stderr.print(
             f"wrote {path}: name it with --config, or make it stepspec.toml",
-            highlight=False,
             soft_wrap=True,
         )
 

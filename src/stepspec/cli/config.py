@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
-from rich.text import Text
+from rich.console import Console
+from rich.table import Table
 
 from stepspec.orchestrator.toml import one_line
 
@@ -19,6 +20,7 @@ from .command_line import print_json
 from .flags import BUDGET, SAMPLING, SEED, SERVERS, Json, with_settings
 from .program import add_command, new_app, stdout
 
+WIDE = 1_000_000  # columns, so that no line of the table is wrapped
 SHOW_EXAMPLES = """
 Examples:
 
@@ -48,17 +50,13 @@ def show(json: Json = False) -> None:
     if json:
         print_json(shown)
         return
-    rows = [("setting", "value", "from")]
+    table = Table("setting", "value", "from", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, setting in shown.items():
         value = "none" if setting["value"] is None else one_line(setting["value"])
-        rows.append((name, value, setting["name"] or setting["source"]))
-    name_width = max(len(name) for name, _, _ in rows)
-    value_width = max(len(value) for _, value, _ in rows)
-    styles = {"from": "bold", "default": "dim"}
-    for name, value, source in rows:
-        line = f"{name:<{name_width}}  {value:<{value_width}}  {source}"
-        # A setting is one line, also for grep.
-        stdout.print(Text(line, styles.get(source, "")), soft_wrap=True)
+        source = setting["name"] or setting["source"]
+        table.add_row(name, value, source, style="dim" if source == "default" else "")
+    # A setting is one line, also for grep.
+    Console(file=stdout.file, width=WIDE, markup=False, emoji=False).print(table)
 
 
 def _leaves(model: BaseModel) -> Iterator[tuple[Place, object]]:

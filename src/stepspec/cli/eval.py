@@ -7,7 +7,6 @@ An arm is a method such as ``specreason`` or ``bild:scale=step,ahead=0``, or a p
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -33,7 +32,7 @@ from stepspec.evals.benchmarks import (
 from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.grading.graders import require_graders
 from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_settings
-from stepspec.evals.results import ArmSummary, csv_text, small_print, tables
+from stepspec.evals.results import ArmSummary, small_print, tables
 from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.servers import miniature
@@ -47,8 +46,6 @@ from .command_line import (
     only_without_testbed,
     possible_folder,
     print_json,
-    writable,
-    write_file,
 )
 from .flags import (
     BUDGET,
@@ -65,9 +62,9 @@ from .flags import (
     Policies,
     ProblemColumn,
     PromptName,
+    SampleSeed,
     SharedOptions,
     Testbed,
-    json_or_text,
     parse_options,
     with_settings,
 )
@@ -106,8 +103,9 @@ def arms(
         *methods,
         *(control(name, methods) for name in controls),
     )
-    for name, count in Counter(competitor.name for competitor in competing).items():
-        if count > 1:
+    names = [competitor.name for competitor in competing]
+    for name in names:
+        if names.count(name) > 1:
             raise ConfigurationError(f"the arm {name!r} is there twice")
     return competing
 
@@ -121,29 +119,26 @@ def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
     if spec.endswith(FILE):
         return _from_file(Path(spec))
     policy, _, rest = spec.partition(":")
-    pairs = [part.partition("=") for part in rest.split(",")] if rest else []
-    if not all(equals for _, equals, _ in pairs):
-        raise ConfigurationError(
-            f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them"
-        )
-    own = {name.strip(): json_or_text(value.strip()) for name, _, value in pairs}
+    own = parse_options(
+        rest.split(",") if rest else None,
+        f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them",
+    )
     return _arm(spec, policy, {**options, **own})
 
 
-def calibrated(chosen: Sequence[str]) -> dict[str, str]:
-    """Return what the policy files among *chosen* were calibrated on, by the names of the arms."""
+def calibrated(chosen: Sequence[str], settings: Settings | None = None) -> dict[str, str]:
+    """
+    Return what the policy files among *chosen* were calibrated on, by the names of the arms.
+
+    If none is chosen, return it for the method of the *settings*.
+    """
+    if settings and settings.calibration and not chosen:
+        return {settings.policy: settings.calibration.benchmark}
     problems: dict[str, str] = {}
     for path in [Path(spec) for spec in chosen if spec.endswith(FILE)]:
         with suppress(KeyError, TypeError):
             problems[path.stem] = str(_settings(path)["calibration"]["benchmark"])
     return problems
-
-
-def _calibrated(chosen: Sequence[str], settings: Settings) -> dict[str, str]:
-    """Like `calibrated`, for the configured method if none is *chosen*."""
-    if chosen or settings.calibration is None:
-        return calibrated(chosen)
-    return {settings.policy: settings.calibration.benchmark}
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -201,7 +196,7 @@ def control(name: str, methods: Sequence[Arm]) -> Arm:
     return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
 
 
-EXAMPLES = """
+EVAL_EXAMPLES = """
 Examples:
 
   stepspec eval math500 -p specreason -p bild --random specreason -n 100 \\
@@ -220,7 +215,7 @@ Examples:
 """
 
 
-@with_settings("eval", SERVERS, SAMPLING, BUDGET, before="testbed")
+@with_settings("eval", SERVERS, SAMPLING, BUDGET)
 def command(
     benchmark: BenchmarkName,
     policy: Policies = None,
@@ -258,15 +253,7 @@ def command(
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help=(
-                "Seed of the samples, the order of choices, and generated problems; default: the"
-                " configured sampling.seed, or 0."
-            )
-        ),
-    ] = None,
+    seed: SampleSeed = None,
     concurrency: Annotated[
         int,
         typer.Option(
@@ -301,10 +288,6 @@ def command(
     traces: Annotated[
         bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")
     ] = False,
-    table: Annotated[
-        Path | None,
-        typer.Option("--csv", help="Also write the figures to this file.", metavar="FILE"),
-    ] = None,
     fresh: Fresh = False,
     json: Json = False,
 ) -> None:
@@ -324,8 +307,6 @@ def command(
         policy or [], baseline or ["plain", "small"], random or [], parse_options(option), settings
     )
     seed = seed_of(settings, seed)
-    if table is not None:
-        writable("--csv", table)
     folder = output or Path("runs") / chosen.name
     possible_folder("--output", folder, folder)
     with prompts.replacing(settings.prompts):
@@ -343,7 +324,7 @@ def command(
         sharing = _team(ray, workers, testbed=testbed)
         remarks = duplicates(tasks)
         if not is_made:
-            remarks[:0] = overlaps(_calibrated(policy or [], settings), chosen.name, part)
+            remarks[:0] = overlaps(calibrated(policy or [], settings), chosen.name, part)
         _remark(remarks)
 
         async def work() -> list[ArmSummary]:
@@ -365,17 +346,15 @@ def command(
 
         summaries = wait(work(), resumable=True)
         _show(summaries, competing[0].name, as_json=json)
-        if table is not None:
-            write_file(table, csv_text(summaries))
         wrote = f"wrote {folder}; next: stepspec report {folder}"
-        stderr.print(wrote, highlight=False, soft_wrap=True)
+        stderr.print(wrote, soft_wrap=True)
         _remark(remarks)
 
 
 def _remark(remarks: list[str]) -> None:
     """Print remarks about the figures. They stand at the start and again with the figures."""
     for remark in remarks:
-        stderr.print(remark, style="yellow", highlight=False, soft_wrap=True)
+        stderr.print(remark, style="yellow", soft_wrap=True)
 
 
 def _team(
@@ -489,4 +468,4 @@ def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
         return
     for part in tables(summaries, baseline):
         stdout.print(part)
-    stdout.print(small_print(baseline), style="dim", highlight=False)
+    stdout.print(small_print(baseline), style="dim")

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
 import orjson
 import typer
@@ -72,6 +72,16 @@ Limit: TypeAlias = Annotated[
 Concurrency: TypeAlias = Annotated[
     int, typer.Option(min=1, help="Number of problems solved at the same time.")
 ]
+SampleSeed: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help=(
+            "Seed of the samples, the order of choices, and generated problems; default: the"
+            " configured sampling.seed, or 0."
+        ),
+    ),
+]
 DataFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -81,7 +91,6 @@ DataFile: TypeAlias = Annotated[
 ProblemColumn: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--problem-column",
         help="Column of the problems in a file of your own.",
         metavar="NAME",
     ),
@@ -89,7 +98,6 @@ ProblemColumn: TypeAlias = Annotated[
 AnswerColumn: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--answer-column",
         help="Column of the answers in a file of your own.",
         metavar="NAME",
     ),
@@ -118,7 +126,6 @@ SettingsOutput: TypeAlias = Annotated[
         "--output",
         "-o",
         help="Where to write the settings to use, as TOML.",
-        metavar="FILE",
     ),
 ]
 Testbed: TypeAlias = Annotated[
@@ -243,23 +250,20 @@ CONFIG = flag(
     "config",
     Path,
     "Settings file; it comes before the one that STEPSPEC_CONFIG names, and before stepspec.toml.",
-    metavar="FILE",
 )
 
 
 def with_settings(
     command: str,
     *groups: Sequence[Flag],
-    before: str | None = None,
     help: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
     Give the function of a *command* ``--config`` and flags for settings.
 
     The flags are those of the *groups*, and those of the run options that name the command (see
-    `RunOption`). They stand *before* the parameter of that name in ``--help``, or at the end.
-    *help* replaces the help of some run options. While the function runs, settings that it loads
-    come from the flags first.
+    `RunOption`). They stand at the end of ``--help``. *help* replaces the help of some run options.
+    While the function runs, settings that it loads come from the flags first.
     """
     run_flags = [
         _run_flag(name, help or {})
@@ -270,10 +274,8 @@ def with_settings(
     flags = {flag.variable: flag for group in ordered for flag in group}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        parameters = parameters_of(function)
-        names = [parameter.name for parameter in parameters]
-        index = names.index(before) if before else len(names)
-        parameters[index:index] = [*(flag.parameter for flag in flags.values()), CONFIG.parameter]
+        own = parameters_of(function)
+        parameters = [*own, *(flag.parameter for flag in flags.values()), CONFIG.parameter]
 
         @functools.wraps(function)
         def run(*, config: Path | None = None, **arguments: Any) -> None:
@@ -306,24 +308,25 @@ def read_flags(
             table = table.setdefault(key, {})
         table[last] = value
         names[flag.place] = flag.name
-        if isinstance(value, dict):
-            for key in cast("dict[str, Any]", value):
-                names[*flag.place, key] = f"{flag.name} {key}"
     return CommandLine(values, names, config)
 
 
-def parse_options(words: Sequence[str] | None) -> dict[str, Any]:
-    """Parse the values of ``--option``, each ``name=value``."""
+def parse_options(words: Sequence[str] | None, complaint: str = "") -> dict[str, Any]:
+    """
+    Parse options of a method, each ``name=value``, as ``--option`` has them.
+
+    Raise `ConfigurationError` for other words, with the *complaint* if there is one.
+    """
     values: dict[str, Any] = {}
     for word in words or ():
         name, equals, value = word.partition("=")
         if not equals:
-            raise ConfigurationError(f"--option {word!r}: write it as NAME=VALUE")
-        values[name.strip()] = json_or_text(value)
+            raise ConfigurationError(complaint or f"--option {word!r}: write it as NAME=VALUE")
+        values[name.strip()] = _json_or_text(value.strip())
     return values
 
 
-def json_or_text(text: str) -> Any:
+def _json_or_text(text: str) -> Any:
     """Parse JSON; other text is a string."""
     try:
         return orjson.loads(text)

@@ -89,10 +89,10 @@ def show_trace(
         return
     writable("--output", target)
     write_file(target, page)
-    stderr.print(f"wrote {target}", highlight=False, soft_wrap=True)
+    stderr.print(f"wrote {target}", soft_wrap=True)
 
 
-@with_settings("doctor", SERVERS, before="json")
+@with_settings("doctor", SERVERS)
 def doctor(json: Json = False) -> None:
     """
     Test what all endpoints can do; report what does not work, what costs, and the cure of each.
@@ -124,8 +124,10 @@ def list_policies(
     List the methods with their options, the endpoint features they need and their costs; or
     describe one method.
     """
-    if json:
-        print_json(_full(name) if name else {method: _brief(method) for method in policies.METHODS})
+    if json and name:
+        print_json(_full(name))
+    elif json:
+        print_json({method: _brief(method) for method in policies.METHODS})
     elif name:
         _print_full(name)
     else:
@@ -148,7 +150,7 @@ def _full(name: str) -> dict[str, Any]:
 
 def _print_brief(name: str) -> None:
     brief = _brief(name)
-    stdout.print(Text.assemble((name, "bold"), f"  {brief['about']}"), highlight=False)
+    stdout.print(Text.assemble((name, "bold"), f"  {brief['about']}"))
     options = " ".join(f"{key}={default!r}" for key, default in brief["options"].items())
     _print_rows(paper=brief["paper"], options=options, needs=brief["needs"], cost=brief["cost"])
 
@@ -156,11 +158,11 @@ def _print_brief(name: str) -> None:
 def _print_full(name: str) -> None:
     method = policies.METHODS.find(name)
     options = method.describe_options()
-    stdout.print(Text(name, "bold"), end="\n\n")
+    stdout.print(name, style="bold", end="\n\n")
     for paragraph in method.documentation.split("\n\n"):
-        stdout.print(Text(" ".join(paragraph.split())), end="\n\n")
+        stdout.print(" ".join(paragraph.split()), end="\n\n")
     for key, option in options.items():
-        stdout.print(Text.assemble((key, "bold"), f"  {option.values}"), highlight=False)
+        stdout.print(Text.assemble((key, "bold"), f"  {option.values}"))
         _print_rows(default=repr(option.default), means=option.means)
     if options:
         stdout.print()
@@ -172,6 +174,6 @@ def _print_rows(**rows: str) -> None:
     table = Table.grid(padding=(0, 2))
     for label, text in rows.items():
         if text:
-            table.add_row(Text(f"  {label}", "dim"), Text(text))
+            table.add_row(Text(f"  {label}", "dim"), text)
     if table.row_count:
         stdout.print(table)

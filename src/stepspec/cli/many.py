@@ -6,19 +6,21 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
 import orjson
 
+from stepspec.evals.progress import progress_bars
 from stepspec.evals.store import lock
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 from ..api import Solver
 from .problems import FileProblem, text_digest
+from .program import stderr
 
 
 def settings_digest(solver: Solver) -> str:
@@ -123,33 +125,40 @@ class SolutionFile:
 async def solve_all(
     solver: Solver,
     problems: Sequence[FileProblem],
-    file: SolutionFile,
     concurrency: int,
+    output: Path | None,
+    traces: Path | None,
     *,
-    traces: Path | None = None,
-    on_problem: Callable[[], object] = lambda: None,
+    fresh: bool,
 ) -> int:
     """
-    Solve *problems*, up to *concurrency* at the same time, and write each into *file*.
+    Solve the *problems* that *output* has no solution of, up to *concurrency* at the same time.
 
-    Return how many failed. Traces go into the folder *traces*, if there is one. *on_problem* is
-    called after each problem.
+    Return how many failed. Traces go into the folder *traces*, if there is one.
     """
-    waiting = iter(problems)
     failed = 0
+    async with solver:
+        with (
+            SolutionFile(output, settings_digest(solver), fresh=fresh) as file,
+            progress_bars(stderr) as progress,
+        ):
+            missing = [problem for problem in problems if problem.key not in file.solved]
+            waiting = iter(missing)
+            done = len(problems) - len(missing)
+            bar = progress.add_task("solving", total=len(problems), completed=done)
 
-    async def work() -> None:
-        nonlocal failed
-        for problem in waiting:  # All workers share the iterator.
-            try:
-                trace = traces / f"{problem.file_name}.jsonl" if traces else None
-                solution = await solver.solve(problem.text, trace_to=trace)
-            except StepspecError as exc:
-                failed += 1
-                file.write(problem, error={"type": type(exc).__name__, "message": str(exc)})
-            else:
-                file.write(problem, **asdict(solution))
-            on_problem()
+            async def work() -> None:
+                nonlocal failed
+                for problem in waiting:  # All workers share the iterator.
+                    trace = traces / f"{problem.file_name}.jsonl" if traces else None
+                    try:
+                        solution = await solver.solve(problem.text, trace_to=trace)
+                    except StepspecError as exc:
+                        failed += 1
+                        file.write(problem, error={"type": type(exc).__name__, "message": str(exc)})
+                    else:
+                        file.write(problem, **asdict(solution))
+                    progress.advance(bar)
 
-    await at_once(work() for _ in range(min(concurrency, len(problems))))
+            await at_once(work() for _ in range(min(concurrency, len(missing))))
     return failed

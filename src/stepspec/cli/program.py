@@ -41,8 +41,10 @@ from typer.models import ArgumentInfo, OptionInfo
 T = TypeVar("T")
 
 log = logging.getLogger("stepspec")
-stdout = Console(markup=False, emoji=False)  # what users and servers write may have square brackets
-stderr = Console(stderr=True, markup=False, emoji=False)
+stdout = Console(
+    markup=False, emoji=False, highlight=False
+)  # what users and servers write may have square brackets
+stderr = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 VALUE_WORDS: Mapping[Any, str] = {int: "N", float: "N", str: "TEXT", Path: "FILE"}

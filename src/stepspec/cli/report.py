@@ -26,7 +26,7 @@ from .program import stderr, stdout
 if TYPE_CHECKING:
     from stepspec.evals.report.layout import Links
 
-EXAMPLES = """
+REPORT_EXAMPLES = """
 Examples:
 
   stepspec report runs/math500
@@ -84,7 +84,7 @@ def command(
     for section in sections:
         _show(section)
     for name in ("report.json", "report.html"):
-        stderr.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
+        stderr.print(f"wrote {folder / name}", soft_wrap=True)
 
 
 def write(folder: Path, sections: Sequence[Section]) -> None:
@@ -105,7 +105,7 @@ def _show(section: Section) -> None:
     """Print the verdicts, without markup: intervals stand in brackets."""
     sentences = [f"  {name}: {sentence}" for name, sentence in section.sentences]
     for line in filter(None, (section.stamp, section.headline, *sentences)):
-        stdout.print(line, highlight=False, soft_wrap=True)
+        stdout.print(line, soft_wrap=True)
 
 
 def _write_traces(folder: Path, section: Section, prefix: str) -> Links:

@@ -10,7 +10,7 @@ from ..api import Solver
 from .flags import SAMPLING, SEED, SERVERS, flag, with_settings
 from .program import wait
 
-EXAMPLES = """
+SERVE_EXAMPLES = """
 Examples:
 
   stepspec serve --small http://localhost:8001/v1 \\

@@ -10,19 +10,18 @@ from typing import Annotated
 import orjson
 import typer
 
-from stepspec.evals.progress import progress_bars
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
 from .command_line import writable, write_file
 from .flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
-from .many import SolutionFile, settings_digest, solve_all
-from .problems import FileProblem, read_problems, read_text
+from .many import solve_all
+from .problems import read_problems, read_text
 from .program import STDOUT, stderr, stdout, wait
 from .terminal import RunPrinter, summary
 
-EXAMPLES = """
+SOLVE_EXAMPLES = """
 Examples:
 
   stepspec solve "What is 6 x 7?" --small http://localhost:8001/v1 \\
@@ -39,7 +38,7 @@ Examples:
 """
 
 
-@with_settings("solve", SERVERS, SAMPLING, SEED, BUDGET, before="trace")
+@with_settings("solve", SERVERS, SAMPLING, SEED, BUDGET)
 def solve(
     problem: Annotated[
         str | None,
@@ -54,7 +53,6 @@ def solve(
                 "A file of problems, one a line: a text, or JSON with its problem and perhaps its"
                 " id; - is standard input."
             ),
-            metavar="FILE",
         ),
     ] = None,
     limit: Limit = None,
@@ -68,7 +66,6 @@ def solve(
                 "Write the answer to this file; with --problems a line of JSON for each. An"
                 " interrupted command continues there."
             ),
-            metavar="FILE",
         ),
     ] = None,
     fresh: Fresh = False,
@@ -132,12 +129,12 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
         answer = solution.answer
         stderr.print(summary(solution))
     if output is None:
-        stdout.out(answer, highlight=False)
+        stdout.out(answer)
         return
     try:
         write_file(output, f"{answer}\n")
     except StepspecError:
-        stdout.out(answer, highlight=False)  # The answer may have taken long.
+        stdout.out(answer)  # The answer may have taken long.
         raise
 
 
@@ -158,7 +155,7 @@ def _solve_many(
     solver = Solver()
     if traces is not None:
         writable("--trace", traces / "0.jsonl")
-    solving = _many(solver, problems, concurrency, output, traces, fresh=fresh)
+    solving = solve_all(solver, problems, concurrency, output, traces, fresh=fresh)
     failed = wait(solving, resumable=output is not None)
     if failed:
         stderr.print(
@@ -166,34 +163,6 @@ def _solve_many(
             style="yellow",
         )
         raise typer.Exit(1)
-
-
-async def _many(
-    solver: Solver,
-    problems: list[FileProblem],
-    concurrency: int,
-    output: Path | None,
-    traces: Path | None,
-    *,
-    fresh: bool,
-) -> int:
-    """Solve the *problems* that are not solved yet. Return how many failed."""
-    async with solver:
-        with (
-            SolutionFile(output, settings_digest(solver), fresh=fresh) as file,
-            progress_bars(stderr) as progress,
-        ):
-            missing = [problem for problem in problems if problem.key not in file.solved]
-            done = len(problems) - len(missing)
-            bar = progress.add_task("solving", total=len(problems), completed=done)
-            return await solve_all(
-                solver,
-                missing,
-                file,
-                concurrency,
-                traces=traces,
-                on_problem=lambda: progress.advance(bar),
-            )
 
 
 async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: bool) -> Solution:

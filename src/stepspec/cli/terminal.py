@@ -12,6 +12,12 @@ from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
 
 VERIFIED = {True: ", verified", False: ", NOT verified", None: ""}
+ANSWERS = {
+    True: ("accepted by the verifier", "green"),
+    False: ("REJECTED by the verifier", "red"),
+    None: ("not judged: the verifier failed", "yellow"),
+}
+"""The words and the colour of each verdict about an answer."""
 COLOURS = {"small": "green", "large": "blue"}
 
 
@@ -58,13 +64,10 @@ class RunPrinter:
 
     def _judged(self, event: AnswerJudged) -> None:
         """Print the verifier's last verdict about the answer."""
-        reason = f": {event.reason}" if event.reason else ""
-        if event.accepted is None:
-            self._print("answer not judged: the verifier failed")
-        elif event.accepted:
-            self._print(f"answer accepted by the verifier{reason}", "green")
-        else:
-            self._print(f"answer REJECTED by the verifier{reason}", "red")
+        words, colour = ANSWERS[event.accepted]
+        is_rated = event.accepted is not None
+        reason = f": {event.reason}" if is_rated and event.reason else ""
+        self._print(f"answer {words}{reason}", colour)
 
 
 def step_line(step: SolvedStep) -> Text:

@@ -60,7 +60,7 @@ ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
 WIDTH = 80
 SEED = 0  # of generated problems
 EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}
-EXAMPLES = """
+TUNE_EXAMPLES = """
 Examples:
 
   stepspec tune --small http://localhost:8001/v1 \\
@@ -90,7 +90,7 @@ class ProblemSet:
     """The same problems, if answers of both are to be compared."""
 
 
-@with_settings("tune", SERVERS, SAMPLING, BUDGET, before="testbed")
+@with_settings("tune", SERVERS, SAMPLING, BUDGET)
 def command(
     policy: Policies = None,
     problems: Annotated[
@@ -271,9 +271,9 @@ def states(text: str, answer: str) -> bool:
 def show(report: Report, written: str) -> None:
     """Print *report*: the headline first, then one line for each method."""
     headline, *lines = report.lines(written)
-    stdout.print(headline, style="bold", highlight=False, soft_wrap=True)
+    stdout.print(headline, style="bold", soft_wrap=True)
     for line in lines:
-        stdout.print(line, highlight=False, soft_wrap=True)
+        stdout.print(line, soft_wrap=True)
     if report.conclusion.methods:
         stdout.print()
         width = max(WIDTH, stdout.width)
@@ -282,4 +282,4 @@ def show(report: Report, written: str) -> None:
     if log.isEnabledFor(logging.DEBUG):
         notes += report.details()
     for note in notes:
-        stdout.print(f"- {note}", highlight=False, soft_wrap=True)
+        stdout.print(f"- {note}", soft_wrap=True)

@@ -19,7 +19,7 @@ from .flags import Json, Pace
 from .program import stderr, stdout, wait
 from .terminal import RunPrinter
 
-EXAMPLES = """
+UP_EXAMPLES = """
 Examples:
 
   # check it, and print the commands

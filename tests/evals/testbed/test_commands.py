@@ -79,8 +79,6 @@ async def test_prints_one_line_of_json_with_every_server(
         "small-other": {
             "base_url": one.base_url,
             "model": "toy-small-other",
-            "suffix_scoring": False,
-            "speculation": "none",
             "pid": one.pid,
             "log": str(one.log),
         }
