@@ -124,14 +124,13 @@ class Report:
         users = self.measured.paces.users if self.measured.paces else 1
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("method", max_width=METHOD_COLUMNS, overflow="fold")
-        for column in ("accepted", "errors", "slips", "alone", f"{users} users"):
+        for column in ("accepted", "errors", "alone", f"{users} users"):
             table.add_column(column, justify="right", no_wrap=True)
         for method in self.conclusion.methods:
             table.add_row(
                 method.arm.name,
                 f"{method.accepted.value:.0%}",
                 points(method.errors) if method.errors else "",
-                f"{method.slips.value:.0%}" if method.slips else "",
                 f"{times(method.alone.value)} {within(method.alone)}",
                 times(method.loaded) if method.loaded else "",
             )
@@ -166,10 +165,7 @@ class Report:
         """What the reader should know about these figures."""
         best = self.conclusion.best
         if best is not None and best.errors is None:
-            yield (
-                f"{best.arm.name}: the small model made too few errors here to judge verdicts by;"
-                " slips are easier to see than errors of reasoning"
-            )
+            yield f"{best.arm.name}: the small model made too few errors here to judge verdicts by"
         for name, why in self.measured.skipped.items():
             yield f"{name}: left out, its requests failed: {why}"
 
@@ -278,6 +274,5 @@ def points(interval: Interval) -> str:
 
 def verdicts(method: Figures) -> str:
     """Say what the verdicts of *method* let through."""
-    slips = f"{points(method.slips)} of slips" if method.slips else "an unknown share of slips"
     errors = points(method.errors) if method.errors else "an unknown share"
-    return f"{slips} and {errors} of the small model's own errors let through."
+    return f"{errors} of the small model's errors let through."

@@ -38,8 +38,8 @@ def test_the_method_that_pays_is_named_first() -> None:
     lines = list(report(replace(figures(1.9, 0.2), loaded=1.12)).lines("stepspec.toml"))
     assert lines == [
         "Use reading: 1.9x as fast as the large model alone [1.6, 2.3], 1.1x with 8 users.",
-        "Verdicts: 10% [5, 20] of slips and 10% [5, 20] of the small model's own errors let"
-        " through. Answers: not measured (give problems with answers).",
+        "Verdicts: 10% [5, 20] of the small model's errors let through. Answers: not measured"
+        " (give problems with answers).",
         "Problems: 20 built-in ones; give yours. Wrote stepspec.toml.",
     ]
 
