@@ -20,12 +20,13 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import at_once, supervised
 from stepspec.orchestrator.errors import WorkersLost
+from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.settings import Settings
 
 from .grading.graders import Graders
 from .plan import Plan, Trial, trials
-from .sample import Sample, SolvedTask, solve_once
+from .sample import Sample, solve_once
 from .store import Place, SampleStore
 
 MAX_LOST = 3
@@ -49,11 +50,11 @@ class Worker(Protocol):
         trial: Trial,
         options: Mapping[str, Any],
         trace_to: Path | None,
-    ) -> SolvedTask:
+    ) -> Solution | None:
         """
         Solve a problem with *options* beyond those of the arm. The trace goes into *trace_to*.
 
-        Raise `WorkerLost` if the worker is gone.
+        Return None for a problem that is too long. Raise `WorkerLost` if the worker is gone.
         """
         ...
 
@@ -90,7 +91,7 @@ class LocalWorker:
         trial: Trial,
         options: Mapping[str, Any],
         trace_to: Path | None,
-    ) -> SolvedTask:
+    ) -> Solution | None:
         choices = {**trial.arm.options, **options}
         run = trial.arm.run.model_copy(update={"options": choices})
         recorder = Recorder(Stopwatch())
@@ -274,11 +275,11 @@ class _Run:
             if self.traces is not None:
                 path = self.traces / trace_name(trial.number, trial.arm.name)
             try:
-                solved = await worker.solve(trial, options, path)
+                solution = await worker.solve(trial, options, path)
             except WorkerLost:
                 self._queue.give_back(trial)
             else:
-                sample = await self._graded(trial, options, solved)
+                sample = await self._graded(trial, options, solution)
                 self.samples.add(trial.number, sample)
                 self._queue.done(trial)
                 self.on_sample(sample)
@@ -301,9 +302,16 @@ class _Run:
         rate = accept_rate(self.samples.done, trial.arm.like, trial.number)
         return None if rate is None else {"p": rate, "seed": trial.seed}
 
-    async def _graded(self, trial: Trial, options: Mapping[str, Any], solved: SolvedTask) -> Sample:
-        grade = await trial.task.gold.grade(solved.text, self.graders)
-        return solved.sample(
+    async def _graded(
+        self,
+        trial: Trial,
+        options: Mapping[str, Any],
+        solution: Solution | None,
+    ) -> Sample:
+        text = solution.text if solution else ""
+        grade = await trial.task.gold.grade(text, self.graders)
+        return Sample.of(
+            solution,
             trial.arm,
             correct=grade == "right",
             graded=grade != "ungraded",

@@ -24,7 +24,7 @@ from stepspec.settings import Settings
 from ..arms import LARGE
 from ..grading.graders import Graders
 from ..plan import configured_arm
-from ..sample import Arm, Task, derive_seed, solve_once
+from ..sample import Arm, Task, derive_seed, is_right
 from .search import CalibrationResult, CalibrationRun, SolveAt
 
 SEED_DISTANCE = 1_000_003
@@ -122,12 +122,8 @@ def solve_on_servers(
 
     async def solve(problem: int, value: float | None) -> CalibrationRun:
         arm = LARGE if value is None else served_arm(solver.settings, threshold, value)
-        task = tasks[problem]
         seed = derive_seed(base_seed, problem, 0)
-        sampling = solver.settings.sampling.with_seed(seed)
-        solved = await solve_once(solver, arm, task.problem, sampling=sampling)
-        text = solved.text
-        right = text != "" and await task.gold.grade(text, graders) == "right"
+        right = await is_right(solver, arm, tasks[problem], seed, graders)
         return CalibrationRun(problem, value, right)
 
     return solve

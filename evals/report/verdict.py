@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ..arms import LARGE
-from ..results import Interval, Z, difference, disagreements, paired_difference
+from ..results import Interval, Result, Z, difference, disagreements, paired_difference
 from ..sample import Sample
-from .figures import ArmFigures
 
 MAX_LOSS = 0.02
 """The acceptable loss of accuracy as a share of all problems, as for `stepspec calibrate`."""
@@ -88,7 +87,7 @@ class Verdict:
 
 
 def judge_methods(
-    figures: Sequence[ArmFigures],
+    figures: Sequence[Result],
     samples: Mapping[str, Mapping[int, Sample]],
     repeats: int = 1,
     max_loss: float = MAX_LOSS,
@@ -101,34 +100,35 @@ def judge_methods(
     """
     by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
     verdicts: list[Verdict] = []
-    for f in figures:
-        if not (f.method or f.arm.like):
+    for result in figures:
+        if result.kind not in ("method", "control"):
             continue
-        own = by_arm[f.arm.name]
+        own = by_arm[result.name]
         counts = disagreements(own, by_arm[baseline])
-        verdict = _judge(f, repeats, *counts, max_loss)
-        if f.arm.like in by_arm:
-            verdict = replace(verdict, judge=paired_difference(by_arm[f.arm.like], own, repeats))
+        verdict = _judge(result, repeats, *counts, max_loss)
+        copied = by_arm.get(result.arm.like)
+        if copied is not None:
+            verdict = replace(verdict, judge=paired_difference(copied, own, repeats))
         verdicts.append(verdict)
     return verdicts
 
 
-def _judge(f: ArmFigures, repeats: int, gained: int, lost: int, max_loss: float) -> Verdict:
-    problems = f.result.n // repeats
-    apart = f.standing.difference
+def _judge(result: Result, repeats: int, gained: int, lost: int, max_loss: float) -> Verdict:
+    problems = result.n // repeats
+    apart = result.difference
     loss = _loss(apart, max_loss)
     further = None
     if loss == "unknown":
         further = further_for_loss(problems, gained / repeats, lost / repeats, apart, max_loss)
     return Verdict(
-        arm=f.arm.name,
-        speedup=_reciprocal(f.result.ratio_estimate),
-        speed=_speed(f.result.ratio_estimate, problems),
+        arm=result.name,
+        speedup=_reciprocal(result.ratio),
+        speed=_speed(result.ratio, problems),
         difference=apart,
         loss=loss,
         max_loss=max_loss,
         further_for_loss=further,
-        like=f.arm.like,
+        like=result.arm.like,
     )
 
 

@@ -43,9 +43,9 @@ def table(results: Sequence[Result]) -> Table:
         rendered.add_row(
             result.name,
             str(result.n),
-            f"{result.accuracy:.1%}",
+            f"{result.accuracy.value:.1%}",
             f"{result.seconds:.2f}",
-            f"{result.ratio:.2f}",
+            f"{result.ratio.value:.2f}",
             f"{result.share_large_tokens:.0%}",
             "" if result.accept_rate is None else f"{result.accept_rate:.0%}",
             f"{result.waste:.0%}",

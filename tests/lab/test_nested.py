@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from lab import bench
 from lab.arms import measure
 from lab.bench import NESTED, THREE
 from stepspec import NestedPair, policies
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE
 from stepspec.evals.grading.graders import Answer
-from stepspec.evals.results import summarise
 from stepspec.evals.sample import Sample, Task
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.ledger import Account, Ledger
 
 from ..evals.scripted import ScriptedSolver, solution
 from ..fakes import ScriptedModel, counting
@@ -72,20 +70,3 @@ async def test_an_arm_may_have_a_solver_of_its_own() -> None:
         == [("large alone", False)] * 2 + [("three models", True)] * 2
     )
     assert (len(plain.calls), len(nested.calls)) == (2, 2)
-
-
-def test_its_floor_is_unknown_for_several_models_wrote_its_small_tokens() -> None:
-    ledger = Ledger(Account("small", kept=80), Account("large", kept=20))
-    within = Account("small", kept=80, path="small.small")
-
-    def sample(arm: str, ledger: Ledger) -> Sample:
-        return Sample(arm, True, 2.0, ledger, {"small": 0.01, "large": 0.03})
-
-    samples = [sample(arm.name, ledger) for arm in (LARGE, SMALL, SHIPPED)]
-    *_, shipped, three = summarise(
-        [*samples, sample(THREE.name, replace(ledger, nested=(within,)))],
-        (LARGE, SMALL, SHIPPED, THREE),
-    )
-    assert shipped.ratio_to_floor is not None
-    assert three.ratio_to_floor is None
-    assert three.share_large_tokens == 0.2

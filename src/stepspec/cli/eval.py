@@ -10,7 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ from stepspec.evals.benchmarks import (
 from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.grading.graders import require_graders
 from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_settings
-from stepspec.evals.results import ArmSummary, csv_text, small_print, tables
+from stepspec.evals.results import Result, small_print, tables
 from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.servers import miniature
@@ -47,8 +47,6 @@ from .command_line import (
     only_without_testbed,
     possible_folder,
     print_json,
-    writable,
-    write_file,
 )
 from .flags import (
     BUDGET,
@@ -301,10 +299,6 @@ def command(
     traces: Annotated[
         bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")
     ] = False,
-    table: Annotated[
-        Path | None,
-        typer.Option("--csv", help="Also write the figures to this file.", metavar="FILE"),
-    ] = None,
     fresh: Fresh = False,
     json: Json = False,
 ) -> None:
@@ -324,8 +318,6 @@ def command(
         policy or [], baseline or ["plain", "small"], random or [], parse_options(option), settings
     )
     seed = seed_of(settings, seed)
-    if table is not None:
-        writable("--csv", table)
     folder = output or Path("runs") / chosen.name
     possible_folder("--output", folder, folder)
     with prompts.replacing(settings.prompts):
@@ -346,7 +338,7 @@ def command(
             remarks[:0] = overlaps(_calibrated(policy or [], settings), chosen.name, part)
         _remark(remarks)
 
-        async def work() -> list[ArmSummary]:
+        async def work() -> list[Result]:
             async with sharing as team, pair as solver:
                 solver.require_both()
                 put, planned, every = _put(chosen, plan, all_tasks, solver.models)
@@ -363,10 +355,8 @@ def command(
                 )
                 return await evaluate(solver, evaluation, stderr, team)
 
-        summaries = wait(work(), resumable=True)
-        _show(summaries, competing[0].name, as_json=json)
-        if table is not None:
-            write_file(table, csv_text(summaries))
+        results = wait(work(), resumable=True)
+        _show(results, competing[0].name, as_json=json)
         wrote = f"wrote {folder}; next: stepspec report {folder}"
         stderr.print(wrote, highlight=False, soft_wrap=True)
         _remark(remarks)
@@ -483,10 +473,10 @@ def _put(
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
 
 
-def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
+def _show(results: list[Result], baseline: str, *, as_json: bool) -> None:
     if as_json:
-        print_json([asdict(summary) for summary in summaries])
+        print_json([result.record() for result in results])
         return
-    for part in tables(summaries, baseline):
+    for part in tables(results, baseline):
         stdout.print(part)
     stdout.print(small_print(baseline), style="dim", highlight=False)
