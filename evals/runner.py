@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -131,7 +130,7 @@ class TrialQueue:
     """
     Hands out trials in their order, each to one worker at a time, without waiting.
 
-    A trial that is not *ready* is set aside until it is ready. Later trials go first. The trials of
+    A trial that is not *ready* waits until it is ready, and later trials overtake it. The trials of
     a lost worker go to the other workers before any new trial.
     """
 
@@ -141,8 +140,7 @@ class TrialQueue:
         ready: Callable[[Trial], bool] = lambda trial: True,
     ) -> None:
         self._ready = ready
-        self._new = deque(enumerate(todo))
-        self._aside: list[tuple[int, Trial]] = []  # in order
+        self._todo = list(enumerate(todo))  # in order
         self._held: dict[Place, tuple[int, str]] = {}
         self._lost_with: dict[Place, list[str]] = {}
         self._left: set[str] = set()
@@ -150,7 +148,7 @@ class TrialQueue:
     @property
     def finished(self) -> bool:
         """Whether there is a sample of every trial."""
-        return not (self._new or self._aside or self._held)
+        return not (self._todo or self._held)
 
     def finished_for(self, worker: str) -> bool:
         """Whether *worker* will never get another trial."""
@@ -160,21 +158,12 @@ class TrialQueue:
         """The next trial for *worker*; None if no trial is ready."""
         if worker in self._left:
             return None
-        for entry in self._aside:
-            if self._ready(entry[1]):
-                self._aside.remove(entry)
-                return self._hand(entry, worker)
-        while self._new:
-            entry = self._new.popleft()
-            if self._ready(entry[1]):
-                return self._hand(entry, worker)
-            self._aside.append(entry)
+        for index, (turn, trial) in enumerate(self._todo):
+            if self._ready(trial):
+                del self._todo[index]
+                self._held[trial.place] = (turn, worker)
+                return trial
         return None
-
-    def _hand(self, entry: tuple[int, Trial], worker: str) -> Trial:
-        turn, trial = entry
-        self._held[trial.place] = (turn, worker)
-        return trial
 
     def done(self, trial: Trial) -> None:
         """Note that *trial* has a sample."""
@@ -188,7 +177,7 @@ class TrialQueue:
         """
         turn, worker = self._held.pop(trial.place)
         self._left.add(worker)
-        insort(self._aside, (turn, trial), key=lambda entry: entry[0])
+        insort(self._todo, (turn, trial), key=lambda entry: entry[0])
         lost = self._lost_with.setdefault(trial.place, [])
         lost.append(worker)
         if len(lost) >= MAX_LOST:

@@ -10,7 +10,6 @@ model alone and under SpecReason instead.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import datetime
 import platform
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -511,7 +510,7 @@ def report(
         "note": note,
         "sampling": how,
     }
-    return [{**dataclasses.asdict(result), **about} for result in results]
+    return [{**result.record(), **about} for result in results]
 
 
 if __name__ == "__main__":

@@ -169,8 +169,6 @@ class Conclusion:
     """Whether it pays."""
     methods: tuple[Figures, ...] = ()
     """All methods: the best one, those that let few errors through by their gains, the others."""
-    alike: tuple[Figures, ...] = ()
-    """Methods that pay as well, and may be as fast as the best one."""
 
     @property
     def best(self) -> Figures | None:
@@ -194,17 +192,7 @@ def conclude(methods: Sequence[Figures]) -> Conclusion:
     about = [method for method in usable if method.alone.value * ALIKE >= top]
     best = min(about, key=_carelessness)
     ordered.remove(best)
-    alike = [
-        method
-        for method in usable
-        if method is not best and method.verdict == "pays" and _overlap(method.alone, best.alone)
-    ]
-    return Conclusion(best.verdict, (best, *ordered), tuple(alike))
-
-
-def _overlap(one: Interval, other: Interval) -> bool:
-    """Whether each value is within the interval of the other one."""
-    return one.low <= other.value <= one.high and other.low <= one.value <= other.high
+    return Conclusion(best.verdict, (best, *ordered))
 
 
 def _carelessness(method: Figures) -> tuple[float, float]:

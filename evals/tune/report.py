@@ -80,8 +80,7 @@ class Report:
             f"{self._loaded(best)}"
         )
         if self.conclusion.verdict == "pays":
-            names = either([best.arm.name, *(other.arm.name for other in self.conclusion.alike)])
-            return f"Use {names}: {gain}."
+            return f"Use {best.arm.name}: {gain}."
         if self.conclusion.verdict == "does not pay":
             return (
                 f"It does not pay: {best.arm.name}, the best method, is {gain}; it accepts"
@@ -135,31 +134,6 @@ class Report:
                 times(method.loaded) if method.loaded else "",
             )
         return table
-
-    def details(self) -> Iterator[str]:
-        """What else was measured, a line each."""
-        paces = self.measured.paces
-        if paces is not None:
-            for name, server in (("small", paces.small), ("large", paces.large)):
-                yield (
-                    f"{name} model: {1000 * server.token:.1f} ms a token, first token after"
-                    f" {1000 * server.first:.0f} ms"
-                )
-            loaded = f"{1000 * paces.loaded:.1f} ms a token"
-            yield f"large model, {paces.users} streams at once: {loaded}"
-        lengths = self.measured.lengths
-        yield (
-            f"{len(lengths)} chains of the large model, {self.ended} ended,"
-            f" {sum(lengths.values())} tokens"
-        )
-        for method in self.conclusion.methods:
-            known = self.measured.methods[method.arm.name]
-            runs = sum(len(run.rounds) for some in known.runs.values() for run in some)
-            yield (
-                f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places,"
-                f" {len(known.errors)} with an error; a verdict takes"
-                f" {1000 * method.verdict_seconds:.0f} ms; {runs} rounds of short runs"
-            )
 
     def notes(self) -> Iterator[str]:
         """What the reader should know about these figures."""
@@ -221,7 +195,6 @@ class Report:
             "verdict": self.conclusion.verdict,
             "headline": self.headline,
             "best": best.arm.name if best else None,
-            "alike": [other.arm.name for other in self.conclusion.alike],
             "methods": [
                 {
                     **asdict(method),
@@ -248,12 +221,6 @@ def endpoint_table(settings: Any) -> Mapping[str, Any]:
     """Return the fields of an endpoint that are set, as a table of a settings file."""
     fields = settings.model_dump(mode="json", exclude_unset=True, exclude={"role", "api_key"})
     return {name: value for name, value in fields.items() if value not in (None, [], {})}
-
-
-def either(names: list[str]) -> str:
-    """Write *names* as a choice: ``a, b or c``."""
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def times(value: float) -> str:

@@ -136,16 +136,6 @@ def test_the_fastest_method_that_catches_errors_is_chosen() -> None:
     assert (alone.best, alone.verdict) == (None, "does not pay")
 
 
-def test_methods_that_may_be_as_fast_are_named_beside_the_best_one() -> None:
-    best = figures(2.0, 0.2, arm=Arm.of("best", "reading"))
-    near = figures(1.9, 0.1, passed=0.2, arm=Arm.of("near", "bild"))
-    wide = figures(1.2, 0.9, passed=0.2, arm=Arm.of("wide", "specreason"))
-    slow = figures(1.5, 0.1, passed=0.2, arm=Arm.of("slow", "reflective"))
-    careless = figures(2.0, 0.2, passed=0.9, arm=Arm.of("careless", "random"))
-    found = conclude([wide, near, slow, careless, best])
-    assert (found.best, found.alike) == (best, (near,))
-
-
 def test_more_minutes_are_what_the_interval_needs() -> None:
     assert figures(1.2, 0.4).minutes_needed(4) == pytest.approx(16)
     assert figures(1.01, 0.4).minutes_needed(4) is None

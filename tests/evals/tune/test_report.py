@@ -16,7 +16,7 @@ from stepspec.evals.tune.accuracy import Accuracy
 from stepspec.evals.tune.measuring import Measured
 from stepspec.evals.tune.paces import PairPaces, ServerPace
 from stepspec.evals.tune.prediction import conclude
-from stepspec.evals.tune.report import Report, either, points, times, within
+from stepspec.evals.tune.report import Report, points, times, within
 from stepspec.orchestrator.prior import Prior
 
 from .test_prediction import figures
@@ -84,13 +84,6 @@ def test_a_small_model_that_is_hardly_faster_is_enough_to_know() -> None:
         "It does not pay: the small model takes 19 ms for a token, the large one 21 ms; choose a"
         " smaller model."
     )
-
-
-def test_methods_that_may_be_as_fast_are_named_too() -> None:
-    fast = figures(1.9, 0.2, passed=0.0)
-    other = figures(1.95, 0.2, arm=replace(SPECREASON, name="other"))
-    third = figures(1.85, 0.2, arm=SPECREASON)
-    assert report(fast, other, third).headline.startswith("Use reading, other or specreason: 1.9x")
 
 
 def test_the_table_fits_80_columns() -> None:
@@ -169,4 +162,3 @@ def test_numbers_are_short() -> None:
     assert (times(1.94), times(1.04), times(0.96)) == ("1.9x", "1.04x", "0.96x")
     assert points(Interval(0.114, 0.04, 0.25)) == "11% [4, 25]"
     assert within(Interval(2, 0.5, 1e300)) == "[0.5, ...]"
-    assert [either(list(names)) for names in ("a", "ab", "abc")] == ["a", "a or b", "a, b or c"]
