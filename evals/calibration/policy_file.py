@@ -7,7 +7,7 @@ Runs of a calibration on real servers, and the policy file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import date
 from typing import Any
 
@@ -192,19 +192,6 @@ class CalibrationSettings:
             loss = f"{test.paired.loss:.1%}"
             table.add_row(f"{test.threshold:g}", *counts, loss, f"{test.p:.4f}", holds)
         return table
-
-    def json(self) -> dict[str, Any]:
-        """Return all fields, for `stepspec calibrate --json`."""
-        return {
-            "policy": self.policy,
-            "knob": asdict(self.threshold),
-            "benchmark": self.benchmark,
-            "calibrated": asdict(self.result),
-            "options": self.options,
-            "besides": self.changes,
-            "models": self.models,
-            "conditions": self.conditions,
-        }
 
     def toml(self) -> str:
         """Return the settings file. Raise `ConfigurationError` if nothing can be promised."""

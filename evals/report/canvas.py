@@ -42,8 +42,6 @@ KINDS = re.compile(r' id="(mark|label)"')
 OTHER_NAMES = re.compile(r' id="(?:\w+_\d+|[\w.]+_\d+)"')
 STYLE = re.compile(r' style="([^"]*)"')
 FONT = re.compile(r"(?:^|; )font: (?:\w+ )?([\d.]+)px [^;]*")
-TAG = re.compile(r"<[^<>]*>")
-SPACE = re.compile(r">\s+<")
 RULE = re.compile(r" *([\w-]+): *([^;]*[^; ]) *")
 FAMILY = re.compile(r"font-family: [^;]*")
 LEFT_OUT = re.compile(
@@ -94,18 +92,12 @@ def svg(figure: Figure, label: str) -> Markup:
     drawn = OTHER_NAMES.sub("", KINDS.sub(r' class="\1"', drawn))
     for name, placeholder in PLACEHOLDERS.items():
         drawn = drawn.replace(placeholder, f"var(--{name})")
-    drawn = TAG.sub(_shorter, SPACE.sub("><", drawn))
     width, height = (f"{side * DPI:g}" for side in figure.get_size_inches())
     opening = (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink">'
     )
     return Markup(f"{opening}{drawn.strip()}")
-
-
-def _shorter(tag: re.Match[str]) -> str:
-    """Return *tag* without line breaks, its coordinates to a tenth of a pixel."""
-    return re.sub(r"(\d\.\d)\d{2,}", r"\1", " ".join(tag[0].split()))
 
 
 def _attributes(style: re.Match[str]) -> str:
