@@ -34,8 +34,6 @@ from stepspec.orchestrator.solution import Solution
 
 PLAIN = "plain"
 CHAT = "/v1/chat/completions"
-REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""The field of a server with a reasoning parser, in newer and in older versions."""
 
 
 @dataclass(slots=True)
@@ -73,8 +71,8 @@ class Reply:
             ) from exc
 
     def _add_delta(self, delta: Mapping[str, str | None]) -> None:
-        thoughts = [delta.get(name) or "" for name in REASONING_FIELDS]
-        thought = thoughts[0] or thoughts[1]
+        # The field of a server with a reasoning parser, in newer and in older versions.
+        thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
         text = delta.get("content") or ""
         self.thinking += thought
         self.text += text

@@ -161,38 +161,21 @@ def _correction(runs: Sequence[SeenRun], paces: PairPaces, verdict: float) -> fl
     return sum(run.seconds for run in runs) / replayed
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """Whether a pair pays, and with which method."""
-
-    verdict: Verdict
-    """Whether it pays."""
-    methods: tuple[Figures, ...] = ()
-    """All methods: the best one, those that let few errors through by their gains, the others."""
-
-    @property
-    def best(self) -> Figures | None:
-        """The method to use, or that may pay; None if none may."""
-        usable = [method for method in self.methods if not method.careless]
-        return usable[0] if usable else None
-
-
-def conclude(methods: Sequence[Figures]) -> Conclusion:
+def ranked(methods: Sequence[Figures]) -> tuple[Figures, ...]:
     """
-    Choose among *methods* the fastest one that does not let errors through.
+    Return *methods*: the one to use, the others by their gains, the careless ones.
 
-    Of methods that are about as fast, choose the one that lets the fewest errors through, then the
-    one that is faster with several users.
+    Of methods that are about as fast as the fastest one, the one to use lets the fewest errors
+    through. Of equal ones, it is faster with several users.
     """
     ordered = sorted(methods, key=lambda method: (method.careless, -method.alone.value))
     usable = [method for method in ordered if not method.careless]
-    if not usable:
-        return Conclusion("does not pay", tuple(ordered))
-    top = usable[0].alone.value
-    about = [method for method in usable if method.alone.value * ALIKE >= top]
-    best = min(about, key=_carelessness)
-    ordered.remove(best)
-    return Conclusion(best.verdict, (best, *ordered))
+    if usable:
+        about = [method for method in usable if method.alone.value * ALIKE >= usable[0].alone.value]
+        best = min(about, key=_carelessness)
+        ordered.remove(best)
+        ordered.insert(0, best)
+    return tuple(ordered)
 
 
 def _carelessness(method: Figures) -> tuple[float, float]:

@@ -138,7 +138,7 @@ def command(
             measuring = Measuring(solver, arms, chosen.texts, users, on_part)
             measured = await measuring.measure(minutes - graded)
             report = make_report(measured, minutes, chosen)
-            best = report.conclusion.best
+            best = report.best
             if chosen.tasks and best is not None and not measured.interrupted:
                 on_part("answers")
                 try:
@@ -163,7 +163,7 @@ def command(
         show(report, str(output or ""))
     if output is not None:
         write_file(output, toml)
-    code = 130 if report.measured.interrupted else EXIT_CODES[report.conclusion.verdict]
+    code = 130 if report.measured.interrupted else EXIT_CODES[report.verdict]
     if code:
         raise typer.Exit(code)
 
@@ -271,7 +271,7 @@ def show(report: Report, written: str) -> None:
     stdout.print(headline, style="bold", highlight=False, soft_wrap=True)
     for line in lines:
         stdout.print(line, highlight=False, soft_wrap=True)
-    if report.conclusion.methods:
+    if report.methods:
         stdout.print()
         width = max(WIDTH, stdout.width)
         Console(file=stdout.file, width=width, markup=False).print(report.table())

@@ -11,7 +11,7 @@ import pytest
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm
 from stepspec.evals.tune.drafts import Trial
-from stepspec.evals.tune.prediction import Figures, MethodTrials, conclude, predict
+from stepspec.evals.tune.prediction import Figures, MethodTrials, predict, ranked
 from stepspec.evals.tune.rounds import SeenRun, commit_times
 
 from .world import BAD, GOOD, PACES, READING, SPECREASON
@@ -118,8 +118,7 @@ def figures(gain: float, width: float = 0.1, passed: float = 0.1, arm: Arm = REA
     ],
 )
 def test_the_interval_says_whether_it_pays(gain: float, width: float, verdict: str) -> None:
-    found = conclude([figures(gain, width)])
-    assert found.verdict == verdict
+    assert figures(gain, width).verdict == verdict
 
 
 def test_the_fastest_method_that_catches_errors_is_chosen() -> None:
@@ -127,13 +126,12 @@ def test_the_fastest_method_that_catches_errors_is_chosen() -> None:
     fast = figures(2.0, passed=0.3, arm=Arm.of("fast", "bild"))
     strict = figures(1.9, passed=0.05, arm=Arm.of("strict", "reading"))
     slow = figures(1.2, passed=0.0, arm=Arm.of("slow", "specreason"))
-    found = conclude([careless, slow, fast, strict])
-    assert (found.best, found.verdict) == (strict, "pays")
-    assert list(found.methods) == [strict, fast, slow, careless]
+    found = ranked([careless, slow, fast, strict])
+    assert found == (strict, fast, slow, careless)
+    assert strict.verdict == "pays"
     crowded = replace(strict, loaded=1.5, arm=Arm.of("crowded", "reading"))
-    assert conclude([replace(strict, loaded=1.2), crowded]).best == crowded
-    alone = conclude([careless])
-    assert (alone.best, alone.verdict) == (None, "does not pay")
+    assert ranked([replace(strict, loaded=1.2), crowded])[0] == crowded
+    assert ranked([careless]) == (careless,)
 
 
 def test_more_minutes_are_what_the_interval_needs() -> None:

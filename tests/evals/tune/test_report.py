@@ -15,7 +15,7 @@ from stepspec.evals.results import Interval
 from stepspec.evals.tune.accuracy import Accuracy
 from stepspec.evals.tune.measuring import Measured
 from stepspec.evals.tune.paces import PairPaces, ServerPace
-from stepspec.evals.tune.prediction import conclude
+from stepspec.evals.tune.prediction import ranked
 from stepspec.evals.tune.report import Report, points, times, within
 from stepspec.orchestrator.prior import Prior
 
@@ -31,7 +31,7 @@ def report(*methods: Any, **more: Any) -> Report:
     measured.seconds = 200.0
     measured.skipped = more.pop("skipped", {})
     measured.interrupted = more.pop("interrupted", False)
-    return Report(measured, conclude(methods), 4.0, "20 built-in ones; give yours", **more)
+    return Report(measured, ranked(methods), 4.0, "20 built-in ones; give yours", **more)
 
 
 def test_the_method_that_pays_is_named_first() -> None:
@@ -74,12 +74,17 @@ def test_the_headline_says_why_not(methods: Any, headline: str) -> None:
     assert report(*methods).headline == headline
 
 
+def test_no_careless_method_is_the_best_one() -> None:
+    careless = report(figures(3.0, passed=0.7))
+    assert (careless.best, careless.verdict) == (None, "does not pay")
+
+
 def test_a_small_model_that_is_hardly_faster_is_enough_to_know() -> None:
     measured = Measured.of([READING])
-    assert Report.of(measured, 4.0, "20 built-in ones").conclusion.verdict == "not known"
+    assert Report.of(measured, 4.0, "20 built-in ones").verdict == "not known"
     measured.paces = replace(PACES, small=ServerPace((0.019,), 0.02))
     found = Report.of(measured, 4.0, "20 built-in ones")
-    assert found.conclusion.verdict == "does not pay"
+    assert found.verdict == "does not pay"
     assert found.headline == (
         "It does not pay: the small model takes 19 ms for a token, the large one 21 ms; choose a"
         " smaller model."
