@@ -112,8 +112,8 @@ def small_print(profile: str, *more: str) -> str:
     return (
         "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
         f" served by real vLLM on this CPU; {pace}. Seconds are the mean of one problem. Vs large:"
-        " wall time divided by that of the large model alone. Brackets are 95%"
-        " intervals. By large: the large model's share of the kept tokens. Accepted: share of the judged drafts. Waste:"
+        " wall time divided by that of the large model alone. Brackets are 95% intervals. By large:"
+        " the large model's share of the kept tokens. Accepted: share of the judged drafts. Waste:"
         " share of the written tokens that were not kept. Judging: tokens read or written to judge"
         " one problem, without those in a prefix cache."
     )
