@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,7 @@ from .benchmarks import Benchmark
 from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
 from .progress import progress_bars
-from .results import ArmSummary, compare_arms, small_print, usual_baseline
+from .results import Result, compare_arms, small_print, usual_baseline
 from .runner import WorkerGroup, WorkerSlot, local_worker, run
 from .sample import Sample, Task
 from .store import SampleStore
@@ -83,9 +83,9 @@ async def evaluate(
     evaluation: Evaluation,
     console: Console,
     workers: WorkerGroup | None = None,
-) -> list[ArmSummary]:
+) -> list[Result]:
     """
-    Measure the samples that are missing. Return the summaries and write them to the folder.
+    Measure the samples that are missing. Return the results and write them to the folder.
 
     The runs go to *workers* on other machines, or to this process if *workers* is None. Raise
     `ConfigurationError` if the folder holds another run.
@@ -190,12 +190,12 @@ def _line(number: int, task: Task) -> bytes:
     return orjson.dumps(fields) + b"\n"
 
 
-def _summarise(evaluation: Evaluation, samples: SampleStore) -> list[ArmSummary]:
+def _summarise(evaluation: Evaluation, samples: SampleStore) -> list[Result]:
     plan = evaluation.plan
     kept = {trial.place: samples.done[trial.place] for trial in trials(plan)}
     baseline = plan.baseline or usual_baseline(plan.arms)
-    summaries = compare_arms(kept, plan.arms, plan.repeats, baseline)
-    if not summaries:
+    results = compare_arms(kept, plan.arms, plan.repeats, baseline)
+    if not results:
         raise ConfigurationError(
             "no problem fits into the models' contexts together with the tokens to think"
         )
@@ -204,11 +204,11 @@ def _summarise(evaluation: Evaluation, samples: SampleStore) -> list[ArmSummary]
         "half": evaluation.half,
         "date": str(datetime.date.today()),
         "baseline": baseline,
-        "arms": [asdict(summary) for summary in summaries],
+        "arms": [result.record() for result in results],
         "note": " ".join((*evaluation.remarks, small_print(baseline))),
     }
     _write_json(evaluation.folder / SUMMARY, report)
-    return summaries
+    return results
 
 
 def _write_json(path: Path, value: object) -> None:

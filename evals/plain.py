@@ -20,7 +20,7 @@ from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.backends.vllm.bodies import completion_body
 from stepspec.orchestrator.backends.vllm.replies import ending, usage
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Message, Role
+from stepspec.orchestrator.chain import Message
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.request_context import carrying
@@ -34,8 +34,6 @@ from stepspec.orchestrator.solution import Solution
 
 PLAIN = "plain"
 CHAT = "/v1/chat/completions"
-REASONING_FIELDS = ("reasoning", "reasoning_content")
-"""The field of a server with a reasoning parser, in newer and in older versions."""
 
 
 @dataclass(slots=True)
@@ -54,12 +52,8 @@ class Reply:
     """Tokens of the prompt that were in the server's cache."""
     written: int = 0
     """Written tokens. Until the usage at the end, events with text are counted in their place."""
-    first: float | None = None
-    """When the first token came, in seconds of the clock."""
-    last: float = 0.0
-    """When the last token came, in seconds of the clock."""
 
-    def add(self, call: Call, event: bytes, at: float) -> None:
+    def add(self, call: Call, event: bytes) -> None:
         """Take in one event of the stream. Raise the error that it carries."""
         try:
             reply: Mapping[str, Any] = orjson.loads(event)
@@ -67,7 +61,7 @@ class Reply:
             if error is not None:
                 raise error
             for choice in reply["choices"]:
-                self._add_delta(choice.get("delta") or {}, at)
+                self._add_delta(choice.get("delta") or {})
                 self.finish = ending(call, choice) or self.finish
             if reply.get("usage"):
                 self.prompt, self.cached, self.written = usage(reply)
@@ -76,17 +70,14 @@ class Reply:
                 MalformedReply, f"not a piece of a conversation's stream: {event[:200]!r}"
             ) from exc
 
-    def _add_delta(self, delta: Mapping[str, str | None], at: float) -> None:
-        thoughts = [delta.get(name) or "" for name in REASONING_FIELDS]
-        thought = thoughts[0] or thoughts[1]
+    def _add_delta(self, delta: Mapping[str, str | None]) -> None:
+        # The field of a server with a reasoning parser, in newer and in older versions.
+        thought = delta.get("reasoning") or delta.get("reasoning_content") or ""
         text = delta.get("content") or ""
         self.thinking += thought
         self.text += text
         if thought or text:
             self.written += 1
-            self.last = at
-            if self.first is None:
-                self.first = at
 
     def parts(self, closing: str, *, thinks: bool) -> tuple[str, str]:
         """
@@ -104,13 +95,6 @@ class Reply:
     def cut(self) -> bool:
         """Whether the stream ended before the model did."""
         return self.finish in ("length", "time")
-
-    @property
-    def pace(self) -> float | None:
-        """Seconds per token from the first to the last token; None for less than two tokens."""
-        if self.first is None or self.first == self.last or self.written < 2:
-            return None
-        return (self.last - self.first) / (self.written - 1)
 
 
 def body(
@@ -145,12 +129,11 @@ async def solve_plain(
     budget: Budget,
     clock: Callable[[], float],
     system: str | None = None,
-) -> tuple[Solution, Mapping[Role, float]]:
+) -> Solution:
     """
     Solve *problem* by one request to the large model.
 
-    Return the solution, and the seconds per token by role. Raise `ContextTooLong` if the problem
-    leaves no room for an answer.
+    Raise `ContextTooLong` if the problem leaves no room for an answer.
     """
     large = solver.large
     messages: tuple[Message, ...] = (Message("user", problem),)
@@ -179,7 +162,7 @@ async def solve_plain(
                 server.connection.stream(call, request, path=CHAT) as events,
             ):
                 while (event := await events.next()) is not None:
-                    reply.add(call, event, clock())
+                    reply.add(call, event)
                 if not reply.finish:
                     raise call.error(MalformedReply, "the stream ended without a finish_reason")
         except TimeoutError:
@@ -200,7 +183,7 @@ async def solve_plain(
         requests=1,
         writing=seconds,
     )
-    solution = Solution(
+    return Solution(
         answer=extract(text),
         text=text,
         thinking=thinking,
@@ -210,4 +193,3 @@ async def solve_plain(
         seconds=seconds,
         seed=sampling.seed,
     )
-    return solution, {} if reply.pace is None else {"large": reply.pace}

@@ -22,32 +22,43 @@ from .store import Place
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
-    All *arms* solve all *tasks*, each *repeats* times, with the same sampling and budget.
+    All arms solve all tasks with the same sampling and budget.
 
-    The seed of *sampling* is not used: every sample has its own, derived from *seed* and equal for
-    all arms. Each worker has at most *concurrency* runs at the same time. The
-    arms take turns on every problem. All figures compare with the arm *baseline*.
+    The arms take turns on every problem.
     """
 
     tasks: tuple[Task, ...]
+    """The problems."""
     arms: tuple[Arm, ...]
+    """The arms."""
     sampling: Sampling
+    """The sampling. Its seed is not used: every sample has its own."""
     budget: Budget
+    """The budget of each run."""
     repeats: int = 1
+    """Samples of each problem by each arm."""
     seed: int = 0
+    """The seed that those of the samples are derived from, equal for all arms."""
     concurrency: int = 1
+    """The most runs of a worker at the same time."""
     baseline: str = ""
+    """The name of the arm that all figures compare with. "": the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One sample to be taken; *number* counts the samples of each arm."""
+    """One sample to be taken."""
 
     number: int
+    """The number of the sample among those of the arm."""
     repeat: int
+    """The number of the sample among those of its problem, from 0."""
     seed: int
+    """The sampling seed."""
     task: Task
+    """The problem."""
     arm: Arm
+    """The arm."""
 
     @property
     def place(self) -> Place:
@@ -56,10 +67,8 @@ class Trial:
 
 def trials(plan: Plan) -> Iterator[Trial]:
     """Every trial in starting order; a control comes after the arm whose accept rate it copies."""
-    free, controls = (
-        [arm for arm in plan.arms if not arm.like],
-        [arm for arm in plan.arms if arm.like],
-    )
+    free = [arm for arm in plan.arms if not arm.like]
+    controls = [arm for arm in plan.arms if arm.like]
     for index, task in enumerate(plan.tasks):
         for repeat in range(plan.repeats):
             number = index * plan.repeats + repeat

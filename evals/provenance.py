@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,15 @@ def _without_keys(words: Sequence[str]) -> list[str]:
     Replace what follows the flags of API keys, as in ``--large-api-key KEY`` and
     ``--large-api-key=KEY``.
     """
-    shown, before = list[str](), ""
-    for word in words:
+    shown: list[str] = []
+    for before, word in pairwise(("", *words)):
         flag, equals, _ = word.partition("=")
         if KEY.fullmatch(before):
             shown.append("***")
+        elif equals and KEY.fullmatch(flag):
+            shown.append(f"{flag}=***")
         else:
-            shown.append(f"{flag}=***" if equals and KEY.fullmatch(flag) else word)
-        before = word
+            shown.append(word)
     return shown
 
 

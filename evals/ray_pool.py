@@ -24,12 +24,12 @@ from rich.console import Console
 
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError, WorkersLost
+from stepspec.orchestrator.solution import Solution
 from stepspec.settings import Settings
 
 from .plan import Plan, Trial
 from .ray_worker import describe_process
 from .runner import WorkerLost, WorkerSlot
-from .sample import SolvedTask
 
 PATIENCE_SECONDS = 180.0
 """Without a worker for so long, the run ends."""
@@ -186,7 +186,7 @@ class _PooledWorker:
         trial: Trial,
         options: Mapping[str, Any],
         trace_to: Path | None,
-    ) -> SolvedTask:
+    ) -> Solution | None:
         try:
             traced = trace_to is not None
             solved, trace = await self.remote.call("solve", trial, options, traced)
@@ -197,7 +197,7 @@ class _PooledWorker:
             await asyncio.to_thread(trace_to.write_bytes, trace)
         if isinstance(solved, StepspecError):
             raise solved
-        return cast("SolvedTask", solved)
+        return cast("Solution | None", solved)
 
     def _report(self, lost: WorkerLost) -> None:
         if "lost" in self.record:

@@ -18,11 +18,11 @@ from typing import Any
 import stepspec
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import StepspecError
+from stepspec.orchestrator.solution import Solution
 from stepspec.settings import Settings
 
 from .plan import Plan, Trial
 from .runner import LocalWorker, local_worker
-from .sample import SolvedTask
 
 # the files that decide how a problem is solved: code, prompts, settings
 CODE = (".py", ".txt", ".toml")
@@ -81,7 +81,7 @@ class WorkerSession:
         options: Mapping[str, Any],
         *,
         traced: bool,
-    ) -> tuple[SolvedTask | StepspecError, bytes]:
+    ) -> tuple[Solution | StepspecError | None, bytes]:
         """
         Solve one problem; return the result or the error, and the trace (empty unless *traced*).
         """

@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean, median
+from typing import Any, Literal, TypeAlias
 
 from rich.table import Table
 
-from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.chain import Party, Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance
+from stepspec.orchestrator.ledger import COUNTED, Account
 
 from .arms import LARGE, PLAIN, SMALL
 from .grading.answers import extract_answer
@@ -27,7 +29,17 @@ from .store import Place
 Z = 1.96  # standard deviations; 95% of a normal distribution lie within
 RESAMPLES = 2000
 BISECTIONS = 60  # of an interval: more than a float has bits
+PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 ORACLE = "oracle (bound)"
+BOUND = Arm.of(ORACLE, "")
+ArmKind: TypeAlias = Literal["bound", "small", "large", "control", "method"]
+KINDS: Mapping[str, ArmKind] = {
+    ORACLE: "bound",
+    SMALL.name: "small",
+    LARGE.name: "large",
+    PLAIN.name: "large",
+}
+"""The arms that are neither controls nor methods."""
 OPTIONAL_OUTCOME_COLUMNS: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")
 
 
@@ -65,85 +77,6 @@ def _percent(share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """The figures of one arm over all problems."""
-
-    name: str
-    """The name of the arm."""
-    n: int
-    """Samples."""
-    accuracy: float
-    """The share of right samples."""
-    accuracy_interval: tuple[float, float]
-    """The 95% interval of the accuracy."""
-    seconds: float
-    """Wall seconds of a sample, on average."""
-    ratio: float
-    """Wall time of all samples, divided by the baseline's on the same problems."""
-    ratio_interval: tuple[float, float]
-    """The 95% interval of the ratio."""
-    ratio_to_floor: float | None
-    """Wall time, divided by the time to write each kept token on its model. None: unknown."""
-    share_large_tokens: float
-    """The large model's share of the kept tokens."""
-    accept_rate: float | None
-    """The share of accepted drafts; None for an arm that judges no drafts."""
-    waste: float
-    """Discarded tokens as a share of the written ones."""
-    judge_tokens: float
-    """Tokens of judging a sample, on average. Tokens from a prefix cache do not count."""
-    speculation: ByRole = field(default_factory=dict[Role, Acceptance])
-    """The tokens that the servers drafted and accepted, by role."""
-
-    @property
-    def accuracy_estimate(self) -> Interval:
-        """The accuracy with its interval."""
-        return Interval(self.accuracy, *self.accuracy_interval)
-
-    @property
-    def ratio_estimate(self) -> Interval:
-        """The ratio with its interval."""
-        return Interval(self.ratio, *self.ratio_interval)
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens of a sample on average, or of all samples of an arm."""
-
-    small: float
-    """Kept tokens of the small model."""
-    large: float
-    """Kept tokens of the large model."""
-    wasted: float
-    """Discarded tokens of both models."""
-    judging: float
-    """Tokens of judging. Tokens from a prefix cache do not count."""
-
-    @classmethod
-    def total(cls, samples: Sequence[Sample]) -> Tokens:
-        """Count the tokens of all *samples*."""
-        ledgers = [sample.ledger for sample in samples]
-        small = [ledger.small for ledger in ledgers]
-        large = [ledger.large for ledger in ledgers]
-        critic = [ledger.critic for ledger in ledgers]
-        return cls(
-            small=sum(account.kept for account in small),
-            large=sum(account.kept for account in large),
-            wasted=sum(account.discarded for account in (*small, *large)),
-            judging=sum(account.judging for account in (*small, *large, *critic)),
-        )
-
-    def mean(self, count: int) -> Tokens:
-        """Return the tokens of each of *count* samples."""
-        return Tokens(
-            small=self.small / count,
-            large=self.large / count,
-            wasted=self.wasted / count,
-            judging=self.judging / count,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class SeveralSamples:
     """What several samples of each problem are worth together."""
 
@@ -156,11 +89,15 @@ class SeveralSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmSummary:
-    """The result of one arm, and its comparison with the baseline on the same problems."""
+class Result:
+    """The figures of one arm over all problems, compared with the baseline on the same problems."""
 
-    result: Result
-    """The figures of the arm."""
+    arm: Arm
+    """The arm."""
+    n: int
+    """Samples."""
+    accuracy: Interval
+    """The share of right samples."""
     difference: Interval
     """The arm's accuracy minus the baseline's."""
     p: float | None
@@ -168,14 +105,54 @@ class ArmSummary:
     The probability from McNemar's exact test. None with several samples of each problem: such
     samples depend on each other.
     """
-    tokens: Tokens
-    """The tokens of a sample."""
+    seconds: float
+    """Wall seconds of a sample, on average."""
+    median: float
+    """The median of the seconds of a sample."""
+    tail: float
+    """The 95th percentile of the seconds of a sample."""
+    first: float | None
+    """The median of the seconds to the first step. None: no sample has a step."""
+    ratio: Interval
+    """Wall time of all samples, divided by the baseline's on the same problems."""
+    spent: Mapping[Party, Mapping[str, float]]
+    """The mean of each field of a party's `Account`."""
+    accept_rate: float | None
+    """The share of accepted drafts; None for an arm that judges no drafts."""
+    steps: Mapping[str, float]
+    """Mean steps of a sample: "small" and "large" are kept ones, "rejected" and "lost" drafts."""
     outcomes: Mapping[Outcome, int]
     """How many samples had each outcome, and how many were degraded."""
     cut_right: int
     """How many truncated samples are right."""
     several: SeveralSamples | None = None
     """What several samples are worth together; None with one sample of each problem."""
+    speculation: ByRole = field(default_factory=dict[Role, Acceptance])
+    """The tokens that the servers drafted and accepted, by role."""
+
+    @property
+    def name(self) -> str:
+        return self.arm.name
+
+    @property
+    def kind(self) -> ArmKind:
+        """What the arm is. A bound is the oracle, which is computed and never ran."""
+        return KINDS.get(self.name) or ("control" if self.arm.like else "method")
+
+    def total(self, quantity: str, *parties: Party) -> float:
+        """Return the sum of a *quantity* of the accounts of the *parties*, by default of all."""
+        return sum(self.spent[party][quantity] for party in parties or PARTIES)
+
+    @property
+    def share_large_tokens(self) -> float:
+        """The large model's share of the kept tokens."""
+        return self.total("kept", "large") / (self.total("kept") or 1)
+
+    @property
+    def waste(self) -> float:
+        """Discarded tokens as a share of the written ones."""
+        discarded = self.total("discarded")
+        return discarded / (self.total("kept") + discarded or 1)
 
     def count(self, outcome: Outcome) -> str:
         """Write the number of samples with this *outcome*, and how many truncated are right."""
@@ -184,24 +161,31 @@ class ArmSummary:
             return f"{number} ({self.cut_right} right)"
         return str(number)
 
-
-def complete_numbers(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> list[int]:
-    """Return the numbers of the samples of problems that all *arms* have solved *repeats* times."""
-    names = {arm.name for arm in arms}
-    counts = Counter(number // repeats for number, name in done if name in names)
-    needed = repeats * len(arms)
-    problems = sorted(problem for problem, count in counts.items() if count == needed)
-    return [problem * repeats + repeat for problem in problems for repeat in range(repeats)]
+    def record(self) -> dict[str, Any]:
+        """Return all figures, for files."""
+        return {**asdict(self), "arm": self.arm.record()}
 
 
 def complete(
     done: Mapping[Place, Sample],
     arms: Sequence[Arm],
     repeats: int,
-) -> dict[str, list[Sample]]:
-    """Return the samples of the problems that all *arms* have solved *repeats* times, by arm."""
-    numbers = complete_numbers(done, arms, repeats)
-    return {arm.name: [done[number, arm.name] for number in numbers] for arm in arms}
+) -> dict[str, dict[int, Sample]]:
+    """
+    Return the samples of the problems that all *arms* have solved *repeats* times.
+
+    They are by the arm's name and the sample's number.
+    """
+    names = {arm.name for arm in arms}
+    counts = Counter(number // repeats for number, name in done if name in names)
+    needed = repeats * len(arms)
+    numbers = [
+        problem * repeats + repeat
+        for problem, count in sorted(counts.items())
+        if count == needed
+        for repeat in range(repeats)
+    ]
+    return {arm.name: {number: done[number, arm.name] for number in numbers} for arm in arms}
 
 
 def usual_baseline(arms: Iterable[Arm]) -> str:
@@ -217,28 +201,37 @@ def compare_arms(
     arms: Sequence[Arm],
     repeats: int = 1,
     baseline: str = "",
-) -> list[ArmSummary]:
+) -> list[Result]:
     """
     Compare the *arms*, and the oracle if both models ran alone, with the *baseline*.
 
     Return [] if no problem is complete.
     """
-    by_arm = complete(done, arms, repeats)
-    baseline = baseline or usual_baseline(arms)
+    numbered = complete(done, arms, repeats)
+    by_arm = {name: list(samples.values()) for name, samples in numbered.items()}
     bound = oracle(by_arm)
     if bound:
         by_arm[ORACLE] = bound
+        arms = (*arms, BOUND)
+    return _compare(by_arm, arms, repeats, baseline or usual_baseline(arms))
+
+
+def summarise(samples: Sequence[Sample], arms: Sequence[Arm]) -> list[Result]:
+    """Compare *arms*, which all solved the same problems once, with the usual baseline."""
+    by_arm = {arm.name: [sample for sample in samples if sample.arm == arm.name] for arm in arms}
+    return _compare(by_arm, arms, 1, usual_baseline(arms))
+
+
+def _compare(
+    by_arm: Mapping[str, Sequence[Sample]],
+    arms: Sequence[Arm],
+    repeats: int,
+    baseline: str,
+) -> list[Result]:
     usual = by_arm[baseline]
     if not sum(sample.seconds for sample in usual):
         return []
-    results = _results(by_arm, baseline, repeats)
-    return [_summary(result, by_arm[result.name], usual, repeats) for result in results]
-
-
-def _results(by_arm: Mapping[str, Sequence[Sample]], baseline: str, repeats: int) -> list[Result]:
-    pace = token_seconds(by_arm)
-    usual = by_arm[baseline]
-    return [_result(name, samples, usual, pace, repeats) for name, samples in by_arm.items()]
+    return [_result(arm, by_arm[arm.name], usual, repeats) for arm in arms]
 
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
@@ -257,29 +250,64 @@ def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     return [replace(sample, arm=ORACLE) for sample in chosen]
 
 
-def _summary(
-    result: Result,
+def _result(
+    arm: Arm,
     ours: Sequence[Sample],
     theirs: Sequence[Sample],
     repeats: int,
-) -> ArmSummary:
-    p = None
-    several = None
-    if repeats == 1:
-        p = mcnemar(*disagreements(ours, theirs))
-    else:
-        several = several_samples(ours, repeats)
+) -> Result:
+    seconds = [sample.seconds for sample in ours]
+    their_seconds = [sample.seconds for sample in theirs]
+    firsts = [sample.first for sample in ours if sample.first is not None]
     outcomes = Counter[Outcome](sample.outcome for sample in ours)
     outcomes.update("degraded" for sample in ours if sample.degraded)
-    return ArmSummary(
-        result=result,
+    return Result(
+        arm=arm,
+        n=len(ours),
+        accuracy=share([sample.correct for sample in ours], repeats),
         difference=paired_difference(ours, theirs, repeats),
-        p=p,
-        tokens=Tokens.total(ours).mean(len(ours)),
+        p=mcnemar(*disagreements(ours, theirs)) if repeats == 1 else None,
+        seconds=fmean(seconds),
+        median=median(seconds),
+        tail=sorted(seconds)[int(0.95 * len(seconds))],
+        first=median(firsts) if firsts else None,
+        ratio=bootstrap_ratio(by_problem(seconds, repeats), by_problem(their_seconds, repeats)),
+        spent={party: _mean_account(party, ours) for party in PARTIES},
+        accept_rate=_accept_rate(ours),
+        steps=_mean_steps(ours),
         outcomes=dict(outcomes),
         cut_right=sum(sample.correct for sample in ours if sample.outcome == "truncated"),
-        several=several,
+        several=several_samples(ours, repeats) if repeats > 1 else None,
+        speculation=sum_acceptances(sample.speculation for sample in ours),
     )
+
+
+def _mean_account(party: Party, samples: Sequence[Sample]) -> dict[str, float]:
+    accounts: list[Account] = [getattr(sample.ledger, party) for sample in samples]
+    return {name: fmean(getattr(account, name) for account in accounts) for name in COUNTED}
+
+
+def _mean_steps(samples: Sequence[Sample]) -> dict[str, float]:
+    steps = [step for sample in samples for step in sample.steps]
+    counts = Counter(step.author if step.fate == "kept" else step.fate for step in steps)
+    return {kind: counts[kind] / len(samples) for kind in ("small", "large", "rejected", "lost")}
+
+
+def _accept_rate(samples: Sequence[Sample]) -> float | None:
+    """Return the share of accepted drafts; None if nothing was drafted, or nothing judged."""
+    ledgers = [sample.ledger for sample in samples]
+    drafts = sum(ledger.drafts for ledger in ledgers)
+    judging = any(getattr(ledger, party).judging for ledger in ledgers for party in PARTIES)
+    judged = judging or any(step.repair for sample in samples for step in sample.steps)
+    if not drafts or not judged:
+        return None
+    return sum(ledger.accepted for ledger in ledgers) / drafts
+
+
+def by_time(results: Iterable[Result]) -> list[Result]:
+    """Return the arms that ran, the fastest first."""
+    ran = [result for result in results if result.kind != "bound"]
+    return sorted(ran, key=lambda result: result.ratio.value)
 
 
 def several_samples(samples: Sequence[Sample], repeats: int) -> SeveralSamples:
@@ -329,87 +357,6 @@ def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats:
     pairs = zip(ours, theirs, strict=True)
     gains = [int(our.correct) - int(their.correct) for our, their in pairs]
     return bootstrap_mean(gains, repeats, least=-1)
-
-
-def summarise(
-    samples: Sequence[Sample],
-    arms: Sequence[Arm],
-    *,
-    repeats: int = 1,
-    baseline: str = "",
-) -> list[Result]:
-    """
-    Compare *arms*, the *baseline* among them, on the problems that all of them solved.
-
-    With *repeats* of every problem, which follow each other, the bootstrap resamples problems.
-    """
-    by_arm = {arm.name: [sample for sample in samples if sample.arm == arm.name] for arm in arms}
-    return _results(by_arm, baseline or usual_baseline(arms), repeats)
-
-
-def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
-    """Return the seconds per token of each model alone: the median over the problems."""
-    solo: dict[Role, Sequence[Sample]] = {
-        "small": by_arm.get(SMALL.name, ()),
-        "large": by_arm.get(LARGE.name) or by_arm.get(PLAIN.name, ()),
-    }
-    paces: dict[Role, list[float]] = {
-        role: [sample.pace[role] for sample in samples if role in sample.pace]
-        for role, samples in solo.items()
-    }
-    return {role: median(known) for role, known in paces.items() if known}
-
-
-def _result(
-    name: str,
-    samples: Sequence[Sample],
-    usual: Sequence[Sample],
-    pace: Mapping[Role, float],
-    repeats: int,
-) -> Result:
-    tokens = Tokens.total(samples)
-    kept = tokens.small + tokens.large
-    seconds = [sample.seconds for sample in samples]
-    usual_seconds = [sample.seconds for sample in usual]
-    accuracy = share([sample.correct for sample in samples], repeats)
-    ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(usual_seconds, repeats))
-    floor = _floor_seconds(tokens, pace)
-    return Result(
-        name=name,
-        n=len(samples),
-        accuracy=accuracy.value,
-        accuracy_interval=(accuracy.low, accuracy.high),
-        seconds=fmean(seconds),
-        ratio=ratio.value,
-        ratio_interval=(ratio.low, ratio.high),
-        ratio_to_floor=sum(seconds) / floor if floor else None,
-        share_large_tokens=tokens.large / max(1, kept),
-        accept_rate=_accept_rate(samples, judging=tokens.judging),
-        waste=tokens.wasted / max(1, kept + tokens.wasted),
-        judge_tokens=tokens.judging / len(samples),
-        speculation=sum_acceptances(sample.speculation for sample in samples),
-    )
-
-
-def _accept_rate(samples: Sequence[Sample], judging: float) -> float | None:
-    """Return the share of accepted drafts; None if nothing was drafted, or nothing judged."""
-    drafts = sum(sample.ledger.drafts for sample in samples)
-    judged = judging or any(step.repair for sample in samples for step in sample.steps)
-    if not drafts or not judged:
-        return None
-    return sum(sample.ledger.accepted for sample in samples) / drafts
-
-
-def _floor_seconds(tokens: Tokens, pace: Mapping[Role, float]) -> float | None:
-    """
-    Return the seconds to write each kept token on the model that wrote it.
-
-    None if the pace of such a model is unknown.
-    """
-    kept: dict[Role, float] = {"small": tokens.small, "large": tokens.large}
-    if any(count and role not in pace for role, count in kept.items()):
-        return None
-    return sum(kept[role] * seconds for role, seconds in pace.items())
 
 
 def by_problem(values: Sequence[float], repeats: int) -> list[float]:
@@ -522,7 +469,7 @@ def _statistic(n: int, gained: float, lost: float, true: float) -> float:
     return math.copysign(math.inf, above)
 
 
-def tables(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> list[Table]:
+def tables(results: Sequence[Result], baseline: str = LARGE.name) -> list[Table]:
     """
     Return tables with one row for each arm, compared with the *baseline*.
 
@@ -531,9 +478,9 @@ def tables(summaries: Sequence[ArmSummary], baseline: str = LARGE.name) -> list[
     name. `small_print` explains the columns.
     """
     parts = [
-        accuracy_rows(summaries, baseline),
-        [_cost(s, baseline) for s in summaries],
-        [_several(s.result.name, s.several) for s in summaries if s.several is not None],
+        accuracy_rows(results, baseline),
+        [_cost(result, baseline) for result in results],
+        [_several(result.name, result.several) for result in results if result.several],
     ]
     return [_aligned(rows) for rows in parts if rows]
 
@@ -550,34 +497,33 @@ def _aligned(rows: Sequence[Mapping[str, str]]) -> Table:
     return rendered
 
 
-def accuracy_rows(summaries: Sequence[ArmSummary], baseline: str) -> list[dict[str, str]]:
+def accuracy_rows(results: Sequence[Result], baseline: str) -> list[dict[str, str]]:
     """Return the rows of the table of accuracy. Outcomes that an arm has get columns."""
     outcomes: list[Outcome] = [
         outcome
         for outcome in OPTIONAL_OUTCOME_COLUMNS
-        if any(outcome in summary.outcomes for summary in summaries)
+        if any(outcome in result.outcomes for result in results)
     ]
     return [
-        _right(summary, baseline) | {outcome: summary.count(outcome) for outcome in outcomes}
-        for summary in summaries
+        _right(result, baseline) | {outcome: result.count(outcome) for outcome in outcomes}
+        for result in results
     ]
 
 
-def _right(summary: ArmSummary, baseline: str) -> dict[str, str]:
-    result = summary.result
+def _right(result: Result, baseline: str) -> dict[str, str]:
     count = str(result.n)
-    if summary.several is not None:
-        samples = summary.several.samples
+    if result.several is not None:
+        samples = result.several.samples
         count = f"{result.n // samples} x {samples}"
     against = ""
     p = ""
     if result.name != baseline:
-        against = f"{summary.difference.points:+.1f}"
-        p = "" if summary.p is None else f"{summary.p:.2g}"
+        against = f"{result.difference.points:+.1f}"
+        p = "" if result.p is None else f"{result.p:.2g}"
     return {
         "": result.name,
         "n": count,
-        "accuracy": f"{result.accuracy_estimate:.1%}",
+        "accuracy": f"{result.accuracy:.1%}",
         f"against {_short(baseline)}": against,
         "p": p,
     }
@@ -587,17 +533,16 @@ def _short(baseline: str) -> str:
     return baseline.removesuffix(" alone")
 
 
-def _cost(summary: ArmSummary, baseline: str) -> dict[str, str]:
-    result = summary.result
-    tokens = summary.tokens
+def _cost(result: Result, baseline: str) -> dict[str, str]:
+    judging = result.total("judging")
     return {
         "": result.name,
         "seconds": f"{result.seconds:.2f}",
-        f"vs {_short(baseline)}": f"{result.ratio_estimate:.2f}",
-        "small": f"{tokens.small:.0f}",
-        "large": f"{tokens.large:.0f}",
-        "wasted": f"{tokens.wasted:.0f}",
-        "judging": f"{tokens.judging:.0f}" if tokens.judging else "",
+        f"vs {_short(baseline)}": f"{result.ratio:.2f}",
+        "small": f"{result.total('kept', 'small'):.0f}",
+        "large": f"{result.total('kept', 'large'):.0f}",
+        "wasted": f"{result.total('discarded'):.0f}",
+        "judging": f"{judging:.0f}" if judging else "",
         "accepted": "" if result.accept_rate is None else f"{result.accept_rate:.0%}",
     }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,12 +19,13 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import at_once, supervised
 from stepspec.orchestrator.errors import WorkersLost
+from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.settings import Settings
 
 from .grading.graders import Graders
 from .plan import Plan, Trial, trials
-from .sample import Sample, SolvedTask, solve_once
+from .sample import Sample, solve_once
 from .store import Place, SampleStore
 
 MAX_LOST = 3
@@ -49,11 +49,11 @@ class Worker(Protocol):
         trial: Trial,
         options: Mapping[str, Any],
         trace_to: Path | None,
-    ) -> SolvedTask:
+    ) -> Solution | None:
         """
         Solve a problem with *options* beyond those of the arm. The trace goes into *trace_to*.
 
-        Raise `WorkerLost` if the worker is gone.
+        Return None for a problem that is too long. Raise `WorkerLost` if the worker is gone.
         """
         ...
 
@@ -90,7 +90,7 @@ class LocalWorker:
         trial: Trial,
         options: Mapping[str, Any],
         trace_to: Path | None,
-    ) -> SolvedTask:
+    ) -> Solution | None:
         choices = {**trial.arm.options, **options}
         run = trial.arm.run.model_copy(update={"options": choices})
         recorder = Recorder(Stopwatch())
@@ -130,7 +130,7 @@ class TrialQueue:
     """
     Hands out trials in their order, each to one worker at a time, without waiting.
 
-    A trial that is not *ready* is set aside until it is ready. Later trials go first. The trials of
+    A trial that is not *ready* waits until it is ready, and later trials overtake it. The trials of
     a lost worker go to the other workers before any new trial.
     """
 
@@ -140,8 +140,7 @@ class TrialQueue:
         ready: Callable[[Trial], bool] = lambda trial: True,
     ) -> None:
         self._ready = ready
-        self._new = deque(enumerate(todo))
-        self._aside: list[tuple[int, Trial]] = []  # in order
+        self._todo = list(enumerate(todo))  # in order
         self._held: dict[Place, tuple[int, str]] = {}
         self._lost_with: dict[Place, list[str]] = {}
         self._left: set[str] = set()
@@ -149,7 +148,7 @@ class TrialQueue:
     @property
     def finished(self) -> bool:
         """Whether there is a sample of every trial."""
-        return not (self._new or self._aside or self._held)
+        return not (self._todo or self._held)
 
     def finished_for(self, worker: str) -> bool:
         """Whether *worker* will never get another trial."""
@@ -159,21 +158,12 @@ class TrialQueue:
         """The next trial for *worker*; None if no trial is ready."""
         if worker in self._left:
             return None
-        for entry in self._aside:
-            if self._ready(entry[1]):
-                self._aside.remove(entry)
-                return self._hand(entry, worker)
-        while self._new:
-            entry = self._new.popleft()
-            if self._ready(entry[1]):
-                return self._hand(entry, worker)
-            self._aside.append(entry)
+        for index, (turn, trial) in enumerate(self._todo):
+            if self._ready(trial):
+                del self._todo[index]
+                self._held[trial.place] = (turn, worker)
+                return trial
         return None
-
-    def _hand(self, entry: tuple[int, Trial], worker: str) -> Trial:
-        turn, trial = entry
-        self._held[trial.place] = (turn, worker)
-        return trial
 
     def done(self, trial: Trial) -> None:
         """Note that *trial* has a sample."""
@@ -187,7 +177,7 @@ class TrialQueue:
         """
         turn, worker = self._held.pop(trial.place)
         self._left.add(worker)
-        insort(self._aside, (turn, trial), key=lambda entry: entry[0])
+        insort(self._todo, (turn, trial), key=lambda entry: entry[0])
         lost = self._lost_with.setdefault(trial.place, [])
         lost.append(worker)
         if len(lost) >= MAX_LOST:
@@ -274,11 +264,11 @@ class _Run:
             if self.traces is not None:
                 path = self.traces / trace_name(trial.number, trial.arm.name)
             try:
-                solved = await worker.solve(trial, options, path)
+                solution = await worker.solve(trial, options, path)
             except WorkerLost:
                 self._queue.give_back(trial)
             else:
-                sample = await self._graded(trial, options, solved)
+                sample = await self._graded(trial, options, solution)
                 self.samples.add(trial.number, sample)
                 self._queue.done(trial)
                 self.on_sample(sample)
@@ -301,9 +291,16 @@ class _Run:
         rate = accept_rate(self.samples.done, trial.arm.like, trial.number)
         return None if rate is None else {"p": rate, "seed": trial.seed}
 
-    async def _graded(self, trial: Trial, options: Mapping[str, Any], solved: SolvedTask) -> Sample:
-        grade = await trial.task.gold.grade(solved.text, self.graders)
-        return solved.sample(
+    async def _graded(
+        self,
+        trial: Trial,
+        options: Mapping[str, Any],
+        solution: Solution | None,
+    ) -> Sample:
+        text = solution.text if solution else ""
+        grade = await trial.task.gold.grade(text, self.graders)
+        return Sample.of(
+            solution,
             trial.arm,
             correct=grade == "right",
             graded=grade != "ungraded",

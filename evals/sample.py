@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
@@ -15,13 +14,13 @@ from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ContextTooLong
-from stepspec.orchestrator.events import Called, Event, Observer
+from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
 from stepspec.orchestrator.solution import Solution, StepFate
 from stepspec.orchestrator.trace import Stopwatch
 
-from .grading.graders import Gold
+from .grading.graders import Gold, Graders
 from .plain import PLAIN, solve_plain
 
 ByRole: TypeAlias = Mapping[Role, Acceptance]
@@ -160,8 +159,6 @@ class Sample:
     """Wall seconds of the run."""
     ledger: Ledger
     """The tokens and seconds of the run."""
-    pace: Mapping[Role, float]
-    """Seconds per token by role, from requests that wrote several tokens."""
     finish: str = "stop"
     """Why the run ended; "failed" if the problem was too long to begin."""
     graded: bool = True
@@ -182,6 +179,34 @@ class Sample:
     """Whether the run went on without the small model or its verifier."""
     speculation: Mapping[Role, Acceptance] = field(default_factory=dict[Role, Acceptance])
     """The tokens that a server drafted and accepted itself, by role."""
+
+    @classmethod
+    def of(
+        cls,
+        solution: Solution | None,
+        arm: Arm,
+        *,
+        correct: bool,
+        **more: Any,
+    ) -> Sample:
+        """Return the sample of a *solution*, with *more* fields. None: the problem is too long."""
+        if solution is None:
+            return cls(arm.name, False, 0.0, EMPTY_LEDGER, FAILED, **more)
+        steps = [
+            StepRecord(step.author, step.fate, step.grade, step.reason, round(step.at, 4))
+            for step in solution.steps
+        ]
+        return cls(
+            arm=arm.name,
+            correct=correct,
+            seconds=solution.seconds,
+            ledger=solution.ledger,
+            finish=solution.finish_reason,
+            answer=solution.text,
+            steps=tuple(steps),
+            degraded=bool(solution.degraded),
+            **more,
+        )
 
     @property
     def outcome(self) -> Outcome:
@@ -205,44 +230,6 @@ class Sample:
         return min((step.at for step in self.steps if step.fate == "kept"), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class SolvedTask:
-    """A solved task before it is graded."""
-
-    solution: Solution | None
-    """The solution; None if the problem is too long."""
-    pace: Mapping[Role, float]
-    """Seconds per token by role."""
-
-    @property
-    def text(self) -> str:
-        """The text after the thinking; "" without a solution."""
-        return self.solution.text if self.solution else ""
-
-    def sample(self, arm: Arm, *, correct: bool, graded: bool = True, **more: Any) -> Sample:
-        """Return the sample of *arm*, with *more* of its fields."""
-        solution = self.solution
-        if solution is None:
-            return Sample(arm.name, False, 0.0, EMPTY_LEDGER, {}, FAILED, **more)
-        steps = [
-            StepRecord(step.author, step.fate, step.grade, step.reason, round(step.at, 4))
-            for step in solution.steps
-        ]
-        return Sample(
-            arm=arm.name,
-            correct=correct,
-            seconds=solution.seconds,
-            ledger=solution.ledger,
-            pace=self.pace,
-            finish=solution.finish_reason,
-            graded=graded,
-            answer=solution.text,
-            steps=tuple(steps),
-            degraded=bool(solution.degraded),
-            **more,
-        )
-
-
 def derive_seed(base: int, index: int, repeat: int) -> int:
     """Derive the seed of a sample: equal for all arms, different for every problem and repeat."""
     return int.from_bytes(blake2b(f"{base} {index} {repeat}".encode(), digest_size=4).digest()) >> 1
@@ -256,9 +243,9 @@ async def solve_once(
     sampling: Sampling | None = None,
     budget: Budget | None = None,
     observe: Observer = lambda event: None,
-) -> SolvedTask:
+) -> Solution | None:
     """
-    Solve *problem* as *arm* does.
+    Solve *problem* as *arm* does. Return None if the problem is too long.
 
     The sampling of the arm overrides *sampling*. If *sampling* or *budget* is None, it is that of
     the settings. The arm finds nothing in the prefix caches that other arms wrote.
@@ -268,36 +255,29 @@ async def solve_once(
     limits = run.budget if budget is None else Limits.of(budget)
     run = run.model_copy(update={"sampling": sampling, "budget": limits})
     clock = Stopwatch()
-    calls: list[Called] = []
-
-    def record(event: Event) -> None:
-        if isinstance(event, Called):
-            calls.append(event)
-        observe(event)
-
     try:
         if arm.policy == PLAIN:
-            return SolvedTask(
-                *await solve_plain(solver, problem, sampling, limits.budget(), clock, run.system)
+            return await solve_plain(
+                solver,
+                problem,
+                sampling,
+                limits.budget(),
+                clock,
+                system=run.system,
             )
         with separate_cache(arm.name):
-            solution = await solver.solve(problem, run, observe=record, clock=clock)
+            return await solver.solve(problem, run, observe=observe, clock=clock)
     except ContextTooLong:
-        return SolvedTask(None, {})
-    return SolvedTask(solution, _pace(calls))
+        return None
 
 
-def _pace(calls: Sequence[Called]) -> dict[Role, float]:
-    """Return the mean seconds between two tokens, by role, of requests that wrote several."""
-    seconds: defaultdict[Role, float] = defaultdict(float)
-    gaps: defaultdict[Role, int] = defaultdict(int)
-    for call in calls:
-        if call.verb != "write" or call.role == "critic":
-            continue
-        if call.first is not None and call.written > 1:
-            seconds[call.role] += call.seconds - call.first
-            gaps[call.role] += call.written - 1
-    return {role: seconds[role] / gaps[role] for role in gaps}
+async def is_right(solver: Solver, arm: Arm, task: Task, seed: int, graders: Graders) -> bool:
+    """Whether *arm* solves *task* with this sampling *seed*. An ungraded answer is not right."""
+    sampling = solver.settings.run.sampling.with_seed(seed)
+    solution = await solve_once(solver, arm, task.problem, sampling=sampling)
+    if solution is None or not solution.text:
+        return False
+    return await task.gold.grade(solution.text, graders) == "right"
 
 
 async def sample_once(
@@ -309,6 +289,6 @@ async def sample_once(
 ) -> Sample:
     """Solve *task* as *arm* does with this sampling *seed*. Only the expected text is right."""
     sampling = solver.settings.run.sampling.with_seed(seed)
-    solved = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
-    right = solved.solution is not None and solved.solution.answer == str(task.gold)
-    return solved.sample(arm, correct=right, seed=seed)
+    solution = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
+    right = solution is not None and solution.answer == str(task.gold)
+    return Sample.of(solution, arm, correct=right, seed=seed)

@@ -9,7 +9,6 @@ model alone and under SpecReason instead.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import datetime
 import platform
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from stepspec.api import Solver
 from stepspec.cli.program import script
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.progress import progress_bars
-from stepspec.evals.results import Interval, Result, summarise
+from stepspec.evals.results import Result, summarise
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.evals.testbed.servers import (
@@ -55,7 +54,6 @@ COLUMNS = (
     "accuracy",
     "seconds",
     "vs large",
-    "vs floor",
     "by large",
     "accepted",
     "waste",
@@ -76,14 +74,13 @@ def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
     return (
         r.name,
         str(r.n),
-        f"{Interval(r.accuracy, *r.accuracy_interval):.1%}",
+        f"{r.accuracy:.1%}",
         f"{r.seconds:.2f}",
-        f"{Interval(r.ratio, *r.ratio_interval):.2f}",
-        "" if r.ratio_to_floor is None else f"{r.ratio_to_floor:.2f}",
+        f"{r.ratio:.2f}",
         f"{r.share_large_tokens:.0%}",
         "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
         f"{r.waste:.0%}",
-        f"{r.judge_tokens:.0f}" if r.judge_tokens else "",
+        f"{r.total('judging'):.0f}" if r.total("judging") else "",
         *(str(r.speculation[role]) if role in r.speculation else "" for role in speculating),
     )
 
@@ -94,8 +91,7 @@ def small_print(profile: str) -> str:
     return (
         "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
         f" served by real vLLM on this CPU; {pace}. Seconds are the mean of one problem. Vs large:"
-        " wall time divided by that of the large model alone. Vs floor: divided by the time to"
-        " write every kept token on the model that wrote it. Brackets are 95% intervals. By large:"
+        " wall time divided by that of the large model alone. Brackets are 95% intervals. By large:"
         " the large model's share of the kept tokens. Accepted: share of the judged drafts. Waste:"
         " share of the written tokens that were not kept. Judging: tokens read or written to judge"
         " one problem, without those in a prefix cache."
@@ -470,7 +466,7 @@ def report(
         "note": note,
         "sampling": how,
     }
-    return [{**dataclasses.asdict(result), **about} for result in results]
+    return [{**result.record(), **about} for result in results]
 
 
 if __name__ == "__main__":

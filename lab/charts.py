@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepspec.evals.report.canvas import INK, VARIABLES, Markup, plot, styled, svg
+from markupsafe import Markup
+
+from stepspec.evals.report.canvas import INK, VARIABLES, plot, styled, svg
 
 COLOURS = ("#1f5fbf", "#7a8794", "#c2410c", "#15803d", "#7e22ce", "#a16207")
 MARKERS = "osD^vP"

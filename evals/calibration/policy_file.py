@@ -7,7 +7,7 @@ Runs of a calibration on real servers, and the policy file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import date
 from typing import Any
 
@@ -24,7 +24,7 @@ from stepspec.settings import Settings
 from ..arms import LARGE
 from ..grading.graders import Graders
 from ..plan import configured_arm
-from ..sample import Arm, Task, derive_seed, solve_once
+from ..sample import Arm, Task, derive_seed, is_right
 from .search import CalibrationResult, CalibrationRun, SolveAt
 
 SEED_DISTANCE = 1_000_003
@@ -122,12 +122,8 @@ def solve_on_servers(
 
     async def solve(problem: int, value: float | None) -> CalibrationRun:
         arm = LARGE if value is None else served_arm(solver.settings, threshold, value)
-        task = tasks[problem]
         seed = derive_seed(base_seed, problem, 0)
-        sampling = solver.settings.sampling.with_seed(seed)
-        solved = await solve_once(solver, arm, task.problem, sampling=sampling)
-        text = solved.text
-        right = text != "" and await task.gold.grade(text, graders) == "right"
+        right = await is_right(solver, arm, tasks[problem], seed, graders)
         return CalibrationRun(problem, value, right)
 
     return solve
@@ -196,19 +192,6 @@ class CalibrationSettings:
             loss = f"{test.paired.loss:.1%}"
             table.add_row(f"{test.threshold:g}", *counts, loss, f"{test.p:.4f}", holds)
         return table
-
-    def json(self) -> dict[str, Any]:
-        """Return all fields, for `stepspec calibrate --json`."""
-        return {
-            "policy": self.policy,
-            "knob": asdict(self.threshold),
-            "benchmark": self.benchmark,
-            "calibrated": asdict(self.result),
-            "options": self.options,
-            "besides": self.changes,
-            "models": self.models,
-            "conditions": self.conditions,
-        }
 
     def toml(self) -> str:
         """Return the settings file. Raise `ConfigurationError` if nothing can be promised."""

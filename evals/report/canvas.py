@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false
 """
-Markup for a page, and drawings of matplotlib as SVG.
+Drawings of matplotlib as SVG for a page.
 
 A drawing is made in placeholder colours. Variables of the page's style sheet then replace them, so
 that the drawing follows the page's theme. Style attributes become other attributes, because the
@@ -11,38 +11,13 @@ from __future__ import annotations
 
 import io
 import re
-from html import escape
 from typing import Any
 
 import matplotlib as mpl
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-
-
-class Markup(str):
-    """Text that is markup and must not be escaped."""
-
-    __slots__ = ()
-
-
-def element(name: str, *children: str, **attributes: str | None) -> Markup:
-    """
-    Build an element with its end tag. The keyword ``class_`` is the attribute class.
-
-    An attribute that is None is left out.
-    """
-    given = [
-        f' {key.rstrip("_")}="{escape(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    ]
-    return Markup(f"<{name}{''.join(given)}>{join(*children)}</{name}>")
-
-
-def join(*parts: str) -> Markup:
-    return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
-
 
 WIDTH = 520.0
 """Pixels of a drawing. A phone scrolls it, so that its text does not shrink."""
@@ -67,8 +42,6 @@ KINDS = re.compile(r' id="(mark|label)"')
 OTHER_NAMES = re.compile(r' id="(?:\w+_\d+|[\w.]+_\d+)"')
 STYLE = re.compile(r' style="([^"]*)"')
 FONT = re.compile(r"(?:^|; )font: (?:\w+ )?([\d.]+)px [^;]*")
-TAG = re.compile(r"<[^<>]*>")
-SPACE = re.compile(r">\s+<")
 RULE = re.compile(r" *([\w-]+): *([^;]*[^; ]) *")
 FAMILY = re.compile(r"font-family: [^;]*")
 LEFT_OUT = re.compile(
@@ -119,18 +92,12 @@ def svg(figure: Figure, label: str) -> Markup:
     drawn = OTHER_NAMES.sub("", KINDS.sub(r' class="\1"', drawn))
     for name, placeholder in PLACEHOLDERS.items():
         drawn = drawn.replace(placeholder, f"var(--{name})")
-    drawn = TAG.sub(_shorter, SPACE.sub("><", drawn))
     width, height = (f"{side * DPI:g}" for side in figure.get_size_inches())
     opening = (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink">'
     )
     return Markup(f"{opening}{drawn.strip()}")
-
-
-def _shorter(tag: re.Match[str]) -> str:
-    """Return *tag* without line breaks, its coordinates to a tenth of a pixel."""
-    return re.sub(r"(\d\.\d)\d{2,}", r"\1", " ".join(tag[0].split()))
 
 
 def _attributes(style: re.Match[str]) -> str:

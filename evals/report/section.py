@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..arms import LARGE
+from ..results import Result, by_time, compare_arms, complete
 from ..sample import Sample
 from ..testbed.servers import miniature
-from .figures import ArmFigures, by_time, compute_figures, samples_by_number
 from .run_folder import Run
 from .verdict import MAX_LOSS, Verdict, headline, judge_methods
 
@@ -66,7 +66,7 @@ class Section:
 
     run: Run
     """The run."""
-    figures: Sequence[ArmFigures]
+    figures: Sequence[Result]
     """The figures of all arms."""
     cases: Cases
     """Cases to look at."""
@@ -84,7 +84,7 @@ class Section:
     @property
     def problems(self) -> int:
         """The number of problems for which every arm has all its samples. All figures use these."""
-        return self.figures[0].result.n // self.run.repeats
+        return self.figures[0].n // self.run.repeats
 
     @property
     def models(self) -> dict[str, str]:
@@ -143,9 +143,8 @@ class Section:
         if about["concurrency"] > 1:
             yield (
                 f"{about['concurrency']} runs were executed at the same time, also of different"
-                " arms, and shared the servers: an arm is slower beside a demanding one, and busy"
-                " seconds are an upper bound. To avoid that, measure each arm in a run of its own,"
-                " or with --concurrency 1."
+                " arms, and shared the servers: an arm is slower beside a demanding one. To avoid"
+                " that, measure each arm in a run of its own, or with --concurrency 1."
             )
         hosts = self._hosts("small") & self._hosts("large")
         if hosts:
@@ -191,13 +190,13 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
         raise ConfigurationError(
             f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}",
         )
-    figures = compute_figures(run.done, run.arms, run.repeats, baseline)
+    figures = compare_arms(run.done, run.arms, run.repeats, baseline)
     if not figures:
         raise ConfigurationError(
             f"{run.path}: no problem was solved by all arms yet; go on with the same"
             " `stepspec eval`",
         )
-    samples = samples_by_number(run.done, run.arms, run.repeats)
+    samples = complete(run.done, run.arms, run.repeats)
     return Section(
         run=run,
         figures=figures,
@@ -209,7 +208,7 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
 
 
 def choose_cases(
-    arms: Sequence[ArmFigures],
+    arms: Sequence[Result],
     samples: Mapping[str, Mapping[int, Sample]],
     repeats: int,
     baseline: str = LARGE.name,
@@ -218,9 +217,9 @@ def choose_cases(
     theirs = samples[baseline]
     cases = [
         _case(number, repeats, sample, theirs[number])
-        for f in arms
-        if f.method
-        for number, sample in samples[f.arm.name].items()
+        for arm in arms
+        if arm.kind == "method"
+        for number, sample in samples[arm.name].items()
     ]
     lost = [case for case in cases if case.baseline_right and not case.right]
     gained = [case for case in cases if case.right and not case.baseline_right]

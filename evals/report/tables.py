@@ -6,27 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from markupsafe import Markup
+
 from stepspec.orchestrator.chain import Party
 
-from ..results import accuracy_rows
-from .figures import ArmFigures
-from .section import Section
+from ..results import Result, accuracy_rows
+from .section import Case, CaseKind, Section
 
 MODELS: tuple[Party, ...] = ("small", "large")
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A text that leads to the page of a trace."""
-
-    text: str
-    """The text."""
-    target: str
-    """The path of the page, relative to the report."""
-
-
-Cell: TypeAlias = str | Link
-Row: TypeAlias = Mapping[str, Cell]
+MAX_PROBLEM_CHARACTERS = 220
+LINK = Markup('<a href="{}">look</a>')
+Links: TypeAlias = Mapping[tuple[int, str], str]
+"""Paths of the pages of traces, by the sample's number and arm."""
+Row: TypeAlias = Mapping[str, str]
 """The cells of a row by the names of their columns. The first one names the row."""
 
 
@@ -44,6 +36,28 @@ class Table:
     """The number of columns with words, from the first. The other columns have numbers."""
 
 
+def blocks(section: Section, links: Links) -> dict[str, list[Table]]:
+    """
+    Return the tables of *section* by the titles of their blocks, in order.
+
+    Cases with a trace lead to their *links*.
+    """
+    titles: dict[CaseKind, str] = {
+        "slowest": "Slowest",
+        "lost": f"Lost: only {section.baseline} was right",
+        "gained": f"Gained: {section.baseline} was wrong",
+    }
+    return {
+        "Accuracy and time": [accuracy_table(section), time_table(section)],
+        "Steps and tokens by author": [steps_table(section), tokens_table(section)],
+        "Problems to look at": [
+            _case_table(title, section.cases[kind], section, links)
+            for kind, title in titles.items()
+            if section.cases[kind]
+        ],
+    }
+
+
 def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
@@ -53,57 +67,44 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def accuracy_table(section: Section) -> Table:
-    rows = accuracy_rows([f.standing for f in section.figures], section.baseline)
-    return Table("Accuracy", rows, ACCURACY_NOTE)
-
-
-ACCURACY_NOTE = (
-    "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the difference"
-    " on the same problems (with several samples per problem, a bootstrap over the problems for"
-    " both). p: McNemar's exact test. The oracle takes the small model's sample where it is right"
-    " and the large model's elsewhere: no choice of a model per problem is more accurate. Truncated"
-    " runs ran out of tokens, time or context; they count as right if their answer is right."
-)
+    return Table(
+        "Accuracy",
+        accuracy_rows(section.figures, section.baseline),
+        "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the"
+        " difference on the same problems (with several samples per problem, a bootstrap over the"
+        " problems for both). p: McNemar's exact test. The oracle takes the small model's sample"
+        " where it is right and the large model's elsewhere: no choice of a model per problem is"
+        " more accurate. Truncated runs ran out of tokens, time or context; they count as right if"
+        " their answer is right.",
+    )
 
 
 def time_table(section: Section) -> Table:
     return Table(
         "Time of a problem, seconds",
-        [_times(f, section.baseline) for f in section.figures],
+        [_times(result, section.baseline) for result in section.figures],
         f"Vs {section.baseline}: total time divided by that of this arm, with a 95% bootstrap"
-        " interval over the problems. Vs floor: divided by the time to write every kept token on"
-        " the model that wrote it. First step: the median time until a step was committed. Small"
-        " busy, large busy, judging: mean seconds with a request open to that model, or to judge;"
-        " they overlap. Busy seconds times the GPUs of the model are the GPU-seconds on servers"
-        " that others use in between; without others, GPUs are held for the mean time.",
+        " interval over the problems. First step: the median time until a step was committed."
+        " Judging: mean seconds with a request open to judge; requests may overlap.",
     )
 
 
-def _times(f: ArmFigures, baseline: str) -> Row:
-    r = f.result
-    busy = {f"{role} busy": number(f.busy[role]) if role in f.spent else "" for role in MODELS}
+def _times(result: Result, baseline: str) -> Row:
     return {
-        "": r.name,
-        "mean": number(r.seconds),
-        "median": number(f.median),
-        "p95": number(f.tail),
-        f"vs {baseline}": f"{r.ratio_estimate:,.2f}",
-        "vs floor": number(r.ratio_to_floor),
-        "first step": number(f.first),
-        **busy,
-        "judging": number(_spent(f, "judged")),
+        "": result.name,
+        "mean": number(result.seconds),
+        "median": number(result.median),
+        "p95": number(result.tail),
+        f"vs {baseline}": f"{result.ratio:,.2f}",
+        "first step": number(result.first),
+        "judging": number(result.total("judged") or None),
     }
-
-
-def _spent(f: ArmFigures, field: str) -> float | None:
-    """Return the sum of a *field* of the accounts; None if it is 0."""
-    return sum(account[field] for account in f.spent.values()) or None
 
 
 def tokens_table(section: Section) -> Table:
     return Table(
         "Tokens of a problem, by model and fate",
-        [_tokens(f) for f in section.figures],
+        [_tokens(result) for result in section.figures],
         "Means. Kept: in the chain or the answer. Discarded: in rejected drafts and lost bets;"
         " waste is their share of all written tokens. Judging: read or written to judge, without"
         " those in a prefix cache. By large: the large model's share of the kept tokens. Cached:"
@@ -112,45 +113,70 @@ def tokens_table(section: Section) -> Table:
     )
 
 
-def _tokens(f: ArmFigures) -> Row:
-    accounts = [(role, f.spent.get(role, {})) for role in MODELS]
+def _tokens(result: Result) -> Row:
+    spent = result.spent
     return {
-        "": f.arm.name,
-        **{f"{role} kept": number(account.get("kept"), 1) for role, account in accounts},
-        **{f"{role} discarded": number(account.get("discarded"), 1) for role, account in accounts},
-        "waste": percent(f.result.waste),
-        "judging": number(_spent(f, "judging"), 0),
-        "by large": percent(f.result.share_large_tokens),
-        "requests": number(_spent(f, "requests"), 1),
-        **{f"{role} cached": percent(_cached(account)) for role, account in accounts},
+        "": result.name,
+        **{f"{role} kept": number(spent[role]["kept"], 1) for role in MODELS},
+        **{f"{role} discarded": number(spent[role]["discarded"], 1) for role in MODELS},
+        "waste": percent(result.waste),
+        "judging": number(result.total("judging") or None, 0),
+        "by large": percent(result.share_large_tokens),
+        "requests": number(result.total("requests") or None, 1),
+        **{f"{role} cached": percent(_cached(spent[role])) for role in MODELS},
     }
 
 
-def _cached(account: Mapping[str, float]) -> float | None:
+def _cached(spent: Mapping[str, float]) -> float | None:
     """Return the share of the prompt tokens that were in the server's prefix cache."""
-    prompt = account.get("prompt")
-    return account["cached"] / prompt if prompt else None
+    return spent["cached"] / spent["prompt"] if spent["prompt"] else None
 
 
 def steps_table(section: Section) -> Table:
     return Table(
         "Steps of a problem, by author and fate",
-        [_steps(f) for f in section.figures if not f.bound],
+        [_steps(result) for result in section.figures if result.kind != "bound"],
         "Means. By small, by large: steps of the chain. Rejected: drafts that a verdict discarded,"
         " entirely or from some point on. Lost: drafts that were bets on a rejected one. Drafts"
         " accepted: the share of the judged drafts, without lost bets.",
     )
 
 
-def _steps(f: ArmFigures) -> Row:
-    steps = f.steps
+def _steps(result: Result) -> Row:
+    steps = result.steps
     kept = steps["small"] + steps["large"]
     return {
-        "": f.arm.name,
+        "": result.name,
         "by small": number(steps["small"], 1),
         "by large": number(steps["large"], 1),
         "share by small": percent(steps["small"] / kept if kept else None),
         "rejected": number(steps["rejected"]),
         "lost": number(steps["lost"]),
-        "drafts accepted": percent(f.result.accept_rate),
+        "drafts accepted": percent(result.accept_rate),
+    }
+
+
+def _case_table(title: str, cases: Sequence[Case], section: Section, links: Links) -> Table:
+    rows = [_case_row(case, section) for case in cases]
+    targets = [links.get((case.number, case.arm)) for case in cases]
+    if not any(targets):
+        note = "No traces: `stepspec eval --traces` keeps them; this table then links to them."
+        return Table(title, rows, note, words=4)
+    traces = [LINK.format(target) if target else "" for target in targets]
+    linked = [{**row, "trace": trace} for row, trace in zip(rows, traces, strict=True)]
+    return Table(title, linked, words=4)
+
+
+def _case_row(case: Case, section: Section) -> Row:
+    problem = " ".join(section.run.problems[case.problem].split())
+    if len(problem) > MAX_PROBLEM_CHARACTERS:
+        problem = f"{problem[: MAX_PROBLEM_CHARACTERS - 1]}…"
+    return {
+        "problem": str(case.problem + 1),
+        "": problem,
+        "arm": case.arm,
+        "outcome": case.outcome,
+        "seconds": number(case.seconds),
+        f"{section.baseline}, s": number(case.baseline_seconds),
+        "rejected": f"{case.rejected} of {case.drafts}",
     }

@@ -6,16 +6,14 @@ If the problems are too few to tell, the verdict says how many more would do.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ..arms import LARGE
-from ..results import Interval, Z, difference, disagreements, paired_difference
+from ..results import Interval, Result, difference, disagreements, paired_difference
 from ..sample import Sample
-from .figures import ArmFigures
 
 MAX_LOSS = 0.02
 """The acceptable loss of accuracy as a share of all problems, as for `stepspec calibrate`."""
@@ -62,7 +60,8 @@ class Verdict:
     """
     Further problems with which the interval is as likely as not to tell.
 
-    None if it tells already, or if `MAX_FURTHER_PROBLEMS` would be too few.
+    None if it tells already, if each problem has several samples, or if `MAX_FURTHER_PROBLEMS`
+    would be too few.
     """
     like: str = ""
     """The method that a control is like; "" for a method."""
@@ -88,7 +87,7 @@ class Verdict:
 
 
 def judge_methods(
-    figures: Sequence[ArmFigures],
+    figures: Sequence[Result],
     samples: Mapping[str, Mapping[int, Sample]],
     repeats: int = 1,
     max_loss: float = MAX_LOSS,
@@ -101,34 +100,35 @@ def judge_methods(
     """
     by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
     verdicts: list[Verdict] = []
-    for f in figures:
-        if not (f.method or f.arm.like):
+    for result in figures:
+        if result.kind not in ("method", "control"):
             continue
-        own = by_arm[f.arm.name]
+        own = by_arm[result.name]
         counts = disagreements(own, by_arm[baseline])
-        verdict = _judge(f, repeats, *counts, max_loss)
-        if f.arm.like in by_arm:
-            verdict = replace(verdict, judge=paired_difference(by_arm[f.arm.like], own, repeats))
+        verdict = _judge(result, repeats, *counts, max_loss)
+        copied = by_arm.get(result.arm.like)
+        if copied is not None:
+            verdict = replace(verdict, judge=paired_difference(copied, own, repeats))
         verdicts.append(verdict)
     return verdicts
 
 
-def _judge(f: ArmFigures, repeats: int, gained: int, lost: int, max_loss: float) -> Verdict:
-    problems = f.result.n // repeats
-    apart = f.standing.difference
+def _judge(result: Result, repeats: int, gained: int, lost: int, max_loss: float) -> Verdict:
+    problems = result.n // repeats
+    apart = result.difference
     loss = _loss(apart, max_loss)
     further = None
-    if loss == "unknown":
-        further = further_for_loss(problems, gained / repeats, lost / repeats, apart, max_loss)
+    if loss == "unknown" and repeats == 1:
+        further = further_for_loss(problems, gained, lost, max_loss)
     return Verdict(
-        arm=f.arm.name,
-        speedup=_reciprocal(f.result.ratio_estimate),
-        speed=_speed(f.result.ratio_estimate, problems),
+        arm=result.name,
+        speedup=_reciprocal(result.ratio),
+        speed=_speed(result.ratio, problems),
         difference=apart,
         loss=loss,
         max_loss=max_loss,
         further_for_loss=further,
-        like=f.arm.like,
+        like=result.arm.like,
     )
 
 
@@ -150,36 +150,21 @@ def _reciprocal(ratio: Interval) -> Interval:
     return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
 
 
-def further_for_loss(
-    problems: int,
-    gained: float,
-    lost: float,
-    apart: Interval,
-    max_loss: float,
-) -> int | None:
+def further_for_loss(problems: int, gained: int, lost: int, max_loss: float) -> int | None:
     """
     Return how many further problems exclude a loss above *max_loss*.
 
-    So far, *gained* of *problems* were right in this arm only, *lost* in the other arm only, and
-    *apart* is the interval of the difference. Both arms are assumed to be equally accurate on the
-    further problems and to disagree as often as so far. The lower end of the interval is then
-    expected at -*max_loss*, so that about half of all continuations exclude the loss. If the arm is
-    in fact less accurate, more problems are needed. None if `MAX_FURTHER_PROBLEMS` are too few.
+    So far, *gained* of *problems* were right in this arm only, *lost* in the other arm only. Both
+    arms are assumed to be equally accurate on the further problems and to disagree as often as so
+    far. The lower end of the interval is then expected at -*max_loss*, so that about half of all
+    continuations exclude the loss. If the arm is in fact less accurate, more problems are needed.
+    None if `MAX_FURTHER_PROBLEMS` are too few.
     """
     half = (gained + lost) / 2 / problems  # of the share on which the arms disagree
-    is_score = apart == difference(problems, gained, lost)
-    added = 2 * Z * Z  # by the two problems of `bootstrap_mean`
-    half_width = (apart.value - apart.low) * (problems + 2)
-    spread = min(Z * Z * (gained + lost), max(0.0, half_width**2 - added))
 
     def excluded(further: int) -> bool:
-        total = problems + further
-        if is_score:
-            low = difference(total, gained + half * further, lost + half * further).low
-        else:  # A bootstrap interval narrows about with the root of the number of problems.
-            width = math.sqrt(spread * total / problems + added) / (total + 2)
-            low = apart.value * problems / total - width
-        return low >= -max_loss
+        added = half * further
+        return difference(problems + further, gained + added, lost + added).low >= -max_loss
 
     # If a number of problems excludes the loss, all larger numbers do.
     least = bisect_left(range(MAX_FURTHER_PROBLEMS + 1), True, lo=1, key=excluded)
@@ -258,7 +243,7 @@ def _loss_words(verdict: Verdict) -> str:
             if is_loss:
                 found = f"a loss, and too few problems to tell if it is above {limit}"
             if verdict.further_for_loss is None:
-                return f"{found}; {MAX_FURTHER_PROBLEMS:,} more would not"
+                return found
             return f"{found}; about {_about(verdict.further_for_loss)} more would"
 
 

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from stepspec.orchestrator.events import Event, Observer
@@ -23,34 +22,12 @@ from ..sample import Arm, Sample, Task, derive_seed, sample_once
 from .servers import NO_SPECULATION, PAIR, SCORERS, running
 from .solving_pair import fresh_tasks, pair_solver
 
-COLUMNS = ("", "n", "accuracy", "seconds", f"vs {PLAIN.name}", "by large", "accepted", "waste")
 SMALL_PRINT = (
     "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
     " served by real vLLM on this CPU; the profile {profile!r} sets the cost of a forward pass."
-    " Plain: the large model as one ordinary request. Seconds: the mean wall time of one problem."
-    " Vs plain: divided by that of plain. By large: the large model's share of the kept tokens."
-    " Accepted: share of the judged drafts. Waste: share of the written tokens that were not kept."
+    " Plain: the large model as one ordinary request. docs/evals.md explains each column."
 )
-"""Explains the columns of `table`."""
-
-
-def table(results: Sequence[Result]) -> Table:
-    """Return a table with one row for each arm."""
-    rendered = Table(box=None, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
-        rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for result in results:
-        rendered.add_row(
-            result.name,
-            str(result.n),
-            f"{result.accuracy:.1%}",
-            f"{result.seconds:.2f}",
-            f"{result.ratio:.2f}",
-            f"{result.share_large_tokens:.0%}",
-            "" if result.accept_rate is None else f"{result.accept_rate:.0%}",
-            f"{result.waste:.0%}",
-        )
-    return rendered
+"""Explains the tables of `demo`."""
 
 
 async def up(

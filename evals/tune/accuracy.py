@@ -15,7 +15,7 @@ from ..arms import PLAIN
 from ..calibration.risk_bound import LossTest, Paired
 from ..grading.graders import Graders
 from ..results import difference
-from ..sample import Arm, Task, derive_seed, solve_once
+from ..sample import Arm, Task, derive_seed, is_right
 from .paces import at_most
 
 PROMISED_LOSS = 0.01  # of the problems: the promise that `stepspec calibrate` is asked for
@@ -65,21 +65,12 @@ async def compare_answers(
     gate = asyncio.Semaphore(users)
     async with Graders() as graders:
 
-        async def right(which: Arm, task: Task, number: int) -> bool:
-            solved = await solve_once(
-                solver,
-                which,
-                task.problem,
-                sampling=solver.settings.run.sampling.with_seed(derive_seed(0, number, 0)),
-            )
-            text = solved.solution.text if solved.solution else ""
-            return bool(text) and await task.gold.grade(text, graders) == "right"
-
         async def both(number: int, task: Task) -> None:
             async with gate:
                 try:
-                    alone = await right(PLAIN, task, number)
-                    outcomes.append((alone, await right(arm, task, number)))
+                    seed = derive_seed(0, number, 0)
+                    alone = await is_right(solver, PLAIN, task, seed, graders)
+                    outcomes.append((alone, await is_right(solver, arm, task, seed, graders)))
                 except EndpointUnreachable:
                     raise
                 except StepspecError:

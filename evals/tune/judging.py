@@ -1,22 +1,19 @@
 """
-How good verdicts are: which slips and which errors of the small model's own they let through.
+How good verdicts are: which errors of the small model they let through.
 
-A slip is an error made on purpose, in a step of the large model. A draft counts as an error if the
-large model, which goes on after it, does not reach the next number of its own chain, or does so
-without a number that only the draft has. That needs no labels. Some right drafts that take another
-way count as errors, too.
+A draft counts as an error if the large model, which goes on after it, does not reach the next
+number of its own chain, or does so without a number that only the draft has. That needs no labels.
+Some right drafts that take another way count as errors, too.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
-from stepspec.orchestrator.chain import THINK_END, Accept, Step, Token, Verdict
+from stepspec.orchestrator.chain import Step
 from stepspec.orchestrator.interfaces import Model
 
 from ..results import Interval, bootstrap_ratio
@@ -24,46 +21,6 @@ from .drafts import Place
 
 ROOM_TOKENS = 16  # of a continuation, beyond the large model's own steps
 NUMBER = re.compile(r"(?m)(?!^\d+[.)]\s)(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
-SIGN = re.compile("(?<=[\\w)] )[+\N{MINUS SIGN}-](?= [\\w($\\\\])")
-WORD = re.compile(r"\s*\S+|\s+")
-
-
-@dataclass(frozen=True, slots=True)
-class Slip:
-    """A step of the large model's own with an error made on purpose, as a draft."""
-
-    draft: Step
-    """The step with the slip. Each word counts as a token."""
-    position: int
-    """The character that differs."""
-
-    def passes(self, verdict: Verdict) -> bool:
-        """Whether the *verdict* keeps the slip."""
-        return isinstance(verdict, Accept) or verdict.keep > self.position
-
-
-def make_slip(place: Place, rng: random.Random) -> Slip | None:
-    """
-    Change a digit of one of the last two numbers of the large model's step, or a sign.
-
-    *rng* draws which. Return None if the step has neither.
-    """
-    text = place.own.text
-    if place.own.stop != "delimiter" or THINK_END in text:
-        return None
-    numbers = [number.span() for number in NUMBER.finditer(text)]
-    digits = [index for span in numbers[-2:] for index in range(*span) if text[index].isdigit()]
-    positions = [*digits, *(sign.start() for sign in SIGN.finditer(text))]
-    if not positions:
-        return None
-    position = rng.choice(positions)
-    old = text[position]
-    others = "123456789".replace(old, "")
-    if not old.isdigit():
-        others = "-" if old == "+" else "+"
-    changed = text[:position] + rng.choice(others) + text[position + 1 :]
-    words = tuple(Token(word) for word in WORD.findall(changed))
-    return Slip(Step(changed, "small", "delimiter", words), position)
 
 
 async def is_error(large: Model, place: Place, draft: Step) -> bool | None:

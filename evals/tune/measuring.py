@@ -23,7 +23,7 @@ from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable
 
 from ..sample import Arm, derive_seed
 from .drafts import LargeChain, Place, Trier
-from .judging import is_error, make_slip
+from .judging import is_error
 from .paces import Arrival, PairPaces, ServerPace, at_most, opened, paces_of, write_streams
 from .prediction import MethodTrials, predict
 from .rounds import RoundWatch, SeenRun
@@ -32,7 +32,6 @@ PACE_STREAMS = 4  # one after the other, at each server
 MAX_CHAIN_TOKENS = 2048
 CHAIN_PLACES = 20  # places of one chain
 ALONE_PLACES = 4  # places in which nothing else runs, to time verdicts
-MAX_SLIPS = 60
 READY_SHARE = 0.1  # of the time, at which this part ends
 LARGE_SHARE = 0.15
 SMALL_SHARE = 0.2
@@ -199,7 +198,7 @@ class Measuring:
 
             async def attempt(number: int, place: Place) -> None:
                 async with gate:
-                    await self._attempt(trier, place, rng, alone=number < ALONE_PLACES)
+                    await self._attempt(trier, place, alone=number < ALONE_PLACES)
 
             async with at_most(self._left(DRAFTS_SHARE)):
                 for number, place in enumerate(places[:ALONE_PLACES]):
@@ -219,19 +218,11 @@ class Measuring:
         except StepspecError as exc:
             self.found.skipped[arm.name] = str(exc)
 
-    async def _attempt(
-        self,
-        trier: Trier,
-        place: Place,
-        rng: random.Random,
-        *,
-        alone: bool,
-    ) -> None:
-        """Draft once in *place*, and let every method judge the draft and a slip."""
+    async def _attempt(self, trier: Trier, place: Place, *, alone: bool) -> None:
+        """Draft once in *place*, and let every method judge the draft."""
         draft = await trier.small.write(place.chain, top=1)
         if not draft.tokens:
             return
-        slip = make_slip(place, rng)
         accepted: dict[str, bool] = {}
         for method in self.found.going_on:
             arm = method.arm
@@ -241,10 +232,6 @@ class Measuring:
                     continue
                 method.trials.append(trial)
                 accepted[arm.name] = trial.accepted
-                if slip is not None and len(method.slips) < MAX_SLIPS:
-                    policy = trier.policy(arm, trier.small, trier.large)
-                    verdict = await policy.verify(place.chain, slip.draft)
-                    method.slips.append((place.problem, slip.passes(verdict)))
         if await is_error(trier.large, place, draft):
             for name, passed in accepted.items():
                 self.found.methods[name].errors.append((place.problem, passed))

@@ -27,7 +27,7 @@ Outcomes: TypeAlias = list[tuple[int, bool]]
 
 MIN_GAIN = 1.03  # times as fast as the large model alone: less is not worth a second server
 MAX_PASSED = 1 / 3  # of the errors: a method that lets more through is not used
-MIN_CASES = 5  # errors, or slips, below which their share says nothing
+MIN_CASES = 5  # errors, below which their share says nothing
 MIN_RUN_ROUNDS = 6  # of runs that correct the prediction
 ALIKE = 1.1  # times: of methods whose gains differ by less, the one that catches more is chosen
 
@@ -41,9 +41,7 @@ class MethodTrials:
     trials: list[Trial] = field(default_factory=list[Trial])
     """What it made of the drafts."""
     errors: Outcomes = field(default_factory=Outcomes)
-    """The small model's own errors."""
-    slips: Outcomes = field(default_factory=Outcomes)
-    """Errors made on purpose."""
+    """The small model's errors."""
     runs: dict[int, list[SeenRun]] = field(default_factory=dict[int, list[SeenRun]])
     """Short runs of it, by the number of runs at the same time."""
 
@@ -62,25 +60,17 @@ class Figures:
     """How many times as fast as the large model alone it is, one problem at a time."""
     loaded: float | None
     """The same with several users; None if that was not measured."""
-    slips: Interval | None
-    """The share of slips that it lets through; None if too few were tried."""
     errors: Interval | None
-    """The share of the small model's own errors that it lets through; None as for `slips`."""
+    """The share of the small model's errors that it lets through; None if there were too few."""
     verdict_seconds: float
     """Median seconds of a verdict, with nothing beside it."""
     spread: float
     """The half-width of the logarithm of `alone` that more drafts make smaller."""
 
     @property
-    def passed(self) -> float | None:
-        """The share of errors that it lets through, or of slips; None if neither is known."""
-        shown = self.errors or self.slips
-        return shown.value if shown else None
-
-    @property
     def careless(self) -> bool:
         """Whether it lets too many errors through to be used."""
-        return (self.passed or 0.0) > MAX_PASSED
+        return self.errors is not None and self.errors.value > MAX_PASSED
 
     @property
     def verdict(self) -> Verdict:
@@ -139,7 +129,6 @@ def predict(measured: MethodTrials, paces: PairPaces, chains: Mapping[int, int])
         accepted=share_by_problem(outcomes or [(0, False)]),
         alone=Interval(alone, alone * exp(-width), alone * exp(min(width, 700))),
         loaded=loaded,
-        slips=_share(measured.slips),
         errors=_share(measured.errors),
         verdict_seconds=verdict,
         spread=spread,
@@ -172,52 +161,23 @@ def _correction(runs: Sequence[SeenRun], paces: PairPaces, verdict: float) -> fl
     return sum(run.seconds for run in runs) / replayed
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """Whether a pair pays, and with which method."""
-
-    verdict: Verdict
-    """Whether it pays."""
-    methods: tuple[Figures, ...] = ()
-    """All methods: the best one, those that let few errors through by their gains, the others."""
-    alike: tuple[Figures, ...] = ()
-    """Methods that pay as well, and may be as fast as the best one."""
-
-    @property
-    def best(self) -> Figures | None:
-        """The method to use, or that may pay; None if none may."""
-        usable = [method for method in self.methods if not method.careless]
-        return usable[0] if usable else None
-
-
-def conclude(methods: Sequence[Figures]) -> Conclusion:
+def ranked(methods: Sequence[Figures]) -> tuple[Figures, ...]:
     """
-    Choose among *methods* the fastest one that does not let errors through.
+    Return *methods*: the one to use, the others by their gains, the careless ones.
 
-    Of methods that are about as fast, choose the one that lets the fewest errors through, then the
-    one that is faster with several users.
+    Of methods that are about as fast as the fastest one, the one to use lets the fewest errors
+    through. Of equal ones, it is faster with several users.
     """
     ordered = sorted(methods, key=lambda method: (method.careless, -method.alone.value))
     usable = [method for method in ordered if not method.careless]
-    if not usable:
-        return Conclusion("does not pay", tuple(ordered))
-    top = usable[0].alone.value
-    about = [method for method in usable if method.alone.value * ALIKE >= top]
-    best = min(about, key=_carelessness)
-    ordered.remove(best)
-    alike = [
-        method
-        for method in usable
-        if method is not best and method.verdict == "pays" and _overlap(method.alone, best.alone)
-    ]
-    return Conclusion(best.verdict, (best, *ordered), tuple(alike))
-
-
-def _overlap(one: Interval, other: Interval) -> bool:
-    """Whether each value is within the interval of the other one."""
-    return one.low <= other.value <= one.high and other.low <= one.value <= other.high
+    if usable:
+        about = [method for method in usable if method.alone.value * ALIKE >= usable[0].alone.value]
+        best = min(about, key=_carelessness)
+        ordered.remove(best)
+        ordered.insert(0, best)
+    return tuple(ordered)
 
 
 def _carelessness(method: Figures) -> tuple[float, float]:
-    passed = 1.0 if method.passed is None else method.passed
+    passed = 1.0 if method.errors is None else method.errors.value
     return passed, -(method.loaded or 0.0)

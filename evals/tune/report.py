@@ -18,7 +18,7 @@ from ..calibration.policy_file import changed_settings
 from ..results import Interval
 from .accuracy import Accuracy
 from .measuring import Measured
-from .prediction import MAX_PASSED, Conclusion, Figures, conclude, predict
+from .prediction import MAX_PASSED, Figures, Verdict, predict, ranked
 
 COMMENT_COLUMNS = 96
 METHOD_COLUMNS = 18
@@ -31,8 +31,8 @@ class Report:
 
     measured: Measured
     """The measurements."""
-    conclusion: Conclusion
-    """Whether a method pays, and which one."""
+    methods: tuple[Figures, ...]
+    """What is expected of the methods, as `ranked` orders them."""
     minutes: float
     """The limit of the measurement."""
     problems: str
@@ -48,28 +48,43 @@ class Report:
     def of(cls, measured: Measured, minutes: float, problems: str, **more: Any) -> Report:
         """Predict what every method gains, and choose one."""
         paces = measured.paces
-        conclusion = Conclusion("not known")
-        if paces is not None and paces.hopeless:
-            conclusion = Conclusion("does not pay")
-        elif paces is not None and measured.tried:
+        methods: tuple[Figures, ...] = ()
+        if paces is not None:
             lengths = measured.lengths
-            conclusion = conclude([predict(each, paces, lengths) for each in measured.tried])
-        return cls(measured, conclusion, minutes, problems, **more)
+            methods = ranked([predict(each, paces, lengths) for each in measured.tried])
+        return cls(measured, methods, minutes, problems, **more)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no method can pay, because the small model is hardly faster."""
+        return self.measured.paces is not None and self.measured.paces.hopeless
+
+    @property
+    def best(self) -> Figures | None:
+        """The method to use, or that may pay; None if none may."""
+        return next((method for method in self.methods if not method.careless), None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the pair pays."""
+        if self.best is not None:
+            return self.best.verdict
+        return "does not pay" if self.hopeless or self.methods else "not known"
 
     @property
     def headline(self) -> str:
         """Whether it pays, in one or two sentences."""
         paces = self.measured.paces
-        if paces is not None and paces.hopeless:
+        if paces is not None and self.hopeless:
             return (
                 f"It does not pay: the small model takes {1000 * paces.small.token:.3g} ms for a"
                 f" token, the large one {1000 * paces.large.token:.3g} ms; choose a smaller model."
             )
-        if not self.conclusion.methods:
+        if not self.methods:
             return f"Not known yet: no draft was tried in {self.minutes:g} minutes; give more."
-        best = self.conclusion.best
+        best = self.best
         if best is None:
-            fastest = self.conclusion.methods[0]
+            fastest = self.methods[0]
             return (
                 f"It does not pay: every method lets more than {MAX_PASSED:.0%} of the small"
                 f" model's errors through, also {fastest.arm.name}, the fastest"
@@ -79,10 +94,9 @@ class Report:
             f"{times(best.alone.value)} as fast as the large model alone {within(best.alone)}"
             f"{self._loaded(best)}"
         )
-        if self.conclusion.verdict == "pays":
-            names = either([best.arm.name, *(other.arm.name for other in self.conclusion.alike)])
-            return f"Use {names}: {gain}."
-        if self.conclusion.verdict == "does not pay":
+        if self.verdict == "pays":
+            return f"Use {best.arm.name}: {gain}."
+        if self.verdict == "does not pay":
             return (
                 f"It does not pay: {best.arm.name}, the best method, is {gain}; it accepts"
                 f" {best.accepted.value:.0%} of the drafts."
@@ -103,11 +117,11 @@ class Report:
     def lines(self, written: str = "") -> Iterator[str]:
         """The headline, and what is known of verdicts, answers and problems."""
         yield self.headline
-        if self.conclusion.methods:
+        if self.methods:
             answers = "not measured (give problems with answers)."
             if self.accuracy is not None:
                 answers = self.accuracy.sentence
-            yield f"Verdicts: {verdicts(self.conclusion.methods[0])} Answers: {answers}"
+            yield f"Verdicts: {verdicts(self.methods[0])} Answers: {answers}"
         done = f" Wrote {written}." if written else ""
         yield f"Problems: {self.problems}.{done}"
         if self.solved == 0 and self.ended >= MIN_ENDED:
@@ -124,52 +138,23 @@ class Report:
         users = self.measured.paces.users if self.measured.paces else 1
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("method", max_width=METHOD_COLUMNS, overflow="fold")
-        for column in ("accepted", "errors", "slips", "alone", f"{users} users"):
+        for column in ("accepted", "errors", "alone", f"{users} users"):
             table.add_column(column, justify="right", no_wrap=True)
-        for method in self.conclusion.methods:
+        for method in self.methods:
             table.add_row(
                 method.arm.name,
                 f"{method.accepted.value:.0%}",
                 points(method.errors) if method.errors else "",
-                f"{method.slips.value:.0%}" if method.slips else "",
                 f"{times(method.alone.value)} {within(method.alone)}",
                 times(method.loaded) if method.loaded else "",
             )
         return table
 
-    def details(self) -> Iterator[str]:
-        """What else was measured, a line each."""
-        paces = self.measured.paces
-        if paces is not None:
-            for name, server in (("small", paces.small), ("large", paces.large)):
-                yield (
-                    f"{name} model: {1000 * server.token:.1f} ms a token, first token after"
-                    f" {1000 * server.first:.0f} ms"
-                )
-            loaded = f"{1000 * paces.loaded:.1f} ms a token"
-            yield f"large model, {paces.users} streams at once: {loaded}"
-        lengths = self.measured.lengths
-        yield (
-            f"{len(lengths)} chains of the large model, {self.ended} ended,"
-            f" {sum(lengths.values())} tokens"
-        )
-        for method in self.conclusion.methods:
-            known = self.measured.methods[method.arm.name]
-            runs = sum(len(run.rounds) for some in known.runs.values() for run in some)
-            yield (
-                f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places,"
-                f" {len(known.errors)} with an error; a verdict takes"
-                f" {1000 * method.verdict_seconds:.0f} ms; {runs} rounds of short runs"
-            )
-
     def notes(self) -> Iterator[str]:
         """What the reader should know about these figures."""
-        best = self.conclusion.best
+        best = self.best
         if best is not None and best.errors is None:
-            yield (
-                f"{best.arm.name}: the small model made too few errors here to judge verdicts by;"
-                " slips are easier to see than errors of reasoning"
-            )
+            yield f"{best.arm.name}: the small model made too few errors here to judge verdicts by"
         for name, why in self.measured.skipped.items():
             yield f"{name}: left out, its requests failed: {why}"
 
@@ -201,9 +186,9 @@ class Report:
 
     def _choice(self) -> dict[str, Any]:
         """The settings that say which method runs, and what `auto` begins with."""
-        best = self.conclusion.best
+        best = self.best
         paces = self.measured.paces
-        if best is None or paces is None or self.conclusion.verdict == "does not pay":
+        if best is None or paces is None or self.verdict == "does not pay":
             return {"policy": "large"}
         slow = best.loaded is not None and best.loaded < 1
         prior = Prior(
@@ -218,14 +203,12 @@ class Report:
 
     def record(self, toml: str) -> dict[str, Any]:
         """All figures, for ``--json``."""
-        best = self.conclusion.best
-        methods = self.conclusion.methods
+        best = self.best
         measured = self.measured
         return {
-            "verdict": self.conclusion.verdict,
+            "verdict": self.verdict,
             "headline": self.headline,
             "best": best.arm.name if best else None,
-            "alike": [other.arm.name for other in self.conclusion.alike],
             "methods": [
                 {
                     **asdict(method),
@@ -233,7 +216,7 @@ class Report:
                     "arm": method.arm.name,
                     "careless": method.careless,
                 }
-                for method in methods
+                for method in self.methods
             ],
             "paces": asdict(measured.paces) if measured.paces else None,
             "chains": {"written": len(measured.chains), "ended": self.ended},
@@ -254,12 +237,6 @@ def endpoint_table(settings: Any) -> Mapping[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, [], {})}
 
 
-def either(names: list[str]) -> str:
-    """Write *names* as a choice: ``a, b or c``."""
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
-
-
 def times(value: float) -> str:
     """Write how many times as fast: ``1.9x``."""
     return f"{value:.1f}x" if abs(value - 1) > 0.1 else f"{value:.2f}x"
@@ -278,6 +255,5 @@ def points(interval: Interval) -> str:
 
 def verdicts(method: Figures) -> str:
     """Say what the verdicts of *method* let through."""
-    slips = f"{points(method.slips)} of slips" if method.slips else "an unknown share of slips"
     errors = points(method.errors) if method.errors else "an unknown share"
-    return f"{slips} and {errors} of the small model's own errors let through."
+    return f"{errors} of the small model's errors let through."

@@ -144,7 +144,7 @@ async def solve(
     """Solve one problem; return its line."""
     events: list[Event] = []
     seed = derive_seed(0, number, 0) if cell.temperature else None
-    solved = await solve_once(
+    solution = await solve_once(
         solver,
         cell.arm,
         task.problem,
@@ -152,7 +152,6 @@ async def solve(
         budget=Budget(MAX_TOKENS),
         observe=events.append,
     )
-    solution = solved.solution
     assert solution is not None
     ledger = solution.ledger
     return {

@@ -11,7 +11,6 @@ from stepspec import Sampling, Solution, Solver
 from stepspec.evals.arms import SHIPPED
 from stepspec.evals.sample import Sample
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Observer, Started
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
@@ -96,8 +95,7 @@ def sample(
         10,
         8,
     )
-    pace: dict[Role, float] = {"small": 0.01, "large": 0.03}
-    return Sample(arm, correct, seconds, ledger, pace)
+    return Sample(arm, correct, seconds, ledger)
 
 
 @dataclass

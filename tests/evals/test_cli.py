@@ -167,12 +167,10 @@ def test_standings_are_shown_as_a_table_or_as_json(
     standings = compare_arms(done(), ARMS)
     eval_cli._show(standings, LARGE.name, as_json=True)  # pyright: ignore[reportPrivateUsage]
     (line,) = capfdbinary.readouterr().out.splitlines()
-    assert [arm["result"]["name"] for arm in orjson.loads(line)] == [
-        s.result.name for s in standings
-    ]
+    assert [arm["arm"]["name"] for arm in orjson.loads(line)] == [s.name for s in standings]
     eval_cli._show(standings, LARGE.name, as_json=False)  # pyright: ignore[reportPrivateUsage]
     shown = capfdbinary.readouterr().out.decode()
-    assert all(s.result.name in shown for s in standings)
+    assert all(s.name in shown for s in standings)
     # nothing is cut off, however narrow the terminal
     assert "\u2026" not in shown.partition("Brackets")[0]
 

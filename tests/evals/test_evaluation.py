@@ -68,10 +68,10 @@ async def test_a_run_folder_records_the_measurement_its_conditions_and_its_resul
         standings = await evaluate(
             solver, evaluation(folder, traces=True, remarks=("Beware.",)), QUIET
         )
-    assert [s.result.name for s in standings] == [
+    assert [s.name for s in standings] == [
         "large alone", "small alone", "specreason", "random like specreason", "oracle (bound)",
     ]  # fmt: skip
-    assert {(s.result.n, s.result.accuracy) for s in standings} == {(2, 0.5)}
+    assert {(s.n, s.accuracy.value) for s in standings} == {(2, 0.5)}
     record = orjson.loads((folder / "run.json").read_bytes())
     (session,) = record["sessions"]
     assert record["about"]["problems"] == provenance.digest(TASKS)
@@ -98,7 +98,7 @@ async def test_a_run_folder_records_the_measurement_its_conditions_and_its_resul
     assert chain.text.endswith(r"\boxed{2}")
     report = orjson.loads((folder / "summary.json").read_bytes())
     assert report["note"].startswith("Beware. Brackets: 95% intervals")
-    assert [arm["result"]["name"] for arm in report["arms"]] == [s.result.name for s in standings]
+    assert [arm["arm"]["name"] for arm in report["arms"]] == [s.name for s in standings]
 
 
 async def test_the_same_evaluation_is_resumed_and_another_one_is_refused(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_samples_before_the_loss_of_a_server_are_kept_and_the_next_session
                 await asyncio.sleep(0.05)  # until a probe passes
         standings = await evaluate(solver, evaluation(tmp_path), QUIET)
     assert "the same command goes on from there" in captured.get()
-    assert {s.result.n for s in standings} == {2}
+    assert {s.n for s in standings} == {2}
     sessions = orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]
     assert [("ended" in session) for session in sessions] == [True, False, True]
     assert sessions[1]["resumed"] == 4
@@ -220,12 +220,8 @@ async def test_workers_add_samples_to_the_same_folder_and_the_session_records_th
         shared = await evaluate(solver, evaluation(tmp_path, traces=True), QUIET, team)
         alone = await evaluate(solver, evaluation(tmp_path / "alone"), QUIET)
         assert team.posted == [solver.settings]
-    outcomes = [
-        (each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in shared
-    ]
-    assert outcomes == [
-        (each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in alone
-    ]
+    outcomes = [(each.name, each.n, each.accuracy.value, each.outcomes) for each in shared]
+    assert outcomes == [(each.name, each.n, each.accuracy.value, each.outcomes) for each in alone]
     sessions = orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]
     assert [session.get("ray") for session in sessions] == [None, {"workers": 2}]
     assert len(list((tmp_path / "traces").iterdir())) == 4

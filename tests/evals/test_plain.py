@@ -13,10 +13,10 @@ import orjson
 import pytest
 from aiohttp import web
 
-from stepspec import Sampling, Solver
+from stepspec import Sampling, Solution, Solver
 from stepspec.evals.arms import PLAIN
 from stepspec.evals.plan import check_arm
-from stepspec.evals.sample import SolvedTask, solve_once
+from stepspec.evals.sample import Sample, solve_once
 from stepspec.orchestrator.backends.vllm import connect
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import Endpoint
@@ -76,7 +76,7 @@ class Chatting(FakeVllm):
 
 async def solve(
     server: Chatting, budget: Budget = BUDGET, system: str | None = None, **settings: Any
-) -> SolvedTask:
+) -> Solution | None:
     async with server.serve("large", **settings) as endpoint, connect(endpoint) as large:
         both = Settings(
             large=endpoint, small=Endpoint(role="small", url="http://h:1"), system=system
@@ -108,15 +108,14 @@ async def test_thinking_and_text_are_told_apart_with_and_without_a_reasoning_par
     events: list[Any],
 ) -> None:
     server = Chatting(events=[*events, *ending()])
-    solved = await solve(server)
-    found = solved.solution
+    found = await solve(server)
     assert found
     assert (found.answer, found.text, found.thinking) == ("2", "It is \\boxed{2}.", "Add them.")
     assert (found.finish_reason, found.seed) == ("stop", 7)
     spent = found.ledger.large
     assert (spent.kept, spent.prompt, spent.cached, spent.requests) == (4, 40, 16, 1)
     assert found.ledger.small.requests == found.ledger.drafts == 0
-    assert 0 <= solved.pace["large"] * 3 <= spent.writing == found.seconds
+    assert 0 <= spent.writing == found.seconds
 
 
 async def test_the_request_is_an_ordinary_one_with_the_sampling_of_the_run() -> None:
@@ -144,14 +143,14 @@ async def test_the_request_is_an_ordinary_one_with_the_sampling_of_the_run() -> 
 async def test_the_context_bounds_the_answer_and_an_answer_that_is_cut_is_truncated() -> None:
     server = Chatting(events=[delta(content="So \\boxed{2}"), *ending("length")], room=100)
     solved = await solve(server, Budget(5000))
-    sample = solved.sample(PLAIN, correct=True)
+    sample = Sample.of(solved, PLAIN, correct=True)
     assert (sample.outcome, sample.arm) == ("truncated", "plain")
     assert 0 < server.asked[0]["max_tokens"] < 100
 
 
 async def test_a_problem_that_is_too_long_is_not_sent() -> None:
     server = Chatting(events=[delta(content="2"), *ending()], room=20)
-    assert (await solve(server)).solution is None
+    assert await solve(server) is None
     assert server.asked == []
 
 
@@ -160,15 +159,15 @@ async def test_cut_thinking_is_no_answer_with_and_without_a_reasoning_parser() -
         solved = await solve(
             Chatting(events=[delta(**{thought: "So \\boxed{2}? Wait"}), *ending("length")])
         )
-        assert solved.solution is not None
-        assert (solved.solution.text, solved.solution.thinking) == ("", "So \\boxed{2}? Wait")
+        assert solved is not None
+        assert (solved.text, solved.thinking) == ("", "So \\boxed{2}? Wait")
 
 
 async def test_the_time_of_a_budget_ends_the_stream_with_what_was_written() -> None:
     server = Chatting(events=[delta(content="</think>So \\boxed{3}")])
     solved = await solve(server, Budget(512, seconds=1.0))
-    assert solved.solution is not None
-    assert (solved.solution.finish_reason, solved.solution.answer) == ("time", "3")
+    assert solved is not None
+    assert (solved.finish_reason, solved.answer) == ("time", "3")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ async def test_a_stream_that_is_none_or_that_the_server_ended_is_an_error(
 
 async def test_a_server_that_fails_for_a_while_costs_nothing_but_time() -> None:
     server = Chatting(events=[delta(content="2"), *ending()], faults=deque([None] * 2))
-    assert (await solve(server, retries=0)).solution is not None
+    assert await solve(server, retries=0) is not None
     assert len(server.asked) == 2
 
 

@@ -18,6 +18,7 @@ import pytest
 from ray import exceptions
 from rich.console import Console
 
+from stepspec import Solution
 from stepspec.cli import eval as cli
 from stepspec.evals import ray_pool
 from stepspec.evals.arms import LARGE
@@ -32,7 +33,7 @@ from stepspec.evals.ray_pool import (
 )
 from stepspec.evals.ray_worker import describe_process
 from stepspec.evals.runner import Worker, WorkerLost
-from stepspec.evals.sample import SolvedTask, Task
+from stepspec.evals.sample import Task
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import (
@@ -45,6 +46,7 @@ from stepspec.orchestrator.errors import (
 from stepspec.settings import Settings
 
 from ..fakes import run
+from .scripted import solution
 
 SILENT = Console(quiet=True)
 
@@ -156,7 +158,7 @@ SETTINGS = Settings.model_validate(
 )
 PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Budget(256))
 TRIAL = Trial(0, 0, 7, PLAN.tasks[0], LARGE)
-SOLVED = SolvedTask(None, {})
+SOLVED = solution("2")
 DESCRIBED = describe_process()
 
 
@@ -168,7 +170,7 @@ class Scripted:
     overrides: Mapping[str, str] = field(default_factory=dict[str, str])
     dies_entering: float = 0.0  # seconds of the clock until which it does
     entered: StepspecError | None = None
-    solved: SolvedTask | StepspecError | WorkerLost = SOLVED
+    solved: Solution | StepspecError | WorkerLost = SOLVED
     calls: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     stopped: int = 0
 
@@ -212,7 +214,7 @@ def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) 
     return WorkerPool(ask, workers, {"version": "2"}, console or SILENT)
 
 
-async def work(staff: WorkerPool, trace_to: Path | None = None) -> SolvedTask:
+async def work(staff: WorkerPool, trace_to: Path | None = None) -> Solution | None:
     (post,) = staff.slots(SETTINGS, PLAN)
     async with post() as worker:
         return await worker.solve(TRIAL, {"p": 0.5}, trace_to)

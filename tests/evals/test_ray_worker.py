@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from stepspec import Solution
 from stepspec.cli.eval import arms
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.ray_worker import WorkerSession, code, describe_process
-from stepspec.evals.sample import SolvedTask, Task
+from stepspec.evals.sample import Task
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
@@ -59,12 +60,10 @@ async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_
         solved, trace = await room.solve(specreason(), {}, traced=True)
         assert len(large.requests) > warmed
         again, nothing = await room.solve(specreason(), {}, traced=False)
-    assert isinstance(solved, SolvedTask)
-    assert isinstance(again, SolvedTask)
+    assert isinstance(solved, Solution)
+    assert isinstance(again, Solution)
     assert pickle.loads(pickle.dumps(solved)) == solved
-    assert solved.solution
-    assert again.solution
-    assert again.solution.answer == solved.solution.answer == "2"
+    assert again.answer == solved.answer == "2"
     (tmp_path / "trace").write_bytes(trace)
     assert replay(moment.event for moment in read(tmp_path / "trace")).text.endswith(r"\boxed{2}")
     assert nothing == b""

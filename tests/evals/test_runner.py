@@ -20,7 +20,7 @@ from stepspec.evals.arms import LARGE, SMALL
 from stepspec.evals.grading.graders import Answer, Graders, Mark
 from stepspec.evals.plan import Plan, Trial, identity, trials
 from stepspec.evals.runner import LocalWorker, WorkerLost, local_worker, run
-from stepspec.evals.sample import Arm, Sample, SolvedTask, Task
+from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.budget import Budget
@@ -244,7 +244,7 @@ class Mortal:
 
     async def solve(
         self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
-    ) -> SolvedTask:
+    ) -> Solution | None:
         post = self.post
         post.taken.append(trial.place)
         if post.taken.count(trial.place) <= post.deadly.get(trial.place, 0):

@@ -127,14 +127,8 @@ def found(folder: Path) -> dict[tuple[int, str], Any]:
 
 def figures(standings: list[dict[str, Any]]) -> list[list[Any]]:
     """What does not depend on how long anything took."""
-    same = ("name", "n", "accuracy", "accuracy_interval", "accept_rate", "share_large_tokens")
-    return [
-        [
-            *(each["result"][name] for name in same),
-            *(each[name] for name in ("difference", "p", "outcomes")),
-        ]
-        for each in standings
-    ]
+    same = ("arm", "n", "accuracy", "difference", "p", "outcomes", "accept_rate")
+    return [[each[name] for name in same] for each in standings]
 
 
 def sessions(folder: Path) -> list[dict[str, Any]]:

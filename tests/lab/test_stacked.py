@@ -97,7 +97,7 @@ async def test_every_arm_is_measured_over_every_method_on_the_same_problems(
         ["large", "small"],
         ["large"],
     ]
-    assert results[3].ratio == 0.5  # to the plain large model, over which nothing is stacked
+    assert results[3].ratio.value == 0.5  # to the plain large model, over which nothing is stacked
     assert [sorted(result.speculation) for result in results[1::2]] == [
         [],
         ["large", "small"],

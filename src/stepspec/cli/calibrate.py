@@ -194,7 +194,7 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
     Exit with 1 if no threshold keeps the promise.
     """
     if as_json:
-        stdout.print_json(orjson.dumps(calibrated.json()).decode())
+        stdout.print_json(orjson.dumps(calibrated).decode())
     else:
         stdout.print(calibrated.table())
         stdout.print(calibrated.summary())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +32,7 @@ from stepspec.evals.benchmarks import (
 from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.grading.graders import require_graders
 from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_settings
-from stepspec.evals.results import ArmSummary, small_print, tables
+from stepspec.evals.results import Result, small_print, tables
 from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.servers import miniature
@@ -327,7 +327,7 @@ def command(
             remarks[:0] = overlaps(calibrated(policy or [], settings), chosen.name, part)
         _remark(remarks)
 
-        async def work() -> list[ArmSummary]:
+        async def work() -> list[Result]:
             async with sharing as team, pair as solver:
                 solver.require_both()
                 put, planned, every = _put(chosen, plan, all_tasks, solver.models)
@@ -344,8 +344,8 @@ def command(
                 )
                 return await evaluate(solver, evaluation, stderr, team)
 
-        summaries = wait(work(), resumable=True)
-        _show(summaries, competing[0].name, as_json=json)
+        results = wait(work(), resumable=True)
+        _show(results, competing[0].name, as_json=json)
         wrote = f"wrote {folder}; next: stepspec report {folder}"
         stderr.print(wrote, soft_wrap=True)
         _remark(remarks)
@@ -462,10 +462,10 @@ def _put(
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
 
 
-def _show(summaries: list[ArmSummary], baseline: str, *, as_json: bool) -> None:
+def _show(results: list[Result], baseline: str, *, as_json: bool) -> None:
     if as_json:
-        print_json([asdict(summary) for summary in summaries])
+        print_json([result.record() for result in results])
         return
-    for part in tables(summaries, baseline):
+    for part in tables(results, baseline):
         stdout.print(part)
     stdout.print(small_print(baseline), style="dim")

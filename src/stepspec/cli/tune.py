@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +41,7 @@ from .flags import (
     with_settings,
 )
 from .problems import ANSWERS, PROBLEMS, read_problems
-from .program import log, stderr, stdout, wait
+from .program import stderr, stdout, wait
 
 CANDIDATES = (
     "specreason",
@@ -121,8 +120,8 @@ def command(
 
     First the paces of both servers, where it ends if the small model cannot pay. Then the large
     model writes chains, the small one drafts at their steps, and every method judges the same
-    drafts. Nobody else should use the servers meanwhile. With --verbose, more is printed. The exit
-    code is 0 if a method pays, 1 if none does or a server fails, 2 if that is not known yet.
+    drafts. Nobody else should use the servers meanwhile. The exit code is 0 if a method
+    pays, 1 if none does or a server fails, 2 if that is not known yet.
     """
     finite("--minutes", minutes)
     if output is not None:
@@ -138,7 +137,7 @@ def command(
             measuring = Measuring(solver, arms, chosen.texts, users, on_part)
             measured = await measuring.measure(minutes - graded)
             report = make_report(measured, minutes, chosen)
-            best = report.conclusion.best
+            best = report.best
             if chosen.tasks and best is not None and not measured.interrupted:
                 on_part("answers")
                 try:
@@ -163,7 +162,7 @@ def command(
         show(report, str(output or ""))
     if output is not None:
         write_file(output, toml)
-    code = 130 if report.measured.interrupted else EXIT_CODES[report.conclusion.verdict]
+    code = 130 if report.measured.interrupted else EXIT_CODES[report.verdict]
     if code:
         raise typer.Exit(code)
 
@@ -274,12 +273,9 @@ def show(report: Report, written: str) -> None:
     stdout.print(headline, style="bold", soft_wrap=True)
     for line in lines:
         stdout.print(line, soft_wrap=True)
-    if report.conclusion.methods:
+    if report.methods:
         stdout.print()
         width = max(WIDTH, stdout.width)
         Console(file=stdout.file, width=width, markup=False).print(report.table())
-    notes = [*report.notes()]
-    if log.isEnabledFor(logging.DEBUG):
-        notes += report.details()
-    for note in notes:
+    for note in report.notes():
         stdout.print(f"- {note}", soft_wrap=True)

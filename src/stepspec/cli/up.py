@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from stepspec.evals.arms import PLAIN
+from stepspec.evals.results import tables
 from stepspec.evals.testbed import commands as testbed
-from stepspec.evals.testbed.commands import SMALL_PRINT, table
+from stepspec.evals.testbed.commands import SMALL_PRINT
 from stepspec.evals.testbed.servers import speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import up as launcher
@@ -121,8 +122,9 @@ def demo(
     """
     results = wait(testbed.demo(limit, seed, profile, stderr, RunPrinter))
     if json:
-        print_json([dataclasses.asdict(result) for result in results])
+        print_json([result.record() for result in results])
         return
     stdout.print()
-    stdout.print(table(results))
+    for table in tables(results, PLAIN.name):
+        stdout.print(table)
     stdout.print(SMALL_PRINT.format(profile=profile), style="dim")

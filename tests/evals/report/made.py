@@ -35,7 +35,6 @@ def large(seconds: float, *, correct: bool = True) -> Sample:
         correct,
         seconds,
         Ledger(NOBODY, account),
-        {"large": 0.03},
         steps=(BY_LARGE,) * 4,
     )
 
@@ -47,7 +46,6 @@ def small(seconds: float, *, correct: bool = True) -> Sample:
         correct,
         seconds,
         Ledger(account, Account("large")),
-        {"small": 0.01},
         steps=(BY_SMALL,) * 4,
     )
 
@@ -73,7 +71,7 @@ def mixed(
     )
     graded = StepRecord("small", "kept", grade, "", 0.4)
     return Sample(
-        arm.name, correct, seconds, ledger, {}, steps=(graded, KEPT, REJECTED, LOST, REPAIR, KEPT)
+        arm.name, correct, seconds, ledger, steps=(graded, KEPT, REJECTED, LOST, REPAIR, KEPT)
     )
 
 

@@ -7,41 +7,32 @@ from dataclasses import replace
 import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report.figures import ArmFigures, compute_figures, samples_by_number
 from stepspec.evals.report.section import choose_cases
-from stepspec.evals.results import ORACLE, compare_arms
+from stepspec.evals.results import ORACLE, Result, compare_arms, complete
 from stepspec.evals.sample import Arm
 
 from .made import ARMS, mixed, samples
 
 
 @pytest.fixture
-def found() -> dict[str, ArmFigures]:
-    return {f.arm.name: f for f in compute_figures(samples(), ARMS)}
+def found() -> dict[str, Result]:
+    return {f.name: f for f in compare_arms(samples(), ARMS)}
 
 
-def test_the_standings_are_those_of_the_run(found: dict[str, ArmFigures]) -> None:
-    assert [f.standing for f in found.values()] == compare_arms(samples(), ARMS)
+def test_the_oracle_follows_the_arms_of_the_run(found: dict[str, Result]) -> None:
     assert list(found) == [LARGE.name, SMALL.name, SHIPPED.name, ORACLE]
 
 
-def test_no_model_is_busy_for_longer_than_the_run() -> None:
-    done = {**samples(), **{(n, SHIPPED.name): mixed(0.9) for n in range(4)}}
-    shipped = next(f for f in compute_figures(done, ARMS) if f.arm is SHIPPED)
-    assert shipped.busy["large"] == 0.9  # its requests were open for a second, concurrently
-
-
-def test_only_drafts_that_were_judged_are_accepted(found: dict[str, ArmFigures]) -> None:
-    assert found[SHIPPED.name].result.accept_rate == 0.75
-    assert found[LARGE.name].result.accept_rate is None
-    assert found[SMALL.name].result.accept_rate is None
+def test_only_drafts_that_were_judged_are_accepted(found: dict[str, Result]) -> None:
+    assert found[SHIPPED.name].accept_rate == 0.75
+    assert found[LARGE.name].accept_rate is None
+    assert found[SMALL.name].accept_rate is None
 
 
 def test_methods_are_distinguished_from_baselines_and_controls(
-    found: dict[str, ArmFigures],
+    found: dict[str, Result],
 ) -> None:
-    assert [f.method for f in found.values()] == [False, False, True, False]
-    assert [f.bound for f in found.values()] == [False, False, False, True]
+    assert [f.kind for f in found.values()] == ["large", "small", "method", "bound"]
     control = Arm.of("random like SpecReason", "random", like=SHIPPED.name)
     drawn = mixed(2.0, arm=control)
     # nobody judges
@@ -49,12 +40,12 @@ def test_methods_are_distinguished_from_baselines_and_controls(
         drawn, ledger=replace(drawn.ledger, large=replace(drawn.ledger.large, judging=0))
     )
     done = {**samples(), **{(n, control.name): drawn for n in range(4)}}
-    last = compute_figures(done, (*ARMS, control))[-2]
-    assert (last.arm, last.method, last.result.accept_rate) == (control, False, 0.75)
+    last = compare_arms(done, (*ARMS, control))[-2]
+    assert (last.arm, last.kind, last.accept_rate) == (control, "control", 0.75)
 
 
 def test_samples_keep_their_numbers() -> None:
-    found = samples_by_number(
+    found = complete(
         {place: s for place, s in samples().items() if place != (0, SMALL.name)}, ARMS, 1
     )
     assert {name: list(each) for name, each in found.items()} == {
@@ -64,9 +55,7 @@ def test_samples_keep_their_numbers() -> None:
 
 
 def test_cases_are_the_failed_and_the_slow_problems() -> None:
-    chosen = choose_cases(
-        compute_figures(samples(), ARMS), samples_by_number(samples(), ARMS, 1), 1
-    )
+    chosen = choose_cases(compare_arms(samples(), ARMS), complete(samples(), ARMS, 1), 1)
     assert [case.seconds for case in chosen["slowest"]] == [5.0, 4.0, 3.0, 2.0]
     assert {case.arm for case in chosen["slowest"]} == {SHIPPED.name}
     assert [(case.problem, case.outcome) for case in chosen["lost"]] == [(2, "wrong")]

@@ -12,9 +12,8 @@ import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import tables
-from stepspec.evals.report.layout import Links, blocks
 from stepspec.evals.report.section import Section, provenance
-from stepspec.evals.report.tables import Link, Table
+from stepspec.evals.report.tables import Links, Table, blocks
 
 from .made import folder, make_section, samples
 
@@ -29,9 +28,8 @@ def row(table: Table, name: str) -> dict[str, object]:
 
 
 def test_every_row_has_a_cell_for_every_column(section: Section) -> None:
-    for block in blocks(section, {}):
-        for table in block.tables:
-            assert len({tuple(row) for row in table.rows}) == 1, table.title
+    for table in _tables(section, {}):
+        assert len({tuple(row) for row in table.rows}) == 1, table.title
 
 
 def test_accuracy(section: Section) -> None:
@@ -89,11 +87,7 @@ def test_time_tokens_and_steps(section: Section) -> None:
         "5.00",
         "0.40",
     ]
-    assert (shipped["small busy"], shipped["large busy"], shipped["judging"]) == (
-        "0.50",
-        "1.00",
-        "0.40",
-    )
+    assert shipped["judging"] == "0.40"
     assert shipped["vs large alone"] == "0.88 [0.50, 1.25]"
     shipped = row(tables.tokens_table(section), SHIPPED.name)
     assert (shipped["small kept"], shipped["small discarded"], shipped["large kept"]) == (
@@ -119,17 +113,17 @@ def test_links_lead_from_the_problems_to_their_traces(section: Section) -> None:
     linked = [row for table in _tables(section, links) for row in table.rows]
     words = ("3", "What is 1 + 3?", "SpecReason", "wrong")
     found, *_ = [row for row in linked if tuple(row.values())[:4] == words]
-    assert found["trace"] == Link("look", "traces/2.html")
+    assert found["trace"] == '<a href="traces/2.html">look</a>'
     assert any("keeps them" in table.note for table in _tables(section, {}))
 
 
 def _tables(section: Section, links: Links) -> list[Table]:
-    return [table for block in blocks(section, links) for table in block.tables]
+    return [table for tables in blocks(section, links).values() for table in tables]
 
 
 def test_a_folder_without_the_small_model_alone_has_no_oracle(tmp_path: Path) -> None:
     done = {place: sample for place, sample in samples().items() if place[1] != SMALL.name}
     section = make_section(tmp_path, done=done, arms=(LARGE, SHIPPED))
-    assert [f.arm.name for f in section.figures] == [LARGE.name, SHIPPED.name]
-    assert all(block.tables for block in blocks(section, {}))
+    assert [f.name for f in section.figures] == [LARGE.name, SHIPPED.name]
+    assert all(blocks(section, {}).values())
     assert folder(tmp_path / "again").is_dir()

@@ -155,15 +155,8 @@ def test_the_exit_code_is_the_verdict(
     assert made["settings"].startswith("# ")
 
 
-def test_details_are_printed_on_request(
-    asked: list[Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_candidates_are_measured_unless_others_are_named(asked: list[Any]) -> None:
     tune(*DEAD)
-    short = capfd.readouterr().out
-    tune(*DEAD, "-v")
-    long = capfd.readouterr().out
-    assert "large model: 20.0 ms a token" in long
-    assert "ms a token" not in short
     (arms, _, _), *_ = asked
     assert tuple(arm.name for arm in arms) == CANDIDATES
 
@@ -216,5 +209,5 @@ async def test_answers_of_both_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
         async def fails(*_: Any, **__: Any) -> Any:
             raise StepspecError("no")
 
-        monkeypatch.setattr("stepspec.evals.tune.accuracy.solve_once", fails)
+        monkeypatch.setattr("stepspec.evals.tune.accuracy.is_right", fails)
         assert (await compare_answers(solver, SPECREASON, tasks, 2, 60)).paired.n == 0

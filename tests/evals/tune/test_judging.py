@@ -1,16 +1,13 @@
-"""Which slips and errors verdicts let through."""
+"""Which errors verdicts let through."""
 
 from __future__ import annotations
-
-import random
-from dataclasses import replace
 
 import pytest
 
 from stepspec.evals.results import wilson
 from stepspec.evals.tune.drafts import Place
-from stepspec.evals.tune.judging import is_error, make_slip, numbers, share_by_problem
-from stepspec.orchestrator.chain import Accept, Chain, Rollback, Step, Token
+from stepspec.evals.tune.judging import is_error, numbers, share_by_problem
+from stepspec.orchestrator.chain import Chain, Step, Token
 
 from ...fakes import ScriptedModel, run, saying
 
@@ -55,37 +52,6 @@ def test_nothing_is_known_of_a_draft_where_no_new_number_follows() -> None:
 
 def test_numbers_are_found_without_separators() -> None:
     assert numbers("1. It is 1,200.50 of 3; x2 is none, 7 is.") == ["1200.50", "3", "7"]
-
-
-@pytest.mark.parametrize(
-    ("own", "slips"),
-    [
-        ("It is 5.", {f"It is {digit}." for digit in "12346789"}),
-        ("So x - a = b + y.", {"So x + a = b + y.", "So x - a = b - y."}),
-        ("A well-known fact", set[str]()),
-        ("1. We go on.", set[str]()),
-    ],
-)
-def test_a_slip_changes_one_sign_or_digit(own: str, slips: set[str]) -> None:
-    made = [make_slip(place(own), random.Random(seed)) for seed in range(60)]
-    found = {slip.draft.text for slip in made if slip is not None}
-    assert found == slips
-
-
-def test_a_slip_is_let_through_if_it_stays_in_the_chain() -> None:
-    slip = make_slip(place(), random.Random(1))
-    assert slip is not None
-    assert "".join(token.text for token in slip.draft.tokens) == slip.draft.text
-    assert slip.draft.text[: slip.position] == OWN[: slip.position]
-    assert slip.draft.text[slip.position] != OWN[slip.position]
-    assert slip.passes(Accept())
-    assert slip.passes(Rollback(slip.position + 1))
-    assert not slip.passes(Rollback(slip.position))
-
-
-def test_no_slip_is_made_in_a_step_that_was_cut() -> None:
-    cut = replace(place(), own=replace(step(OWN), stop="length"))
-    assert make_slip(cut, random.Random(0)) is None
 
 
 def test_outcomes_of_one_problem_are_worth_fewer_independent_ones() -> None:

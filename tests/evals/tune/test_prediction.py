@@ -11,7 +11,7 @@ import pytest
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm
 from stepspec.evals.tune.drafts import Trial
-from stepspec.evals.tune.prediction import Figures, MethodTrials, conclude, predict
+from stepspec.evals.tune.prediction import Figures, MethodTrials, predict, ranked
 from stepspec.evals.tune.rounds import SeenRun, commit_times
 
 from .world import BAD, GOOD, PACES, READING, SPECREASON
@@ -36,7 +36,7 @@ def test_the_gain_is_the_large_models_time_over_that_of_the_rounds() -> None:
     assert found.alone.value == pytest.approx(8 / seconds)
     assert (found.accepted.value, found.verdict_seconds, found.drafts) == (0.75, 0.3, 32)
     assert found.spread == pytest.approx(0.0, abs=1e-9), "all problems are alike"
-    assert (found.loaded, found.slips, found.errors) == (None, None, None)
+    assert (found.loaded, found.errors) == (None, None)
 
 
 def test_problems_that_differ_widen_the_interval_and_one_says_nothing() -> None:
@@ -82,16 +82,14 @@ def test_runs_correct_the_prediction_and_tell_of_load() -> None:
     assert uncorrected.loaded is None
 
 
-def test_errors_and_slips_are_shares_of_what_was_let_through() -> None:
+def test_errors_are_a_share_of_what_was_let_through() -> None:
     errors = [(number % 4, number == 0) for number in range(8)]
-    slips = [(number % 4, number < 1) for number in range(10)]
     some = [each for problem in range(4) for each in trials(6, 2, problem)]
-    found = predict(measured(some, errors=errors, slips=slips), PACES, CHAINS)
+    found = predict(measured(some, errors=errors), PACES, CHAINS)
     assert found.errors is not None
-    assert found.slips is not None
-    assert (found.errors.value, found.slips.value, found.passed) == (1 / 8, 0.1, 1 / 8)
-    few = predict(measured(some, errors=errors[:4], slips=slips[:4]), PACES, CHAINS)
-    assert (few.errors, few.slips, few.passed) == (None, None, None)
+    assert (found.errors.value, found.careless) == (1 / 8, False)
+    few = predict(measured(some, errors=errors[:4]), PACES, CHAINS)
+    assert (few.errors, few.careless) == (None, False)
 
 
 def figures(gain: float, width: float = 0.1, passed: float = 0.1, arm: Arm = READING) -> Figures:
@@ -103,7 +101,6 @@ def figures(gain: float, width: float = 0.1, passed: float = 0.1, arm: Arm = REA
         accepted=Interval(0.8, 0.7, 0.9),
         alone=Interval(gain, *ends),
         loaded=None,
-        slips=share,
         errors=share,
         verdict_seconds=0.3,
         spread=width,
@@ -121,8 +118,7 @@ def figures(gain: float, width: float = 0.1, passed: float = 0.1, arm: Arm = REA
     ],
 )
 def test_the_interval_says_whether_it_pays(gain: float, width: float, verdict: str) -> None:
-    found = conclude([figures(gain, width)])
-    assert found.verdict == verdict
+    assert figures(gain, width).verdict == verdict
 
 
 def test_the_fastest_method_that_catches_errors_is_chosen() -> None:
@@ -130,23 +126,12 @@ def test_the_fastest_method_that_catches_errors_is_chosen() -> None:
     fast = figures(2.0, passed=0.3, arm=Arm.of("fast", "bild"))
     strict = figures(1.9, passed=0.05, arm=Arm.of("strict", "reading"))
     slow = figures(1.2, passed=0.0, arm=Arm.of("slow", "specreason"))
-    found = conclude([careless, slow, fast, strict])
-    assert (found.best, found.verdict) == (strict, "pays")
-    assert list(found.methods) == [strict, fast, slow, careless]
+    found = ranked([careless, slow, fast, strict])
+    assert found == (strict, fast, slow, careless)
+    assert strict.verdict == "pays"
     crowded = replace(strict, loaded=1.5, arm=Arm.of("crowded", "reading"))
-    assert conclude([replace(strict, loaded=1.2), crowded]).best == crowded
-    alone = conclude([careless])
-    assert (alone.best, alone.verdict) == (None, "does not pay")
-
-
-def test_methods_that_may_be_as_fast_are_named_beside_the_best_one() -> None:
-    best = figures(2.0, 0.2, arm=Arm.of("best", "reading"))
-    near = figures(1.9, 0.1, passed=0.2, arm=Arm.of("near", "bild"))
-    wide = figures(1.2, 0.9, passed=0.2, arm=Arm.of("wide", "specreason"))
-    slow = figures(1.5, 0.1, passed=0.2, arm=Arm.of("slow", "reflective"))
-    careless = figures(2.0, 0.2, passed=0.9, arm=Arm.of("careless", "random"))
-    found = conclude([wide, near, slow, careless, best])
-    assert (found.best, found.alike) == (best, (near,))
+    assert ranked([replace(strict, loaded=1.2), crowded])[0] == crowded
+    assert ranked([careless]) == (careless,)
 
 
 def test_more_minutes_are_what_the_interval_needs() -> None:
