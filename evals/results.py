@@ -10,7 +10,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import NormalDist, fmean, median
 from typing import Any, Literal, TypeAlias
 

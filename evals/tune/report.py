@@ -158,6 +158,28 @@ class Report:
         for name, why in self.measured.skipped.items():
             yield f"{name}: left out, its requests failed: {why}"
 
+    def details(self) -> Iterator[str]:
+        """The measurements behind the table, a line each."""
+        paces = self.measured.paces
+        if paces is not None:
+            for name, server in (("small", paces.small), ("large", paces.large)):
+                yield (
+                    f"{name} model: {1000 * server.token:.1f} ms a token, first token after"
+                    f" {1000 * server.first:.0f} ms"
+                )
+            loaded = f"{1000 * paces.loaded:.1f} ms a token"
+            yield f"large model, {paces.users} streams at once: {loaded}"
+        lengths = self.measured.lengths
+        yield (
+            f"{len(lengths)} chains of the large model, {self.ended} ended,"
+            f" {sum(lengths.values())} tokens"
+        )
+        for method in self.methods:
+            yield (
+                f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places;"
+                f" a verdict takes {1000 * method.verdict_seconds:.0f} ms"
+            )
+
     def settings(self, settings: Settings, date: str) -> str:
         """
         Both servers of *settings*, the method to use, and what `auto` begins with, as TOML.

@@ -154,7 +154,7 @@ def _require_agreement(small: ReplicatedEndpoint, large: ReplicatedEndpoint) -> 
 
     if reason := conflict(small, large):
         raise ConfigurationError(f"{small.name} and {large.name} cannot be a pair: {reason}")
-    small.health.refuses = partial(conflict, other=large)
+    small.refuses = partial(conflict, other=large)
 
 
 class Solver:

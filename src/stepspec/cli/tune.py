@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ from .flags import (
     with_settings,
 )
 from .problems import ANSWERS, PROBLEMS, read_problems
-from .program import stderr, stdout, wait
+from .program import log, stderr, stdout, wait
 
 CANDIDATES = (
     "specreason",
@@ -120,8 +121,8 @@ def command(
 
     First the paces of both servers, where it ends if the small model cannot pay. Then the large
     model writes chains, the small one drafts at their steps, and every method judges the same
-    drafts. Nobody else should use the servers meanwhile. The exit code is 0 if a method
-    pays, 1 if none does or a server fails, 2 if that is not known yet.
+    drafts. Nobody else should use the servers meanwhile. With --verbose, more is printed. The exit
+    code is 0 if a method pays, 1 if none does or a server fails, 2 if that is not known yet.
     """
     finite("--minutes", minutes)
     if output is not None:
@@ -277,5 +278,8 @@ def show(report: Report, written: str) -> None:
         stdout.print()
         width = max(WIDTH, stdout.width)
         Console(file=stdout.file, width=width, markup=False).print(report.table())
-    for note in report.notes():
+    notes = [*report.notes()]
+    if log.isEnabledFor(logging.DEBUG):
+        notes += report.details()
+    for note in notes:
         stdout.print(f"- {note}", soft_wrap=True)

@@ -155,8 +155,15 @@ def test_the_exit_code_is_the_verdict(
     assert made["settings"].startswith("# ")
 
 
-def test_the_candidates_are_measured_unless_others_are_named(asked: list[Any]) -> None:
+def test_details_are_printed_on_request(
+    asked: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
     tune(*DEAD)
+    short = capfd.readouterr().out
+    tune(*DEAD, "-v")
+    long = capfd.readouterr().out
+    assert "large model: 20.0 ms a token" in long
+    assert "ms a token" not in short
     (arms, _, _), *_ = asked
     assert tuple(arm.name for arm in arms) == CANDIDATES
 
