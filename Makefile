@@ -23,9 +23,10 @@ SLOW := integration docs docker examples fidelity lab \
   $(addprefix evals/,calibration report testbed tune) \
   $(addprefix evals/test_,benchmarks.py cli.py evaluation.py full_disk.py grading.py ray_pool.py ray_worker.py) \
   servers/doctor $(addprefix orchestrator/,test_auto.py test_repetition.py test_state_machines.py) \
-  $(addprefix orchestrator/endpoints/test_,families.py markup.py retries.py sse.py vocabularies.py) \
+  $(addprefix orchestrator/,backends/test_families.py backends/test_markup.py backends/test_vocabularies.py) \
+  $(addprefix orchestrator/http/test_,retries.py sse.py) \
   $(addprefix servers/launcher/test_,dry_run.py launch.py up.py) \
-  $(addprefix service/,formats/test_description.py formats/test_tools.py http watch test_ray.py) \
+  $(addprefix service/,formats/test_tools.py http watch test_ray.py) \
   $(addprefix test_,ci.py cli.py docs_site.py flags.py fuzz.py mutate.py odd_text.py packaging.py random_models.py) \
   $(addprefix test_,random_pair.py regular_expressions.py solve_many.py tool_problems.py vocabulary_packages.py)
 # The theme prints an advertisement against MkDocs 2 without the variable.

@@ -88,10 +88,8 @@ CORE = {
     "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "client": core(
         "http/client",
-        *(
-            f"orchestrator/endpoints/test_{name}"
-            for name in ("retries", "failures", "sse", "priority")
-        ),
+        *(f"orchestrator/http/test_{name}" for name in ("retries", "failures", "sse")),
+        "orchestrator/endpoints/test_priority",
     ),
     "auto": core("auto", "orchestrator/test_auto"),
     "costs": core("costs", "orchestrator/test_costs"),

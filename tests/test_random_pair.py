@@ -15,7 +15,7 @@ from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Role, Step, Token
 from tests import random_pair
-from tests.orchestrator.endpoints.real import RealVllm
+from tests.orchestrator.backends.real_vocabularies import RealVllm
 from tests.random_pair import MethodRow, Side, attempt, find_faults, servers
 
 TOKENIZER = Tokenizer.from_file(str(MODELS / "small" / "tokenizer.json"))

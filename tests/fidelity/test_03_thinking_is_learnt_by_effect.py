@@ -28,7 +28,7 @@ from stepspec.settings import load
 from tests.templates import learn
 
 from ..fakes import ScriptedModel, counting, run
-from ..orchestrator.endpoints.families import BY_NAME, Family, FamilyServer
+from ..orchestrator.backends.families import BY_NAME, Family, FamilyServer
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 THINKING = "I guess \\boxed{1}.\n\nNo, that is wrong.\n"

@@ -10,7 +10,7 @@ import pytest
 from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
 
-from ..orchestrator.endpoints.test_reward_model import CHAIN, FakePooling, rated
+from ..orchestrator.backends.test_reward_model import CHAIN, FakePooling, rated
 
 
 async def test_the_delimiter_is_a_token_of_its_own_behind_every_step() -> None:

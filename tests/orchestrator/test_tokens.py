@@ -16,7 +16,7 @@ from stepspec.orchestrator.http.prompts import EncodedPrompt
 from stepspec.orchestrator.tokens import Tokens
 from stepspec.orchestrator.trace import Moment, dump, parse
 
-from .endpoints.test_vllm_protocol import CALL
+from .backends.test_vllm_protocol import CALL
 
 RIVALS = (Token("So", -0.1, 1), Token(" É", -2.0, 2))
 CASES: list[tuple[Token, ...]] = [

@@ -25,7 +25,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
 from vllm.parser import ParserManager
 from vllm.renderers.online_derenderer import OnlineDerenderer
 
-from ..orchestrator.endpoints.real import RealVllm
+from ..orchestrator.backends.real_vocabularies import RealVllm
 from ..stand_in import DERENDER, IM_END, SPECIAL, THINK
 from ..vocabularies import MINIATURE, real_vocabulary
 

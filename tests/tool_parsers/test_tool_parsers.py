@@ -26,7 +26,7 @@ from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Calling, Event
 from stepspec.orchestrator.json_values import is_json
 
-from ..orchestrator.endpoints.conftest import eventually
+from ..orchestrator.conftest import eventually
 from .spellings import CALLS, SPELLERS, TOOLS, Calls
 
 if TYPE_CHECKING:

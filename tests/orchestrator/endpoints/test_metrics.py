@@ -28,7 +28,7 @@ from stepspec.orchestrator.http.client import Connection
 from ...fakes import jumping
 from ...service.served import until
 from ...stand_in import FakeVllm
-from .conftest import Meet
+from ..conftest import Meet
 
 QUEUE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

@@ -24,7 +24,7 @@ from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
 from ...stand_in import FakeVllm, Refuse
-from .conftest import Meet
+from ..conftest import Meet
 
 PROBLEM = Chain.of("What is 1 + 1?")
 ORDER = (

@@ -29,8 +29,8 @@ from stepspec.orchestrator.http import client
 
 from ...fakes import ScriptedModel, counting, jumping
 from ...stand_in import FakeVllm, Refuse
+from ..backends.test_judging import SPECULATES
 from .mortal import Mortal, replicated
-from .test_judging import SPECULATES
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")

@@ -31,8 +31,8 @@ from stepspec.servers.doctor.report import (
     WritePace,
 )
 
+from ...orchestrator.backends.test_reward_model import FakePooling
 from ...orchestrator.endpoints.test_metrics import info
-from ...orchestrator.endpoints.test_reward_model import FakePooling
 from ...stand_in import GENERATE, Break, FakeVllm, Refuse
 
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, False, suffix_scoring=True)

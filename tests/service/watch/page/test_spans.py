@@ -25,7 +25,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Moment, dump
 
 from ....orchestrator.arms import ARMS
-from ....orchestrator.endpoints.streaming import streamed
+from ....orchestrator.backends.streaming import streamed
 from .made import drawn, made
 from .script import script
 

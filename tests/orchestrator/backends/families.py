@@ -27,7 +27,7 @@ from stepspec.orchestrator.markers import (
 
 from ...stand_in import IM_END, FakeVllm
 from ...vocabularies import real_tokenizer
-from .real import RealVllm
+from .real_vocabularies import RealVllm
 
 EMPTY = "<think>\n\n</think>\n\n"
 

@@ -15,7 +15,7 @@ from stepspec.orchestrator.chain import Chain, Message, Step, Token
 from stepspec.orchestrator.errors import ContextTooLong, MissingCapability
 
 from ...stand_in import IM_END, IM_START, THINK, THINK_END, FakeVllm
-from .conftest import Meet
+from ..conftest import Meet
 
 
 class Hiding(FakeVllm):

@@ -15,7 +15,7 @@ from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ContextTooLong
 
 from ...stand_in import ROOM, THINK, FakeVllm
-from .conftest import Meet
+from ..conftest import Meet
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = (

@@ -17,7 +17,7 @@ from stepspec.orchestrator.errors import (
 )
 
 from ...stand_in import GENERATE, FakeVllm, Refuse
-from .conftest import Meet
+from ..conftest import Meet
 from .test_vllm_protocol import CALL
 
 PROBLEM = Chain.of("What is 1 + 1?")

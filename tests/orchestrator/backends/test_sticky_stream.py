@@ -20,7 +20,7 @@ from stepspec.orchestrator.ledger import Ledger
 
 from ...contracts.model import kept_open
 from ...stand_in import Break, FakeVllm, Stall
-from .conftest import Meet, eventually
+from ..conftest import Meet, eventually
 from .streaming import streamed
 from .test_judging import SPECULATES
 

@@ -32,7 +32,7 @@ from stepspec.orchestrator.http.sse import Events
 
 from ...fakes import jumping, run
 from ...stand_in import Break, FakeVllm, Refuse, Stall
-from .conftest import Meet, eventually
+from ..conftest import Meet, eventually
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")

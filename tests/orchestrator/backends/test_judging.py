@@ -17,7 +17,7 @@ from stepspec.orchestrator.errors import (
 )
 
 from ...stand_in import IM_END, IM_START, ROOM, THINK, THINK_END, FakeVllm, Refuse
-from .conftest import Meet, eventually
+from ..conftest import Meet, eventually
 
 PROBLEM = Chain.of("What is 1 + 1?")
 STEP = Step("So 2.\n\n", "small")

@@ -23,8 +23,8 @@ from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 from tests.vocabularies import FAMILIES, real_tokenizer, token_texts
 
-from .conftest import Meet
-from .real import HALF, RealVllm
+from ..conftest import Meet
+from .real_vocabularies import HALF, RealVllm
 
 PROBLEM = Chain.of("What is 1 + 1?")
 CALL = Call("small", "http://host", "write")

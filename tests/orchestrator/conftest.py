@@ -12,7 +12,7 @@ from stepspec.orchestrator.backends.vllm import VllmEndpoint, VllmModel
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.events import Called, Event
 
-from ...stand_in import FakeVllm
+from ..stand_in import FakeVllm
 
 
 @dataclass

@@ -11,7 +11,7 @@ from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
 
 from ...stand_in import ROOM, Break, FakeVllm, Stall
-from .conftest import Meet
+from ..conftest import Meet
 
 PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", " and", " two", ".\n\n", "Then", THINK_END)
