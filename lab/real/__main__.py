@@ -46,7 +46,7 @@ Examples:
   python -m lab.real --small http://gpu:8001/v1 --large http://gpu:8002/v1 --problems 0-1318
 
   # the figures of the samples in this repository, with drafts of other lengths
-  python -m lab.real --table --folder lab/data/real-pair --problems 100-139 --draft-tokens 8
+  python -m lab.real --table --folder lab/data/real-pair --problems 140-339 --draft-tokens 8
 """
 stderr = Console(stderr=True)
 
