@@ -20,7 +20,7 @@ from . import deltas
 from .deltas import Delta, DeltaBuilder, written_arguments
 from .reply_format import PROGRESS_EVENTS, ReplyFormat, RequestRuns, RunItem
 from .schemas import (
-    FUNCTION_TOOLS_CURE,
+    FUNCTION_TOOLS_HINT,
     AnyJson,
     CallId,
     Content,
@@ -192,7 +192,7 @@ class ChatRequest(OpenaiRequest):
     )
     """The form of the answer."""
     tools: Offered[
-        Annotated[ToolPart, refusing_others("tool", "function", cure=FUNCTION_TOOLS_CURE)]
+        Annotated[ToolPart, refusing_others("tool", "function", hint=FUNCTION_TOOLS_HINT)]
     ] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
@@ -222,7 +222,7 @@ class ChatRequest(OpenaiRequest):
             tuple([turn.message for turn in self.messages]),
             tokens=new or old,
             tokens_name="max_completion_tokens" if new else "max_tokens",
-            least=self.min_tokens,
+            min_tokens=self.min_tokens,
             effort=self.reasoning_effort,
             stops=[self.stop] if isinstance(self.stop, str) else self.stop,
             format=self.response_format.rules,

@@ -26,7 +26,6 @@ from .requests import RunRequest
 
 RunItem: TypeAlias = RunEvent | RunResult
 
-
 COUNT_SECONDS = 5.0
 """Seconds for the large model's server to count the tokens of a conversation."""
 PROGRESS_EVENTS: tuple[type[Event], ...] = (Committed, Answering, Calling, Finished)
@@ -61,8 +60,12 @@ class RequestRuns:
         except (EndpointError, TimeoutError):  # which is no reason to lose the answer
             return self.counts[0].prompt
 
-    def extension(self, choices: Sequence[int]) -> JsonObject:
-        """Return the fields beyond OpenAI's API about the runs of *choices*, which are over."""
+    def extension(self, choices: Sequence[int] = (0,)) -> JsonObject:
+        """
+        Return stepspec's own fields of a reply, about the runs of *choices*.
+
+        These runs are over. By default, the reply is about the first run.
+        """
         solutions = [self.solutions[choice] for choice in choices]
         ledgers = [deltas.ledger(solution.ledger) for solution in solutions]
         about = [

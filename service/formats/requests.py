@@ -384,7 +384,7 @@ def _check_tokens(requested: int | None, wanted: Wanted) -> None:
     """Raise `ApiError` if *requested*, the tokens of the run's budget, contradict *wanted*."""
     tokens = wanted.tokens
     name = wanted.tokens_name
-    least = wanted.least
+    least = wanted.min_tokens
     if tokens is None:
         return
     if least is not None and least > tokens:  # as vLLM refuses
