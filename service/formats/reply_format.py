@@ -57,7 +57,7 @@ class RequestRuns:
         try:
             async with asyncio.timeout(COUNT_SECONDS):
                 return await self._large.count(first.problem, tools)
-        except (EndpointError, TimeoutError):  # which is no reason to lose the answer
+        except (EndpointError, TimeoutError):  # the answer is complete without this number
             return self.counts[0].prompt
 
     def extension(self, choices: Sequence[int] = (0,)) -> JsonObject:

@@ -244,13 +244,7 @@ has another name.
 class Schema(Part):
     """A part with a JSON schema in its field ``schema``."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        protected_namespaces=(),
-        populate_by_name=True,
-    )
+    model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
 
 
 @accepting(
