@@ -55,7 +55,7 @@ from .schemas import (
 )
 class Turn(Part):
     """
-    A message of the conversation: a text, an earlier answer with its calls, or the result of a call.
+    A message of the conversation: a text, an earlier answer with calls, or the result of a call.
 
     The chat template decides whether the models read the reasoning of an earlier answer.
     """

@@ -382,7 +382,7 @@ class Resolver:
 
 
 def _check_tokens(requested: int | None, wanted: Wanted) -> None:
-    """Raise `ApiError` if *requested*, which is ``stepspec.budget.tokens``, contradicts *wanted*."""
+    """Raise `ApiError` if *requested* (``stepspec.budget.tokens``) contradicts *wanted*."""
     tokens = wanted.tokens
     name = wanted.tokens_name
     min_tokens = wanted.min_tokens

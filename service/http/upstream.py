@@ -37,7 +37,13 @@ from stepspec.orchestrator.http.http_errors import (
     object_in,
     retry_after,
 )
-from stepspec.orchestrator.http.sse import DONE, EventReader, EventTooLarge, begins_events
+from stepspec.orchestrator.http.sse import (
+    CONNECTION_ERRORS,
+    DONE,
+    EventReader,
+    EventTooLarge,
+    begins_events,
+)
 from stepspec.orchestrator.json_values import write_json
 
 from ..errors import ApiError, api_error
@@ -54,7 +60,6 @@ MAX_FAILURE_BYTES = 1 << 20
 """The largest number of bytes of a failed answer that are passed on."""
 MAX_ANSWER_BYTES = 1 << 28
 """The largest number of bytes of an answer in one piece that are passed on."""
-CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
 SERVER_DIED = "did the server die?"
 
 
