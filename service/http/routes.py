@@ -329,7 +329,8 @@ async def read_call(
             f"the body has the Content-Encoding {coding}: send it uncompressed",
             code="invalid_json",
         )
-    content = parse_json(await http_request.body())
+    body = await http_request.body()
+    content = parse_json(body)
     name = content.get("model", default)
     if name is None and "model" not in content:
         raise bad_request("model is missing", "model", "missing")
@@ -339,7 +340,7 @@ async def read_call(
     request.stream = content.get("stream") is True
     model = context.models.find(name)
     request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
-    return ModelCall(context, request, content, model)
+    return ModelCall(context, request, body, content, model)
 
 
 def runs_of(call: ModelCall, method: str, body: RunRequestBody) -> Runs:

@@ -158,8 +158,10 @@ class ModelCall:
     """Settings, admission and connections, which all requests share."""
     request: ServiceRequest
     """The record of the request."""
+    body: bytes
+    """The body as the client sent it."""
     content: JsonFields
-    """The body."""
+    """The parsed body."""
     model: str | ServedModel
     """The name of a method, or a served model."""
 
@@ -200,6 +202,7 @@ class Forwarding:
         assert isinstance(endpoint, ReplicatedEndpoint)
         self._http = call.context.http
         self._endpoint = endpoint
+        self._call = call
         self._request = call.request
         self._model = model
         self._connection = connection
@@ -299,6 +302,9 @@ class Forwarding:
         content = self._content
         if priority is not None:
             content = {**content, "priority": run_place(priority)}
+        # a request that stepspec does not change passes through byte by byte
+        unchanged = content == self._call.content
+        body = self._call.body if unchanged else write_json(content)
         headers = {
             **self._request.forwarded,
             "Content-Type": "application/json",
@@ -308,7 +314,7 @@ class Forwarding:
             headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
         post = self._http.post(
             f"{call.url}{self._request.path}",
-            data=write_json(content),
+            data=body,
             headers=headers,
             timeout=aiohttp.ClientTimeout(sock_connect=deadlines.connect),
             proxy=proxy,
