@@ -38,7 +38,8 @@ from stepspec import service_factory
 from stepspec.settings import Settings
 
 from .errors import ApiError
-from .http.middleware import PUBLIC_PATHS, request_path
+from .http.middleware import request_path
+from .records import PUBLIC_PATHS
 from .settings import ServiceSettings, private
 
 if TYPE_CHECKING:

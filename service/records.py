@@ -9,7 +9,7 @@ observers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -22,18 +22,33 @@ from stepspec.orchestrator.solution import Solution
 from .errors import OVERLOADED, QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 from .json_types import HttpHeaders, JsonObject
 
-HEALTH_PATHS = frozenset({"/health", "/health/liveness", "/health/readiness"})
+POLLED_PATHS = frozenset({"/health", "/health/liveness", "/health/readiness", "/metrics"})
+"""The paths that monitoring asks for all the time. The log has such requests only at "debug"."""
+PUBLIC_PATHS = POLLED_PATHS | {"/", "/version", "/openapi.json"}
+"""The only paths that need no key. The page at "/" asks for the key itself."""
 MESSAGES_PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
-MODEL_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH, COUNT_PATH, "/live"}
-)
+MODEL_PATHS: Mapping[str, str] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+    MESSAGES_PATH: "chat",
+    COUNT_PATH: "count_tokens",
+    "/live": "chat",
+}
+"""
+All POST routes, which call models, with OpenTelemetry's name for what the models do.
+
+Clients have limits for these paths. The metrics count each of these paths by itself, and each
+request has a span. A test compares the paths with the routes.
+"""
 TRACE_HEADERS = ("traceparent", "tracestate")
+"""The headers with the trace to which a request belongs."""
 
 
 @dataclass(slots=True, eq=False)
 class UpstreamCall:
-    """One attempt to forward a request to a served model."""
+    """One attempt to forward a request to a server."""
 
     role: Role
     """The role of the model."""
@@ -46,11 +61,11 @@ class UpstreamCall:
     seconds: float = 0.0
     """Seconds from the start to the end."""
     first: float | None = None
-    """Seconds from the start to the beginning of the answer. None: there is no answer."""
+    """Seconds from the start to the headers of the answer. None: no answer came."""
     status: int = 0
-    """The HTTP status of the answer. 0: there is no answer."""
+    """The HTTP status of the answer. 0: no answer came."""
     failure: str | None = None
-    """The status or the exception of a failure. None: there is none."""
+    """The status that is an error, or the name of the exception. None: nothing failed."""
 
     def answered(self, status: int, at: float) -> None:
         """Note that an answer with *status* began, *at* seconds after the request arrived."""
@@ -65,7 +80,7 @@ class ServiceRequest:
     """The record of one HTTP request. Seconds are of the monotonic clock."""
 
     id: str
-    """The client's own id of the request, or a new one."""
+    """The id that the client sent, or a new id."""
     method: str
     """The HTTP method."""
     path: str
@@ -73,35 +88,35 @@ class ServiceRequest:
     headers: HttpHeaders
     """The headers of the request."""
     session_header: str = ""
-    """The header of the session, in lower case. "": there is none."""
+    """The name of the session header, in lower case. "": the service has no sessions."""
     client: str = ""
     """The name of the client. "": it has no name."""
     large_tokens: int = 0
-    """Tokens that the large model has written, or read to judge, so far."""
+    """The tokens so far that the large model has written, or has read to judge a step."""
     ledgers: Sequence[Ledger] = ()
-    """The ledgers of the runs, at the end of all runs."""
+    """The ledgers of the runs. Empty: not all runs are over."""
     arrived: float = field(default_factory=time.perf_counter)
     """The time at which the request arrived, in seconds."""
     model: str = ""
-    """The label of the model in metrics. "": no model is known yet."""
+    """The label of the model in metrics. "": the model is not known yet."""
     stream: bool = False
     """Whether the reply is a stream."""
     status: int = 0
-    """The HTTP status of the response. 0: the response has not begun."""
+    """The HTTP status of the response. 0: no response has begun."""
     error: ApiError | None = None
     """The error of the response. None: there is none."""
     queued: float = 0.0
-    """Seconds in the queue."""
+    """Seconds that the request has waited for its admission."""
     admitted: float | None = None
-    """Seconds from the arrival to the end of the queue. None: the request is not admitted yet."""
-    upstream: float | None = None
-    """Seconds in which a served model was busy with the request. None: unknown so far."""
+    """Seconds from the arrival to the admission. None: the request is not admitted yet."""
+    upstream_seconds: float | None = None
+    """Seconds in which at least one model worked for the request. None: not known yet."""
     first_step: float | None = None
-    """Seconds from the arrival to the first verified step. None: there is none yet."""
+    """Seconds from the arrival to the first verified step. None: no step is verified yet."""
     forwarded: HttpHeaders = field(init=False)
-    """The headers that served models receive, that of the session among them."""
+    """The headers that served models receive, among them the session header."""
     log_fields: JsonObject = field(default_factory=JsonObject)
-    """Further fields of the request's line in the log."""
+    """Further fields for the request's line in the log."""
     calls: list[UpstreamCall] = field(default_factory=list[UpstreamCall])
     """The attempts to forward the request."""
 
@@ -142,23 +157,23 @@ class ServiceRequest:
         return "anthropic-version" in self.headers or self.path in (MESSAGES_PATH, COUNT_PATH)
 
     def in_its_api(self, error: ApiError) -> ApiError:
-        """Return *error* with the status that the API of this request has for it."""
+        """Return *error* with the status that it has in this request's API."""
         overloaded = self.anthropic and error.code in (QUEUE_FULL, QUEUE_TIMEOUT)
         return replace(error, status=OVERLOADED) if overloaded else error
 
     def error_body(self, error: ApiError) -> bytes:
-        """Return the body of *error* in the shape of the API of this request."""
+        """Return the body of *error* in the form of this request's API."""
         return error.anthropic_body(self.id) if self.anthropic else error.body
 
     @property
     def overhead(self) -> float:
         """
-        Seconds spent in the service itself.
+        Seconds that the service itself needed, without the models' work and the wait for admission.
 
-        For a stream that has only begun, they end with its admission.
+        Of a stream that has only begun, only the seconds before its admission count.
         """
-        seconds = self.seconds - (self.upstream or 0.0)
-        if self.admitted is not None and self.upstream is None:
+        seconds = self.seconds - (self.upstream_seconds or 0.0)
+        if self.admitted is not None and self.upstream_seconds is None:
             seconds = self.admitted
         return max(0.0, seconds - self.queued)
 

@@ -20,7 +20,7 @@ from . import deltas
 from .deltas import Delta, DeltaBuilder, written_arguments
 from .reply_format import PROGRESS_EVENTS, ReplyFormat, RequestRuns, RunItem
 from .schemas import (
-    FUNCTION_TOOLS_CURE,
+    FUNCTION_TOOLS_HINT,
     AnyJson,
     CallId,
     Content,
@@ -55,10 +55,9 @@ from .schemas import (
 )
 class Turn(Part):
     """
-    A message of the conversation.
+    A message of the conversation: a text, an earlier answer with calls, or the result of a call.
 
-    It is the client's, an earlier answer with its calls, or the result of a call. The chat
-    templates of the models keep or drop the reasoning of an earlier answer.
+    The chat template decides whether the models read the reasoning of an earlier answer.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -70,9 +69,9 @@ class Turn(Part):
     reasoning: str | None = None
     """The reasoning of an earlier answer."""
     reasoning_content: str | None = None
-    """The same, in the older field. It is read if *reasoning* is empty."""
+    """The older name of *reasoning*. It is read if *reasoning* is empty."""
     refusal: str | None = None
-    """The reason why an earlier answer has no content. The models read it as the content."""
+    """Why the model refused to answer. The models read this text in place of the content."""
     audio: Nothing = None
     """Only null and empty values are accepted."""
     function_call: Nothing = None
@@ -80,12 +79,12 @@ class Turn(Part):
     tool_calls: Items[ToolCallPart] | None = None
     """The calls of an earlier answer."""
     tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
-    """The id of the call whose result this message is. None: it is no result."""
+    """The id of the call, if this message is its result. None: the message is no result."""
 
     @model_validator(mode="before")
     @classmethod
     def _with_content(cls, turn: object) -> object:
-        """Return *turn* with content, which earlier answers and results of calls may lack."""
+        """Return *turn* with a content. Earlier answers and results of calls may have none."""
         if not isinstance(turn, dict):
             return turn
         fields = cast("JsonObject", turn)
@@ -136,7 +135,7 @@ class StreamOptions(Part):
     """Options of a stream."""
 
     include_usage: bool = False
-    """Whether the stream ends with the usage."""
+    """Whether the usage is the last event before ``[DONE]``."""
 
 
 class SchemaJson(Part):
@@ -156,13 +155,13 @@ class AllowedNames(Part):
     """The only tools that the answer may call."""
 
     mode: Literal["auto", "required"]
-    """Whether the answer has to call one of them."""
+    """Whether the answer may ("auto") or has to ("required") call one of these tools."""
     tools: Offered[NamedTool]
     """The names of the tools."""
 
 
 class AllowedTools(Part):
-    """The choice of some of the tools."""
+    """A choice that allows only some of the tools."""
 
     type: Literal["allowed_tools"]
     """The kind of the choice."""
@@ -171,20 +170,20 @@ class AllowedTools(Part):
 
 
 class ChatRequest(OpenaiRequest):
-    """The body of a chat completion. None: left out."""
+    """The body of a request for a chat completion. None: the field was left out."""
 
     messages: Annotated[Items[Turn], Field(min_length=1)]
     """The conversation."""
     stream_options: StreamOptions = StreamOptions()
     """Options of the stream."""
     n: Positive = 1
-    """The number of choices."""
+    """The number of answers, which OpenAI calls choices."""
     stop: Stop | Stops = Field([])
     """The texts that end the answer."""
     max_tokens: Positive | None = None
     """The most tokens of the thinking and the answer together."""
     max_completion_tokens: Positive | None = None
-    """The same, by OpenAI's newer name."""
+    """OpenAI's newer name of *max_tokens*."""
     reasoning_effort: Effort | None = None
     """The effort of the thinking. None: the whole budget."""
     response_format: Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")] = (
@@ -192,14 +191,14 @@ class ChatRequest(OpenaiRequest):
     )
     """The form of the answer."""
     tools: Offered[
-        Annotated[ToolPart, refusing_others("tool", "function", cure=FUNCTION_TOOLS_CURE)]
+        Annotated[ToolPart, refusing_others("tool", "function", hint=FUNCTION_TOOLS_HINT)]
     ] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
     """Whether the answer calls tools."""
 
     verbosity: Verbosity = None
-    """A hint about the length, without effect."""
+    """How long the answer should be. It has no effect."""
     modalities: Items[Literal["text"]] | None = None
     """Only text is accepted."""
 
@@ -222,7 +221,7 @@ class ChatRequest(OpenaiRequest):
             tuple([turn.message for turn in self.messages]),
             tokens=new or old,
             tokens_name="max_completion_tokens" if new else "max_tokens",
-            least=self.min_tokens,
+            min_tokens=self.min_tokens,
             effort=self.reasoning_effort,
             stops=[self.stop] if isinstance(self.stop, str) else self.stop,
             format=self.response_format.rules,
@@ -236,7 +235,7 @@ class ChatRequest(OpenaiRequest):
 
 
 class LiveRequest(Request):
-    """The body of a run of the page."""
+    """The body of a request from the page."""
 
     problem: Annotated[str, Field(min_length=1)]
     """The problem to solve."""
@@ -249,7 +248,7 @@ class LiveRequest(Request):
 
 
 class ChatReply(ReplyFormat):
-    """The `ReplyFormat` that writes the runs of a request as the choices of a chat completion."""
+    """The `ReplyFormat` of OpenAI's chat API. Each run of a request is a choice of the reply."""
 
     def __init__(
         self,
@@ -266,7 +265,7 @@ class ChatReply(ReplyFormat):
             "model": chat.model,
         }
         self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
-        # the fields of each message, by choice
+        # the texts of each message by field, by choice
         fields = ("content", *deltas.FIELDS[thinking]) if runs.thinks else ("content",)
         self._texts = [dict.fromkeys(fields, "") for _ in runs.run_requests]
 
@@ -340,16 +339,20 @@ def _choice(index: int, finish_reason: str | None, **content: object) -> JsonObj
 
 
 def _call(call_id: str, **function: str) -> JsonObject:
-    """Return a call of *function*. The further pieces of a call in a stream have no id."""
+    """
+    Return a call of *function*, or a piece of a call.
+
+    In a stream, only the first piece of a call has the id. All others have "".
+    """
     named = {"id": call_id, "type": "function"} if call_id else {}
     return {**named, "function": function}
 
 
 class LiveReply(ReplyFormat):
     """
-    The `ReplyFormat` that writes a run for the page.
+    The `ReplyFormat` of the page, which shows a run.
 
-    Every event is a line of a trace. The solution follows.
+    Each event of the run is written as in the file of a trace. The last event is the solution.
     """
 
     starts_at = (Drafted, *PROGRESS_EVENTS)

@@ -265,7 +265,7 @@ class TokenCounts:
         return next((call.cached for call in self._calls), 0)
 
     @property
-    def upstream(self) -> float:
+    def upstream_seconds(self) -> float:
         """Seconds in which at least one request to a model was open."""
         busy = 0.0
         busy_until = 0.0

@@ -1,9 +1,10 @@
 """
 Anthropic's Messages API: the schema of a request, its meaning for a method, and the reply.
 
-Unknown fields are refused. Hints about Anthropic's own caches and tiers are accepted without
+Unknown fields are refused. Fields about Anthropic's own caches and tiers are accepted without
 effect. A reply is a message of content blocks, in one piece or as events. The thinking is one
-block, in which each verified step is a delta with the field ``stepspec``. The answer is the next.
+block, in which each verified step is a delta with the field ``stepspec``. The answer is the next
+block.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from . import deltas
 from .deltas import named_event
 from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
-    SERVED_MODEL_CURE,
+    SERVED_MODEL_HINT,
     ApiRequest,
     CallId,
     Function,
@@ -55,8 +56,10 @@ from .schemas import (
 
 B = TypeVar("B")
 
-OWN_TOOLS_CURE = "the service runs no tools; send tools with an input_schema, which the client runs"
-TEXT_ONLY_CURE = f"the methods read text only; send text blocks, or {SERVED_MODEL_CURE}"
+SERVER_TOOLS_HINT = (
+    "the service runs no tools; send tools with an input_schema, which the client runs"
+)
+TEXT_ONLY_HINT = f"the methods read text only; send text blocks, or {SERVED_MODEL_HINT}"
 
 
 class TextBlock(Part):
@@ -95,7 +98,7 @@ class RedactedThinkingBlock(Part):
     type: Literal["redacted_thinking"]
     """The kind of the block."""
     message: ClassVar[Message] = Message("assistant", "")
-    """Nothing is left of it."""
+    """A message without content, which adds nothing to the answer."""
 
 
 ROLE_OF_BLOCK = {
@@ -106,23 +109,24 @@ ROLE_OF_BLOCK = {
     "tool_addition": "system",
     "tool_removal": "system",
 }
-"""The role whose messages may have a block, by the kind of the block."""
+"""The role of the messages that may have a block, by the type of the block."""
 
 
-def _cure(kind: str) -> str:
-    """Return what to do about a block of this *kind*, which its message may not have."""
+def _hint(kind: str) -> str:
+    """Return what to send in place of a block of this type, which its message may not have."""
     if kind in ROLE_OF_BLOCK:
         return f"it belongs into a message of the {ROLE_OF_BLOCK[kind]}"
-    return OWN_TOOLS_CURE if "_tool_" in kind else TEXT_ONLY_CURE
+    # such as web_search_tool_result: a tool that Anthropic's server runs
+    return SERVER_TOOLS_HINT if "_tool_" in kind else TEXT_ONLY_HINT
 
 
-_kinds = partial(refusing_others, "block", cure=_cure)
-"""Makes the validator that refuses blocks of other kinds."""
+_accepting_blocks = partial(refusing_others, "block", hint=_hint)
+"""Makes a validator that accepts only blocks of the given types."""
 
 ResultBlock: TypeAlias = Annotated[
     TextBlock | ToolReferencePart,
     Field(discriminator="type"),
-    _kinds("text", "tool_reference"),
+    _accepting_blocks("text", "tool_reference"),
 ]
 
 
@@ -159,7 +163,7 @@ class ToolResultBlock(Part):
     content: str | Items[ResultBlock] | None = None
     """The result. None: an empty text."""
     is_error: bool | None = None
-    """Whether the content is the reason why there is no result."""
+    """Whether the tool failed, and the content is its error."""
 
     @property
     def message(self) -> Message:
@@ -172,12 +176,12 @@ class ToolResultBlock(Part):
 UserBlock: TypeAlias = Annotated[
     TextBlock | ToolResultBlock | ToolReferencePart,
     Field(discriminator="type"),
-    _kinds("text", "tool_result", "tool_reference"),
+    _accepting_blocks("text", "tool_result", "tool_reference"),
 ]
 AssistantBlock: TypeAlias = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock,
     Field(discriminator="type"),
-    _kinds("text", "thinking", "redacted_thinking", "tool_use"),
+    _accepting_blocks("text", "thinking", "redacted_thinking", "tool_use"),
 ]
 
 
@@ -197,11 +201,12 @@ class UserTurn(Part):
     @property
     def messages(self) -> Sequence[Message]:
         blocks = blocks_of(self.content)
+        # the list of tools describes the tool already
         return [block.message for block in blocks if not isinstance(block, ToolReferencePart)]
 
 
 class AssistantTurn(Part):
-    """An earlier answer. The chat templates of the models keep or drop its thinking."""
+    """An earlier answer. The chat template decides whether the models read its thinking."""
 
     role: Literal["assistant"]
     """Who speaks."""
@@ -211,7 +216,9 @@ class AssistantTurn(Part):
     @property
     def messages(self) -> Sequence[Message]:
         messages = [block.message for block in blocks_of(self.content)]
-        return [Message("assistant", ""), *[replace(each, role="assistant") for each in messages]]
+        as_assistant = [replace(message, role="assistant") for message in messages]
+        # an answer without blocks is a message too
+        return [Message("assistant", ""), *as_assistant]
 
 
 @accepting("block_binding")  # whether Anthropic's own server checks the thinking of other models
@@ -220,15 +227,18 @@ class ThinkingConfig(Part):
     How the answer thinks.
 
     A method always thinks. With "disabled" it thinks with the least effort, and the reply does not
-    show it.
+    show the thinking.
     """
 
     type: Literal["enabled", "adaptive", "disabled"]
     """Whether the answer thinks."""
     budget_tokens: Positive | None = None
-    """The most tokens of the thinking. The rest of ``max_tokens`` is for the answer."""
+    """
+    The most tokens of the thinking. The answer has the rest of ``max_tokens``. None: only the other
+    limits hold.
+    """
     display: Literal["summarized", "omitted", "updates"] | None = None
-    """With "omitted" the reply does not show the thinking."""
+    """With "omitted", the reply does not show the thinking. Other values have no effect."""
 
 
 class OutputFormat(Schema):
@@ -254,12 +264,12 @@ class UserMetadata(Part):
     """The user for whom the client makes the request."""
 
     user_id: Annotated[str, Field(max_length=512)] | None = None
-    """The client's name of its user, for the log."""
+    """The client's name for its user, for the log."""
 
 
 @accepting(
     "eager_input_streaming",  # a hint for Anthropic's streams
-    "defer_loading",  # whether a search has to find the tool first: the models read every tool
+    "defer_loading",  # whether the model has to search for the tool: here it reads every tool
     "allowed_callers",  # the programs that may call the tool
     "input_examples",
 )
@@ -277,41 +287,41 @@ class InputSchemaTool(Function):
 
 
 OfferedTool: TypeAlias = Annotated[
-    InputSchemaTool, refusing_others("tool", "custom", cure=OWN_TOOLS_CURE)
+    InputSchemaTool, refusing_others("tool", "custom", hint=SERVER_TOOLS_HINT)
 ]
 
 
-class ChangedTool(Part):
-    """The name of a tool that is in the list of tools."""
+class ReferencedTool(Part):
+    """The name of a tool that the list of tools describes."""
 
     type: Literal["tool_reference"]
-    """The kind of the change."""
+    """The kind of the description."""
     name: Name
     """The name of the tool."""
 
 
 class DefinedTool(Part):
-    """A tool that is not in the list of tools."""
+    """The description of a tool that is not in the list of tools."""
 
     type: Literal["tool_definition"]
-    """The kind of the change."""
+    """The kind of the description."""
     definition: OfferedTool
     """The tool."""
 
 
 class ToolChangeBlock(Part):
-    """A tool that the answer may, or may not, call from this message on."""
+    """A change of the tools: from this message on, the answer may call one tool more, or less."""
 
     type: Literal["tool_addition", "tool_removal"]
     """The kind of the block."""
-    tool: Annotated[ChangedTool | DefinedTool, Field(discriminator="type")]
-    """The tool, or the name of one in the list of tools."""
+    tool: Annotated[ReferencedTool | DefinedTool, Field(discriminator="type")]
+    """The tool."""
 
 
 SystemBlock: TypeAlias = Annotated[
     TextBlock | ToolChangeBlock,
     Field(discriminator="type"),
-    _kinds("text", "tool_addition", "tool_removal"),
+    _accepting_blocks("text", "tool_addition", "tool_removal"),
 ]
 
 
@@ -357,13 +367,17 @@ class ToolChoice(Part):
     named tool.
     """
     name: Name | None = None
-    """The tool that the answer has to call."""
+    """The name of the tool that the answer has to call, if the type is "tool"."""
     disable_parallel_tool_use: bool | None = None
-    """Whether the answer has at most one call."""
+    """Whether the answer may have only one call."""
 
     @property
     def wanted(self) -> str:
-        """OpenAI's word for the choice, or the name of the tool. Raise `ApiError` without one."""
+        """
+        The choice as `Wanted.tool_choice` has it: OpenAI's word, or the name of the tool.
+
+        Raise `ApiError` if the type is "tool" and the name is missing.
+        """
         if self.type == "tool":
             if self.name is None:
                 raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
@@ -373,10 +387,10 @@ class ToolChoice(Part):
 
 @accepting(
     "context_management",  # a hint about old parts of the conversation
-    "anthropic_beta",  # the header, where gateways put it
-    "anthropic_version",
+    "anthropic_beta",  # a header, which gateways put into the body
+    "anthropic_version",  # also a header
     "betas",
-    "billing_policy",  # for Anthropic's own server, as are all that follow
+    "billing_policy",  # this and all fields below concern Anthropic's own server
     "diagnostics",
     "fallback_credit_token",
     "fallbacks",
@@ -385,26 +399,26 @@ class ToolChoice(Part):
     "workspace_id",
 )
 class Conversation(Part):
-    """The part of a request that the models read."""
+    """The fields of a request that the models read, and those that both request classes share."""
 
     model: ModelName
     """The name of a method or of a served model."""
     messages: Annotated[Items[MessageTurn], Field(min_length=1)]
     """The conversation."""
-    system: str | Items[Annotated[TextBlock, _kinds("text")]] = ""
+    system: str | Items[Annotated[TextBlock, _accepting_blocks("text")]] = ""
     """Instructions before the conversation."""
     thinking: ThinkingConfig = ThinkingConfig(type="enabled")
     """How the answer thinks."""
     output_config: OutputConfig = OutputConfig()
-    """Effort and form of the answer."""
+    """The effort of the thinking, and the form of the answer."""
     tools: Items[OfferedTool] = Field([])
-    """The tools. As in Anthropic's API there may be hundreds, since MCP servers bring many."""
+    """The tools. As in Anthropic's API there may be hundreds, because MCP servers have many."""
     tool_choice: ToolChoice = ToolChoice(type="auto")
     """Whether the answer calls tools."""
     mcp_servers: Nothing = None
     """Only the empty list is accepted: the service runs no tools."""
     speed: Literal["standard"] | None = None
-    """The standard speed, without effect."""
+    """Only the standard speed is accepted. It has no effect."""
 
     @property
     def wanted(self) -> Wanted:
@@ -424,9 +438,8 @@ class Conversation(Part):
         """
         Return the tools after all changes within the conversation.
 
-        Chat templates show one list of tools. Without changes the tools are returned as they are,
-        so that two tools with one name are an error. Raise `ApiError` for a change of an unknown
-        tool.
+        Chat templates have one list of tools for the whole conversation. Raise `ApiError` if a
+        message adds or removes an unknown tool.
         """
         changes = [
             change
@@ -434,7 +447,7 @@ class Conversation(Part):
             if isinstance(turn, SystemTurn)
             for change in turn.changes
         ]
-        if not changes:
+        if not changes:  # a name may occur twice in the list: `Resolver` refuses it
             return self.tools
         tools = {tool.name: tool for tool in self.tools}
         removed: set[str] = set()
@@ -458,9 +471,9 @@ class Conversation(Part):
 
 
 def _merged(messages: Iterable[Message]) -> Iterator[Message]:
-    """Yield *messages* with consecutive ones of one role joined, as Anthropic's API promises."""
+    """Join consecutive *messages* of the same role, as Anthropic's API does."""
     for role, group in groupby(messages, lambda message: message.role):
-        if role == "tool":  # the results of calls stay apart
+        if role == "tool":  # each result of a call is a message of its own
             yield from group
             continue
         members = [*group]
@@ -476,9 +489,9 @@ class CountTokensRequest(Conversation):
     """The body of a request to count tokens."""
 
 
-@accepting("service_tier")  # Anthropic's own
+@accepting("service_tier")  # a class of service of Anthropic's own server
 class MessagesRequest(Conversation, ApiRequest):
-    """The body of a message."""
+    """The body of a request for a message."""
 
     max_tokens: Positive
     """The most tokens of the thinking and the answer together."""
@@ -520,9 +533,9 @@ class MessagesRequest(Conversation, ApiRequest):
 
 SIGNATURE = "stepspec"
 """
-The signature of every block of thinking. Clients send it back, and nothing here depends on it.
+The signature of every thinking block. Clients send the signature back, and stepspec ignores it.
 
-Anthropic's own API refuses it, since it accepts only the thinking of Anthropic's models.
+Anthropic's own API refuses such a block: it accepts only what Anthropic's models have thought.
 """
 
 PING = named_event("ping")
@@ -536,7 +549,7 @@ class ContentBlocks(MessageParts):
 
     def __init__(self) -> None:
         super().__init__()
-        self._complete = True  # whether the last block is
+        self._complete = True  # whether the last block, if there is one, is complete
 
     def close(self) -> bytes:
         if self._complete:
@@ -550,11 +563,11 @@ class ContentBlocks(MessageParts):
 
     def finish(self, *, cut: bool) -> bytes:
         """
-        Complete the last block. Return the events.
+        Complete the last block, and make `parts` fit for a message in one piece. Return the events.
 
-        Clients read the first block unasked, so a message without any block gets an empty text. If
-        the answer was *cut* off, calls whose arguments are no JSON are left out of `parts`. The
-        events of a stream have begun them already.
+        A message without any block gets an empty text, as clients read the first block without
+        asking whether it exists. If the answer was *cut* off, calls whose arguments are no JSON are
+        removed from `parts`. A stream has announced such calls already, and cannot remove them.
         """
         events = self.close()
         if not self.parts:
@@ -572,6 +585,7 @@ class ContentBlocks(MessageParts):
 
     def _open(self, kind: str) -> bytes:
         fields = {"signature": ""} if kind == "thinking" else {}
+        # in Anthropic's API, the field with the text has the name of the type
         return self._start({"type": kind, kind: ""}, fields)
 
     def _add_text(self, text: str, about: JsonFields) -> bytes:
@@ -580,7 +594,7 @@ class ContentBlocks(MessageParts):
         return self._delta({"type": f"{kind}_delta", kind: text}, **about)
 
     def _open_call(self, piece: Calling) -> bytes:
-        # the arguments are text until the call is complete
+        # the arguments are a text until `finish` parses them; events always have an object
         block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": ""}
         return self._start(block, {"input": {}})
 
@@ -588,11 +602,11 @@ class ContentBlocks(MessageParts):
         self._last["input"] += arguments
         return self._delta({"type": "input_json_delta", "partial_json": arguments})
 
-    def _start(self, block: JsonObject, fields: JsonFields) -> bytes:
-        """Add *block*. Return its event, in which it has other *fields*."""
+    def _start(self, block: JsonObject, event_fields: JsonFields) -> bytes:
+        """Add *block*. Return the start event: the block, with other values in *event_fields*."""
         self.parts.append(block)
         self._complete = False
-        content = {**block, **fields}
+        content = {**block, **event_fields}
         return named_event("content_block_start", index=self._index, content_block=content)
 
     def _delta(self, delta: JsonFields, **fields: Any) -> bytes:
@@ -600,7 +614,7 @@ class ContentBlocks(MessageParts):
 
 
 class MessagesReply(SingleReply):
-    """The `ReplyFormat` that writes the one run of a request as a message."""
+    """The `ReplyFormat` of Anthropic's Messages API. A request has one run."""
 
     keep_alive = PING
 
@@ -626,14 +640,14 @@ class MessagesReply(SingleReply):
     async def closing(self) -> bytes:
         events = self._finish()
         usage = _usage(await self._runs.usage())
-        extension = self._runs.extension([0])
+        extension = self._runs.extension()
         events += named_event("message_delta", delta=self._ended(), usage=usage, **extension)
         return events + named_event("message_stop")
 
     async def body(self) -> JsonObject:
         self._finish()
         usage = _usage(await self._runs.usage()) | TIER
-        extension = self._runs.extension([0])
+        extension = self._runs.extension()
         return self._message() | self._ended() | {"usage": usage} | extension
 
     def _finish(self) -> bytes:
@@ -641,12 +655,15 @@ class MessagesReply(SingleReply):
 
     def _ended(self) -> JsonObject:
         """Return the fields of the message that say why it ended."""
-        stop = first_stop(self._runs.counts[0].text, self._run_request.stop)
-        stopped = stop[1] if stop else None
-        reason = stop_reason(self._solution, stopped)
+        (counts,) = self._runs.counts
+        found = first_stop(counts.text, self._run_request.stop)
+        stop_sequence = None
+        if found is not None:
+            _, stop_sequence = found
+        reason = stop_reason(self._solution, stop_sequence)
         return {
             "stop_reason": reason,
-            "stop_sequence": stopped if reason == "stop_sequence" else None,
+            "stop_sequence": stop_sequence if reason == "stop_sequence" else None,
         }
 
     def _message(self) -> JsonObject:
@@ -661,11 +678,11 @@ class MessagesReply(SingleReply):
         }
 
 
-def stop_reason(solution: Solution, stopped: str | None) -> str:
+def stop_reason(solution: Solution, stop_sequence: str | None) -> str:
     """
     Return Anthropic's reason for the end of a message.
 
-    *stopped* is the stop sequence that ended the answer; None if none did.
+    *stop_sequence* ended the answer. None: no stop sequence did.
     """
     if solution.finish_reason == "context":
         return "model_context_window_exceeded"
@@ -673,18 +690,20 @@ def stop_reason(solution: Solution, stopped: str | None) -> str:
         return "max_tokens"
     if solution.calls:
         return "tool_use"
-    return "end_turn" if stopped is None else "stop_sequence"
+    return "end_turn" if stop_sequence is None else "stop_sequence"
 
 
 TIER = {"service_tier": "standard"}
-"""The field that the usage of a message has, and the usage of its last event has not."""
+"""
+A field of the usage in a complete message and in ``message_start``, but not in ``message_delta``.
+"""
 
 
 def _usage(usage: JsonFields) -> JsonObject:
     """
-    Return the usage of a message from that of a chat completion.
+    Return *usage*, which is in the form of a chat completion, in the form of a message.
 
-    Anthropic's API counts the tokens of the prompt in the prefix cache separately.
+    Anthropic's API does not count prompt tokens from the prefix cache as input tokens.
     """
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     thinking = usage["completion_tokens_details"]["reasoning_tokens"]

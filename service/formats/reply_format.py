@@ -26,7 +26,6 @@ from .requests import RunRequest
 
 RunItem: TypeAlias = RunEvent | RunResult
 
-
 COUNT_SECONDS = 5.0
 """Seconds for the large model's server to count the tokens of a conversation."""
 PROGRESS_EVENTS: tuple[type[Event], ...] = (Committed, Answering, Calling, Finished)
@@ -58,11 +57,15 @@ class RequestRuns:
         try:
             async with asyncio.timeout(COUNT_SECONDS):
                 return await self._large.count(first.problem, tools)
-        except (EndpointError, TimeoutError):  # which is no reason to lose the answer
+        except (EndpointError, TimeoutError):  # the answer is complete without this number
             return self.counts[0].prompt
 
-    def extension(self, choices: Sequence[int]) -> JsonObject:
-        """Return the fields beyond OpenAI's API about the runs of *choices*, which are over."""
+    def extension(self, choices: Sequence[int] = (0,)) -> JsonObject:
+        """
+        Return stepspec's own fields of a reply, about the runs of *choices*.
+
+        These runs are over. By default, the reply is about the first run.
+        """
         solutions = [self.solutions[choice] for choice in choices]
         ledgers = [deltas.ledger(solution.ledger) for solution in solutions]
         about = [

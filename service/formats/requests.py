@@ -1,8 +1,8 @@
 """
 What a service offers, and the runs that a request asks for.
 
-The service imports no policy and no solver: the builder of a service passes in the `Offer`. The
-model of a request is a method, ``auto`` (the default method), or one of the two served models. A
+The service imports no policy and no solver: whoever makes a service passes in an `Offer`. A request
+names a model. It is a method, or ``auto`` (the default method), or one of the two served models. A
 request to a served model is forwarded.
 """
 
@@ -34,11 +34,11 @@ EFFORT: Mapping[Effort, float] = {
     "minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0, "max": 1.0,
 }  # fmt: skip
 """
-The share of the configured tokens for thinking that a request gets. Tokens for the answer stay.
+The share of the tokens for thinking that each effort leaves. The answer keeps its tokens.
 """
 
 MAX_PRIORITY = 1000
-"""The largest number of a priority, above and below zero, as for runs."""
+"""A priority is a number from -1000 to 1000, as for runs."""
 
 
 class Engine(Protocol):
@@ -70,8 +70,9 @@ class Engine(Protocol):
         """
         Solve one *problem* with the options *run*.
 
-        The runs of one *session* use the same replica of each model while it is up. The times in
-        events are from *clock*. Cancelling the call closes all its requests to the models.
+        The runs of one *session* use the same replica of each model while that replica is up. The
+        times in events are from *clock*. If the call is cancelled, all its requests to the models
+        are closed.
         """
         ...
 
@@ -95,11 +96,11 @@ class Offer:
     methods: Mapping[str, ServedMethod]
     """The methods, by name."""
     defaults: RunOptions = field(default_factory=RunOptions)
-    """The options of a run that sets none. Their policy is the default method."""
+    """The options of a run whose request sets none. ``defaults.policy`` is the default method."""
     version: str = "0"
     """The version of the service."""
     session_header: str = ""
-    """The header that keeps the requests of one session on one server. "": there is none."""
+    """The header whose value names the session of a request. "": the service has no sessions."""
     check: Callable[[str, JsonFields], object] = lambda method, options: options
     """
     Raises `ConfigurationError`, which names the option, if the options are wrong for the method.
@@ -140,8 +141,8 @@ class ModelCatalog:
         """
         The served models by name.
 
-        A name that is not unique has the role as a prefix: ``small:NAME``. A model that was never
-        up is left out, as its name is not known.
+        A model whose name is not unique has its role as a prefix: ``small:NAME``. A model whose
+        server was never up is left out, because its name is not known.
         """
         known = self._known
         uses = Counter([*self.methods, *[endpoint.name for endpoint in known.values()]])
@@ -235,7 +236,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Finds the runs that requests to one method ask for, within the limits of the settings."""
+    """Makes runs from requests to one method, within the limits of the settings."""
 
     method: str
     """The name of the method."""
@@ -245,17 +246,17 @@ class Resolver:
     """The settings of the service, with the limits."""
     auto: bool = False
     """
-    Whether the run may leave the method where it does not pay, as for the model "auto".
+    Whether the large model may answer alone where the method does not pay, as for the model "auto".
 
-    The request and the settings may decide otherwise. With a seed the run stays with its method, as
-    its text must not depend on the time.
+    The request and the settings may decide otherwise. A run with a seed stays with its method,
+    because its text must not depend on measured times.
     """
     best_priority: int | None = None
-    """The best priority that the run may have. None: any."""
+    """The best priority that the client's key allows. None: the key allows any."""
 
     def runs(self, request: Request) -> tuple[RunRequest, ...]:
         """
-        Return one run for each choice that *request* wants, each with its own seed.
+        Return a run for each choice that *request* asks for, each with a seed of its own.
 
         Raise `ApiError` if the request is wrong.
         """
@@ -317,7 +318,7 @@ class Resolver:
             raise bad_request(wrong, wanted.conversation_name)
 
     def _options(self, requested: JsonFields) -> JsonObject:
-        """Return the options of the method, those *requested* over the configured ones."""
+        """Return the options of the method. The options *requested* override the settings."""
         options = {**self.offer.configured_options(self.method), **requested}
         if requested or self.method != self.offer.defaults.policy:
             try:
@@ -339,7 +340,7 @@ class Resolver:
         """
         Return the sampling of *request*.
 
-        It has the seed of the request alone, as the configured seed would repeat answers.
+        The seed in the settings is not used, because it would give each client the same answer.
         """
         update = {
             name: value
@@ -352,7 +353,7 @@ class Resolver:
         return self.offer.defaults.sampling.model_copy(update=update)
 
     def _limits(self, overrides: StepspecOptions, wanted: Wanted) -> Limits:
-        """Return the configured budget with the limits that the request wants."""
+        """Return the budget in the settings, with the limits that the request asks for."""
         defaults = self.offer.defaults.budget
         requested: JsonObject = {}
         if overrides.budget:
@@ -367,7 +368,7 @@ class Resolver:
         _check_answer(limits)
         answer = limits.budget().for_answer
         thinking = limits.tokens - answer
-        if not thinking:  # the effort has nothing to take a share of
+        if not thinking:  # the effort would take a share of nothing
             return limits
         if wanted.effort is not None:
             thinking = max(1, int(thinking * EFFORT[wanted.effort]))
@@ -381,15 +382,15 @@ class Resolver:
 
 
 def _check_tokens(requested: int | None, wanted: Wanted) -> None:
-    """Raise `ApiError` if *requested*, the tokens of the run's budget, contradict *wanted*."""
+    """Raise `ApiError` if *requested* (``stepspec.budget.tokens``) contradicts *wanted*."""
     tokens = wanted.tokens
     name = wanted.tokens_name
-    least = wanted.least
+    min_tokens = wanted.min_tokens
     if tokens is None:
         return
-    if least is not None and least > tokens:  # as vLLM refuses
+    if min_tokens is not None and min_tokens > tokens:  # vLLM refuses such a request too
         raise bad_request(
-            f"min_tokens is {least} and {name} {tokens}: send at most {tokens}", "min_tokens"
+            f"min_tokens is {min_tokens} and {name} {tokens}: send at most {tokens}", "min_tokens"
         )
     if requested is not None and tokens != requested:
         raise bad_request(
@@ -400,7 +401,7 @@ def _check_tokens(requested: int | None, wanted: Wanted) -> None:
 
 
 def _orphan_result(conversation: Sequence[Message]) -> str:
-    """Return the error for the first result whose call no message makes; "" if there is none."""
+    """Return the error if a result belongs to no call; "" if each result belongs to a call."""
     called: set[str] = set()
     for turn in conversation:
         if turn.role == "tool" and turn.call_id not in called:
@@ -414,10 +415,10 @@ def _orphan_result(conversation: Sequence[Message]) -> str:
 
 def forwarded_priority(content: JsonFields, best: int | None) -> int | None:
     """
-    Return the priority, among runs, of a request that is forwarded.
+    Return the priority that a forwarded request has among runs. None: the request keeps its own.
 
-    *best* is the best priority that the client may have. A request without a priority gets *best*.
-    None: any priority is allowed, and the request keeps its own. Raise `ApiError` for a better one.
+    *best* is the best priority that the client's key allows. None: the key allows any. A request
+    without a priority gets *best*. Raise `ApiError` if the request asks for a better priority.
     """
     if best is None:
         return None
@@ -430,7 +431,7 @@ def forwarded_priority(content: JsonFields, best: int | None) -> int | None:
 
 
 def _allowed_priority(asked: int | None, best: int, param: str) -> int:
-    """Return the priority of a request, *best* if it asks for none. Raise `ApiError`."""
+    """Return *asked*, or *best* without it. Raise `ApiError` if *asked* is better than *best*."""
     if asked is not None and asked < best:
         raise bad_request(
             f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower"
@@ -452,7 +453,7 @@ def _check_answer(limits: Limits) -> None:
 
 
 def _toolset(wanted: Wanted, *, live: bool) -> Toolset | None:
-    """Return the tools of a request; None if it has none. A *live* request streams."""
+    """Return the tools of a request. None: it has no tools. *live*: the answer is a stream."""
     tools = wanted.tools
     choice = wanted.tool_choice
     if not tools:

@@ -26,8 +26,8 @@ from ..settings import Thinking
 from . import deltas
 from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
 from .schemas import (
-    FUNCTION_TOOLS_CURE,
-    OWN_SERVER,
+    FUNCTION_TOOLS_HINT,
+    OPENAI_SERVER_FIELDS,
     AnyJson,
     Arguments,
     CallId,
@@ -53,7 +53,9 @@ from .schemas import (
 )
 
 INPUT = "input"
-"""The one argument of the function that the models see in place of a custom tool."""
+"""
+The name of an argument. The models see a custom tool as a function with this argument alone.
+"""
 INPUT_SCHEMA = json_text(
     {
         "type": "object",
@@ -64,11 +66,11 @@ INPUT_SCHEMA = json_text(
         "additionalProperties": False,
     }
 )
-"""The JSON schema of the arguments of this function."""
+"""The JSON schema of the arguments of such a function."""
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name of a tool as the models see it. vLLM joins the two names in the same way."""
+    """Return the name of a tool as the models see it, with its *namespace*, as in vLLM."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
@@ -100,12 +102,12 @@ class ReasoningPart(Part):
 
 @accepting("summary", "encrypted_content")  # further forms of the reasoning
 class ReasoningItem(Item):
-    """The reasoning of an earlier answer. The chat templates of the models keep or drop it."""
+    """The reasoning of an earlier answer. The chat template decides whether the models read it."""
 
     type: Literal["reasoning"]
     """The kind of the item."""
     content: Items[ReasoningPart] | None = None
-    """The reasoning. None: the models read nothing of it."""
+    """The reasoning. None: the client sent another form of it, which the models do not read."""
 
     @property
     def text(self) -> str:
@@ -179,27 +181,27 @@ CALL_ITEMS = (
     "custom_tool_call",
     "custom_tool_call_output",
 )
-"""The kinds of items for the tools that clients run."""
+"""The types of items about tools that the client runs."""
 
 
 def _with_type(item: object) -> object:
     """
-    Return *item* without its fields that are null, as OpenAI's SDK dumps all fields that it knows.
+    Return *item* with its type: an item with a role is a message.
 
-    An item with a role gets the type of a message. Raise `ValueError` for items of tools that a
-    server runs, and for references to stored items.
+    Fields that are null are dropped, as OpenAI's SDK sends every field that it knows. Raise
+    `ValueError` for items about tools that a server runs, and for references to stored items.
     """
     if not isinstance(item, dict):
         return item
-    every_field = cast("JsonObject", item)
-    fields = {name: value for name, value in every_field.items() if value is not None}
+    all_fields = cast("JsonObject", item)
+    fields = {name: value for name, value in all_fields.items() if value is not None}
     kind = str(fields.get("type"))
     if kind.endswith(("_call", "_call_output")) and kind not in CALL_ITEMS:
-        raise ValueError(f"an item of the type {kind!r}: {FUNCTION_TOOLS_CURE}")
+        raise ValueError(f"an item of the type {kind!r}: {FUNCTION_TOOLS_HINT}")
     if kind == "item_reference" or fields.keys() == {"id"}:
         raise ValueError(
-            "an item_reference: nothing is stored; send the item itself, as clients do after store:"
-            " false"
+            "an item_reference: the service stores no items; send the whole item in place of its"
+            " id, as clients do if store is false"
         )
     if "role" in fields:
         fields.setdefault("type", "message")
@@ -214,27 +216,28 @@ InputItem: TypeAlias = Annotated[
 
 
 def _in_answer(item: TypedItem) -> bool:
-    """Return whether *item* is a part of an answer."""
+    """Return whether *item* is a part of an earlier answer."""
     if isinstance(item, CallOutputItem):
         return False
     return not isinstance(item, MessageItem) or item.role == "assistant"
 
 
 def _answer(items: Sequence[TypedItem]) -> Message:
-    """Return the message of *items*, the parts of one answer."""
+    """Join *items*, the parts of one answer, to a message."""
     texts = [joined_text(item.content) for item in items if isinstance(item, MessageItem)]
     thoughts = [item.text for item in items if isinstance(item, ReasoningItem)]
     calls = [item.call for item in items if isinstance(item, FunctionCallItem | CustomCallItem)]
+    # an answer that begins with calls begins with an empty text
     content = "\n".join(dropwhile(lambda text: not text, texts))
     return Message("assistant", content, tuple(calls), reasoning="".join(thoughts))
 
 
 def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
     """
-    Yield the messages of *items*.
+    Yield *items* as messages.
 
-    The reasoning, the texts and the calls of one answer are one message. Reasoning without an
-    answer is dropped.
+    Consecutive items of an answer (reasoning, texts, calls) make one message. It is dropped if it
+    has neither a text nor a call.
     """
     for in_answer, group in groupby(items, _in_answer):
         if in_answer:
@@ -250,10 +253,10 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
 
 
 @accepting(
-    "context",  # the earlier reasoning that the models read, which their chat templates choose
-    "generate_summary",  # the older name of the summary
+    "context",  # how much earlier reasoning the models read: the chat template decides
+    "generate_summary",  # the older name of the field summary
     "mode",
-    "summary",  # the output has the full text of the reasoning
+    "summary",  # how long a summary is: the output has the full text of the reasoning
 )
 class Reasoning(Part):
     """How the answer thinks."""
@@ -263,7 +266,7 @@ class Reasoning(Part):
 
 
 class SchemaFormat(NamedSchema):
-    """An answer that is JSON and matches a schema, in the form of the Responses API."""
+    """An answer that is JSON and matches a schema, as the Responses API describes it."""
 
     type: Literal["json_schema"]
     """The kind of the format."""
@@ -282,8 +285,8 @@ class TextOptions(Part):
 
 @accepting(
     "format",  # the form of the text, such as a grammar
-    "defer_loading",  # whether a search has to find the tool first: the models read every tool
-    *OWN_SERVER,
+    "defer_loading",  # whether the model has to search for the tool: here it reads every tool
+    *OPENAI_SERVER_FIELDS,
 )
 class CustomTool(Part):
     """A tool that takes one text. As in vLLM, the models see a function with one argument."""
@@ -326,7 +329,7 @@ Included: TypeAlias = Literal[
 ClientTool: TypeAlias = Annotated[
     FunctionTool | CustomTool | NamespaceTool,
     Field(discriminator="type"),
-    refusing_others("tool", "function", "custom", "namespace", cure=FUNCTION_TOOLS_CURE),
+    refusing_others("tool", "function", "custom", "namespace", hint=FUNCTION_TOOLS_HINT),
 ]
 
 
@@ -340,12 +343,12 @@ class ChosenTool(Part):
 
 
 class ChosenTools(Part):
-    """The choice of some of the tools."""
+    """A choice that allows only some of the tools."""
 
     type: Literal["allowed_tools"]
     """The kind of the choice."""
     mode: Literal["auto", "required"]
-    """Whether the answer has to call one of them."""
+    """Whether the answer may ("auto") or has to ("required") call one of these tools."""
     tools: Offered[ChosenTool]
     """The only tools that the answer may call."""
 
@@ -358,21 +361,21 @@ REPEATED = {
     "parallel_tool_calls",
     "user",
 }
-"""The fields of a request that its response repeats as they are."""
+"""The fields of a request that the response repeats unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatTool:
-    """A tool of the client with its namespace."""
+    """A tool with the name of its namespace. The models see one flat list of tools."""
 
     offered: FunctionTool | CustomTool
     """The tool as the client describes it."""
     namespace: str | None = None
-    """The name of its namespace. None: it has none."""
+    """The name of the namespace. None: the tool is in no namespace."""
 
     @property
     def tool(self) -> Tool:
-        """The tool as the models read about it."""
+        """The tool as the models see it."""
         name = flat_name(self.namespace, self.offered.name)
         return replace(self.offered.tool, name=name)
 
@@ -393,7 +396,7 @@ class FlatTool:
     "stream_options",  # whether events have a field of random length
 )
 class ResponsesRequest(OpenaiRequest):
-    """The body of a response. None: left out."""
+    """The body of a request for a response. None: the field was left out."""
 
     input: str | Annotated[Items[InputItem], Field(min_length=1)]
     """The text of the user, or the items of the conversation."""
@@ -406,15 +409,16 @@ class ResponsesRequest(OpenaiRequest):
     text: TextOptions = TextOptions()
     """The form of the answer."""
     stop: Nothing = None
-    """Nothing, as this API has no stop strings. Load generators send null."""
+    """Always None, as this API has no stop strings. Load generators send null."""
     tools: Offered[ClientTool] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | ChosenTools | None = None
     """Whether the answer calls tools. None: the model decides."""
     include: Items[Included] | None = None
     """
-    What agents ask for in every request, without effect. The output has the reasoning, and nothing
-    of the tools that a server runs.
+    Further fields that the client wants in the output. They have no effect: the output always has
+    the reasoning, and has nothing about tools that a server runs. Agents send this in every
+    request.
     """
 
     @property
@@ -427,22 +431,25 @@ class ResponsesRequest(OpenaiRequest):
         else:
             messages.extend(conversation(self.input))
         choice = self.tool_choice
+        tool_choice = "auto"
         allowed: tuple[str, ...] = ()
         if isinstance(choice, ChosenTools):
+            tool_choice = choice.mode
             allowed = tuple([self._chosen(tool.name) for tool in choice.tools])
-            choice = choice.mode
+        elif isinstance(choice, ChosenTool):
+            tool_choice = self._chosen(choice.name)
+        elif choice is not None:
+            tool_choice = choice
         return Wanted(
             tuple(messages),
             "input",
             tokens=self.max_output_tokens,
             tokens_name="max_output_tokens",
-            least=self.min_tokens,
+            min_tokens=self.min_tokens,
             effort=self.reasoning.effort,
             format=self.text.format.rules,
             tools=tuple([flat.tool for flat in self.flat_tools]),
-            tool_choice=(
-                self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice or "auto"
-            ),
+            tool_choice=tool_choice,
             tool_named=isinstance(choice, ChosenTool),
             allowed=allowed,
             parallel=self.parallel_tool_calls,
@@ -450,7 +457,7 @@ class ResponsesRequest(OpenaiRequest):
 
     @property
     def flat_tools(self) -> list[FlatTool]:
-        """All tools, those in namespaces too, as one list."""
+        """All tools, also those in namespaces, as one list."""
         flat: list[FlatTool] = []
         for offered in self.tools:
             if isinstance(offered, NamespaceTool):
@@ -461,14 +468,15 @@ class ResponsesRequest(OpenaiRequest):
 
     def _chosen(self, name: str) -> str:
         """
-        Return the name of the tool *name* as the models see it.
+        Return the full name of the tool called *name*, with the namespace.
 
-        A client may leave out the namespace if the name is unique without it.
+        The client may leave out the namespace if only one tool has the name without it.
         """
+        full_names = [flat.tool.name for flat in self.flat_tools]
         matches = [flat.tool.name for flat in self.flat_tools if flat.offered.name == name]
-        if len(matches) == 1 and all(flat.tool.name != name for flat in self.flat_tools):
-            return matches[0]
-        return name
+        if name in full_names or len(matches) != 1:
+            return name
+        return matches[0]
 
     @property
     def echo(self) -> JsonObject:
@@ -492,7 +500,7 @@ class ResponsesRequest(OpenaiRequest):
 
 
 class ResponseEvents(MessageParts):
-    """The numbered events of one stream, and the output items that they build."""
+    """The output items of one response, and the numbered events of a stream that build them."""
 
     thinking_kind = "reasoning"
     text_kind = "message"
@@ -500,11 +508,11 @@ class ResponseEvents(MessageParts):
     def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
         super().__init__()
         self.lost: JsonObject | None = None
-        """The call that was cut off within its arguments. None: there is none."""
+        """The call whose arguments were cut off. None: no call was cut off."""
         self._request_id = request_id
         self._tools = {flat.tool.name: flat for flat in tools}
         self._events = 0
-        self._texts: list[str] = []  # of the open item
+        self._texts: list[str] = []  # the pieces of the open item's text or arguments
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event of the stream."""
@@ -518,9 +526,10 @@ class ResponseEvents(MessageParts):
 
     def _add_arguments(self, arguments: str) -> bytes:
         self._texts.append(arguments)
-        if self._kind == "custom_tool_call":  # its text is known at the end
+        # the text of a custom call is known when its JSON is complete
+        if self._kind == "custom_tool_call":
             return b""
-        return self._last_item_event("function_call_arguments.delta", delta=arguments)
+        return self._event_in_item("function_call_arguments.delta", delta=arguments)
 
     def _open_call(self, piece: Calling) -> bytes:
         known = self._tools.get(piece.name)
@@ -538,10 +547,10 @@ class ResponseEvents(MessageParts):
             text_field: "",
         }
         self.parts.append(item)
-        return self._item_event("added")
+        return self._item_stage_event("added")
 
     def close(self, status: str = "completed") -> bytes:
-        """End the open item, if there is one, with this *status*. Return the events."""
+        """Give the open item, if there is one, its final *status*. Return the events."""
         item = self._last
         if item.get("status") != "in_progress":
             return b""
@@ -553,7 +562,7 @@ class ResponseEvents(MessageParts):
         match item["type"]:
             case "function_call":
                 item["arguments"] = text
-                events = self._last_item_event(
+                events = self._event_in_item(
                     "function_call_arguments.done",
                     name=item["name"],
                     arguments=text,
@@ -561,14 +570,14 @@ class ResponseEvents(MessageParts):
             case "custom_tool_call":
                 text = custom_input(text)
                 item[INPUT] = text
-                events = self._last_item_event("custom_tool_call_input.delta", delta=text)
-                events += self._last_item_event("custom_tool_call_input.done", input=text)
+                events = self._event_in_item("custom_tool_call_input.delta", delta=text)
+                events += self._event_in_item("custom_tool_call_input.done", input=text)
             case kind:
                 part = _part(kind, text)
                 item["content"] = [part]
                 events = self._text_event("done", text=text)
                 events += self._content_event("content_part.done", part=part)
-        return events + self._item_event("done")
+        return events + self._item_stage_event("done")
 
     def _open(self, kind: str) -> bytes:
         prefix = "msg"
@@ -577,7 +586,7 @@ class ResponseEvents(MessageParts):
             prefix = "rs"
             fields = {"summary": []}
         item: JsonObject = {
-            # text may go on after a call, so the number of the item makes the id unique
+            # a message may have several text items: the number of the item makes the id unique
             "id": f"{prefix}_{self._request_id}_{len(self.parts)}",
             "type": kind,
             **fields,
@@ -585,18 +594,19 @@ class ResponseEvents(MessageParts):
             "status": "in_progress",
         }
         self.parts.append(item)
-        events = self._item_event("added")
+        events = self._item_stage_event("added")
         return events + self._content_event("content_part.added", part=_part(kind, ""))
 
-    def _item_event(self, stage: str) -> bytes:
+    def _item_stage_event(self, stage: str) -> bytes:
+        """Return the event that the last item is at this *stage*: "added" or "done"."""
         return self.event(
             f"response.output_item.{stage}",
             output_index=self._index,
             item=self._last,
         )
 
-    def _last_item_event(self, kind: str, **fields: Any) -> bytes:
-        """Return an event of the last item."""
+    def _event_in_item(self, kind: str, **fields: Any) -> bytes:
+        """Return an event about the content of the last item."""
         return self.event(
             f"response.{kind}",
             item_id=self._last["id"],
@@ -605,8 +615,8 @@ class ResponseEvents(MessageParts):
         )
 
     def _content_event(self, kind: str, **fields: Any) -> bytes:
-        """Return an event of the one part of the last item."""
-        return self._last_item_event(kind, content_index=0, **fields)
+        """Return an event about the only part of the last item's content."""
+        return self._event_in_item(kind, content_index=0, **fields)
 
     def _text_event(self, stage: str, **fields: Any) -> bytes:
         if self._last["type"] == "reasoning":
@@ -615,7 +625,11 @@ class ResponseEvents(MessageParts):
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text in the *arguments* of a call of a custom tool, which a model wrote."""
+    """
+    Return the text in the *arguments* that a model wrote for a custom tool.
+
+    Return *arguments* unchanged if they are not the expected JSON.
+    """
     try:
         text: object = read_json(arguments)[INPUT]
     except (ValueError, TypeError, KeyError):
@@ -630,7 +644,7 @@ def _part(kind: str, text: str) -> JsonObject:
 
 
 class ResponsesReply(SingleReply):
-    """The `ReplyFormat` that writes the one run of a request as a response."""
+    """The `ReplyFormat` of the Responses API. A request has one run."""
 
     def __init__(
         self,
@@ -678,7 +692,7 @@ class ResponsesReply(SingleReply):
         response["usage"] = _usage(await self._runs.usage())
         if self._status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return response | self._runs.extension([0])
+        return response | self._runs.extension()
 
     def _response(self, status: str) -> JsonObject:
         sampling = self._run_request.run.sampling
@@ -697,7 +711,7 @@ class ResponsesReply(SingleReply):
 
 
 def _usage(usage: JsonFields) -> JsonObject:
-    """Return the usage of a response from that of a chat completion."""
+    """Return *usage*, which is in the form of a chat completion, in the form of a response."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},

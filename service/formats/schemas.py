@@ -2,8 +2,8 @@
 What the bodies of all requests share: bounds, parts, texts, tools, and the object ``stepspec``.
 
 The size of a body is checked before pydantic validates it. Without bounds, a body of 4 MiB with
-100,000 wrong values or small lists keeps the process busy for seconds. Values that no method can
-honour are refused; `validation` tells the client what to send in their place. No I/O.
+100,000 wrong values or small lists keeps the process busy for seconds. A value that no method can
+obey is refused. Its error has a hint: what to send instead (see `validation`). No I/O.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from ..settings import Thinking
 
 MAX_DEPTH = 128
 """
-Levels of lists and objects in a request. orjson writes at most 254, and a request gets some more on
-its way to a server.
+The largest number of nested lists and objects in a request. orjson writes at most 254 levels, and
+stepspec adds a few levels before it forwards a request.
 """
 MAX_ITEMS = 4096
-"""Items of one list or object."""
+"""The largest number of items in one list or object."""
 MAX_VALUES = 65_536
-"""Values of a request. Their validation takes a tenth of a second."""
+"""The largest number of values in a request. Their validation takes a tenth of a second."""
 MAX_TOOLS = 128
-"""Tools of a request, OpenAI's limit."""
+"""The largest number of tools in a request, as in OpenAI's API."""
 MAX_DELIMITERS = 8
-"""Delimiters of steps in a request."""
+"""The largest number of step delimiters in a request."""
 MAX_DELIMITER_LENGTH = 1024
-"""Characters of one delimiter."""
-OTHER_BYTES = bytes({*range(256)} - {*b'"[{'})
-"""All bytes that neither begin a list or an object nor delimit a string."""
-FUNCTION_TOOLS_CURE = (
+"""The largest number of characters in one delimiter."""
+NON_STRUCTURAL_BYTES = bytes([byte for byte in range(256) if byte not in b'"[{'])
+"""All bytes but those that begin a list or an object, or delimit a string."""
+FUNCTION_TOOLS_HINT = (
     "send tools of the type function; the client runs them and sends their results back"
 )
-SERVED_MODEL_CURE = (
+SERVED_MODEL_HINT = (
     "ask one of the served models by its own name (GET /v1/models): such requests are forwarded"
     " unchanged"
 )
@@ -68,7 +68,7 @@ SPEAKERS: Mapping[str, Speaker] = {
 
 T = TypeVar("T")
 Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
-"""A list whose validation ends at the first wrong item: 100,000 errors would take seconds."""
+"""A list whose validation stops at the first wrong item, as 100,000 errors would take seconds."""
 
 
 def _whole(value: object) -> object:
@@ -99,7 +99,7 @@ Verbosity: TypeAlias = Literal["low", "medium", "high"] | None
 
 
 def parse_json(body: bytes) -> JsonObject:
-    """Return the JSON object in *body*. Raise `ApiError` if it has none or is too large."""
+    """Return the JSON object in *body*. Raise `ApiError` if *body* is no object or is too large."""
     containers = _count_containers(body)
     if containers > MAX_VALUES:
         raise bad_request(
@@ -120,12 +120,15 @@ def _count_containers(text: bytes) -> int:
     """
     Return the number of lists and objects in a JSON *text* without parsing it.
 
-    Python needs seconds to build millions of them.
+    A parser would need seconds to build millions of them.
     """
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    signs = unescaped.translate(None, OTHER_BYTES)
-    signs = signs.replace(b'""', b"")  # most strings go here, as `split` takes time for each
-    outside_of_strings = signs.split(b'"')[::2]
+    # keep only quotes and opening brackets
+    structure = unescaped.translate(None, NON_STRUCTURAL_BYTES)
+    # drop strings without brackets, as `split` takes time for each string
+    structure = structure.replace(b'""', b"")
+    # every second piece is within a string
+    outside_of_strings = structure.split(b'"')[::2]
     return sum(map(len, outside_of_strings))
 
 
@@ -135,7 +138,7 @@ def too_deep(value: object) -> bool:
 
 
 def check_bounds(content: JsonFields) -> None:
-    """Raise `ApiError` for more than `MAX_VALUES` values, or `MAX_ITEMS` of one list or object."""
+    """Raise `ApiError` if *content* has more than `MAX_VALUES` values, or too long a list."""
     if len(content) > MAX_ITEMS:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
     values = 0
@@ -152,14 +155,18 @@ def check_bounds(content: JsonFields) -> None:
             values += sum(sizes)
             if values > MAX_VALUES:
                 raise bad_request(
-                    f"{name}: the request has more than {MAX_VALUES} values; write long texts as"
-                    " one value",
+                    f"{name}: the request has more than {MAX_VALUES} JSON values (texts, numbers,"
+                    " lists, objects); join texts that belong together",
                     name,
                 )
 
 
 def _levels(value: object) -> Iterator[list[Any]]:
-    """Yield the lists and objects in *value*: the outermost one, those in it, and so on."""
+    """
+    Yield the lists and objects in *value*, level by level.
+
+    The first level is *value* itself, the second level is what *value* contains, and so on.
+    """
     values: Iterable[Any] = [value]
     while level := [value for value in values if type(value) in (list, dict)]:
         yield level
@@ -172,7 +179,7 @@ def _items(containers: Iterable[Any]) -> Iterable[Any]:
 
 
 class Options(BaseModel):
-    """An object that refuses unknown fields, and values of another type than the field's."""
+    """An object that refuses unknown fields, and a value whose type is not that of its field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -181,7 +188,7 @@ P = TypeVar("P", bound=Options)
 
 
 def _extended(model: type[P], fields: JsonFields) -> type[P]:
-    """Return *model* with more *fields*, given by their types and defaults."""
+    """Return a subclass of *model* with further *fields*. Each has a type and a default."""
     return create_model(
         model.__name__,
         __base__=model,
@@ -193,9 +200,9 @@ def _extended(model: type[P], fields: JsonFields) -> type[P]:
 
 def accepting(*names: str) -> Callable[[type[P]], type[P]]:
     """
-    Return a decorator for a model that also accepts fields called *names*.
+    Return a decorator that adds fields called *names* to a model.
 
-    They may have any value, and have no effect.
+    These fields may have any value, and have no effect.
     """
 
     def decorate(model: type[P]) -> type[P]:
@@ -209,8 +216,8 @@ class Part(Options):
     """
     A part of a request.
 
-    Null counts as left out, since clients send back all fields that they know. Only a field that is
-    required keeps its null.
+    A field that is null counts as left out, because clients send back every field that they know.
+    A required field keeps its null.
     """
 
     @model_validator(mode="before")
@@ -228,19 +235,16 @@ class Part(Options):
 
 
 Rules: TypeAlias = Annotated[JsonObject, Field(alias="schema")]
-"""A JSON schema. pydantic has a method called ``schema``, so the field has another name."""
+"""
+A JSON schema in the field ``schema``. pydantic's models have a method ``schema``, so the attribute
+has another name.
+"""
 
 
 class Schema(Part):
     """A part with a JSON schema in its field ``schema``."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        protected_namespaces=(),
-        populate_by_name=True,
-    )
+    model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
 
 
 @accepting(
@@ -257,7 +261,7 @@ class NamedSchema(Schema):
 
 
 def kind_of(value: object) -> object:
-    """Return the field ``type`` of *value*, a part that is not validated yet; None without one."""
+    """Return the field ``type`` of *value*, which is not validated yet. None: it has no type."""
     if isinstance(value, dict):
         return cast("JsonObject", value).get("type")
     return None
@@ -266,19 +270,19 @@ def kind_of(value: object) -> object:
 def refusing_others(
     noun: str,
     *kinds: str,
-    cure: str | Callable[[str], str],
+    hint: str | Callable[[str], str],
 ) -> BeforeValidator:
     """
-    Return a validator that refuses values whose type is none of *kinds*.
+    Return a validator that refuses a value whose field ``type`` is none of *kinds*.
 
-    The error calls the value *noun*, and names a *cure*, which may depend on the type. Values
-    without a type pass.
+    The error calls the value *noun*, and ends with *hint*, or with what *hint* returns for the
+    type. A value without a type is accepted.
     """
 
     def check(value: object) -> object:
         kind = kind_of(value)
         if kind is not None and kind not in kinds:
-            advice = cure if isinstance(cure, str) else cure(str(kind))
+            advice = hint if isinstance(hint, str) else hint(str(kind))
             raise ValueError(f"a {noun} of type {kind!r}: {advice}")
         return value
 
@@ -301,7 +305,7 @@ class TextPart(Part):
 
 
 class RefusalPart(Part):
-    """The part of an earlier answer that says why there is no answer."""
+    """The part of an earlier reply that says why the model refused to answer."""
 
     type: Literal["refusal"]
     """The kind of the part."""
@@ -315,7 +319,7 @@ class RefusalPart(Part):
 
 @accepting("closed")  # whether the thinking was complete
 class ThinkingPart(Part):
-    """Thinking within the text of an earlier answer, as Mistral's models write it."""
+    """Thinking that stands within the text of an earlier answer, as in Mistral's API."""
 
     type: Literal["thinking"]
     """The kind of the part."""
@@ -329,9 +333,9 @@ class ThinkingPart(Part):
 
 class ToolReferencePart(Part):
     """
-    A tool that a search of the client has found.
+    A tool that the client found with a tool search.
 
-    The models read its name. They know the tool from the list of tools.
+    The models read only its name here. The list of tools describes it.
     """
 
     type: Literal["tool_reference"]
@@ -339,7 +343,7 @@ class ToolReferencePart(Part):
     tool_name: Name | None = None
     """The name of the tool."""
     name: Name | None = None
-    """The name of the tool, where vLLM's clients send it."""
+    """The name of the tool, in the field that vLLM's clients use."""
 
     @property
     def text(self) -> str | None:
@@ -347,14 +351,14 @@ class ToolReferencePart(Part):
 
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
-"""The kinds of parts that vLLM reads as text."""
+"""The types of parts that vLLM reads as text."""
 
 
 def _text_parts(content: object) -> object:
     """
-    Return *content*; in a list, each plain text becomes a part.
+    Return *content*. If it is a list, make a part of each plain text in it.
 
-    Raise `ValueError`, with a cure, for parts of other kinds than vLLM reads as text.
+    Raise `ValueError`, with a hint, for a part that vLLM does not read as text.
     """
     if not isinstance(content, list):
         return content
@@ -368,7 +372,7 @@ def _text_parts(content: object) -> object:
         else:
             raise ValueError(
                 f"a part of type {kind!r}: the methods read text only; send text parts, or"
-                f" {SERVED_MODEL_CURE}"
+                f" {SERVED_MODEL_HINT}"
             )
     return parts
 
@@ -393,7 +397,7 @@ class Textual(Protocol):
 
 
 def joined_text(content: str | Sequence[Textual], separator: str = "\n") -> str:
-    """Return the text of *content*. vLLM joins parts in the same way."""
+    """Return the text of *content*, with the *separator* between its parts, as in vLLM."""
     if isinstance(content, str):
         return content
     return separator.join([part.text for part in content if part.text is not None])
@@ -401,26 +405,26 @@ def joined_text(content: str | Sequence[Textual], separator: str = "\n") -> str:
 
 BILLING_HEADER = "x-anthropic-billing-header"
 """
-The beginning of a line that Claude Code puts before its system text. The line changes with every
-request, so prefix caches would never hit.
+The beginning of the line that Claude Code puts before its system text. The line changes with every
+request, so a prefix cache would never have the prompt.
 """
 
 
 def without_billing(text: str) -> str:
-    """Return the *text* of a system message without the line of Claude Code's billing header."""
+    """Return the *text* of a system message without Claude Code's billing header."""
     return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
 def system_text(texts: Iterable[str]) -> str:
-    """Return the text of a system message of *texts*, of which none keeps a billing header."""
+    """Join *texts* to the text of a system message, without billing headers."""
     return "\n".join(filter(None, map(without_billing, texts)))
 
 
 def spoken(role: str, content: str | Sequence[Textual]) -> tuple[Speaker, str]:
     """
-    Return who speaks in a message of this *role*, and its text.
+    Return the speaker of a message with this *role*, and the text of the message.
 
-    As in vLLM, no part of a system message keeps a billing header.
+    As in vLLM, the billing header is removed from each part of a system message.
     """
     speaker = SPEAKERS[role]
     if speaker != "system":
@@ -431,11 +435,11 @@ def spoken(role: str, content: str | Sequence[Textual]) -> tuple[Speaker, str]:
 
 def arguments_object(value: Any) -> str:
     """
-    Return the arguments of a call in a history as the text of a JSON object.
+    Return the arguments of an earlier call as the text of a JSON object.
 
-    Chat templates read objects only. As in vLLM, no arguments become an empty object. An answer may
-    have other arguments: a number, JSON that was cut off, or more than `MAX_VALUES` lists. Clients
-    send them back, and they become the only argument.
+    Chat templates accept only objects. As in vLLM, missing arguments are written as ``{}``. A model
+    may have written something else: a number, JSON that was cut off, or more than `MAX_VALUES`
+    lists. Clients send such a value back. It becomes the only argument of an object.
     """
     text: str = value if isinstance(value, str) else json_text(value)
     if not has_arguments(text):
@@ -445,7 +449,7 @@ def arguments_object(value: Any) -> str:
 
 
 def _small_json(text: str) -> object:
-    """Return the JSON value in *text*; *text* itself if it is no JSON, too large or too deep."""
+    """Return the JSON value in *text*. Return *text* itself if it is no JSON, or too large."""
     if _count_containers(text.encode(errors="replace")) > MAX_VALUES:
         return text
     try:
@@ -456,12 +460,12 @@ def _small_json(text: str) -> object:
 
 
 def has_arguments(text: str) -> bool:
-    """Return whether *text*, the arguments of a call, has any argument."""
+    """Return whether *text*, the arguments of a call, has at least one argument."""
     return text.strip() not in ("", "null")
 
 
 Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_schema_input_type=Any)]
-"""The arguments of a call in a history, as the text of a JSON object."""
+"""The arguments of an earlier call, as the text of a JSON object."""
 
 
 @accepting("parsed_arguments")  # the value that OpenAI's SDK parsed from the arguments
@@ -474,7 +478,7 @@ class CalledFunction(Part):
     """The arguments, as the text of a JSON object."""
 
 
-@accepting("index")  # of the call in a stream
+@accepting("index")  # the position of the call in the earlier answer
 class ToolCallPart(Part):
     """A call of a tool in an earlier answer."""
 
@@ -491,30 +495,30 @@ class ToolCallPart(Part):
 
 
 class Function(Part):
-    """A function as the models read about it, whatever its arguments."""
+    """The fields of a function that all APIs share. Subclasses add the schema of its arguments."""
 
     name: Name
     """The name of the function."""
     description: str | None = None
     """What the function does."""
     strict: bool | None = None
-    """Whether the server keeps the arguments to their schema."""
+    """Whether the arguments of a call have to match their schema."""
 
     def with_schema(self, schema: JsonObject | None) -> Tool:
-        """Return the tool whose arguments have this *schema*. None: it takes none."""
+        """Return the tool, with the *schema* of its arguments. None: it takes no arguments."""
         parameters = None if schema is None else json_text(schema)
         return Tool(self.name, self.description, parameters, self.strict)
 
 
 @accepting(
-    "defer_loading",  # whether a search has to find the tool first: the models read every tool
-    "return",  # the JSON schema of the result, which transformers writes and no template gets
+    "defer_loading",  # whether the model has to search for the tool: here it reads every tool
+    "return",  # the JSON schema of the result: the transformers library sends it
 )
 class FunctionPart(Function):
-    """A function in the form of OpenAI's APIs."""
+    """A function, as OpenAI's APIs describe it."""
 
     parameters: JsonObject | None = None
-    """The JSON schema of the arguments. None: the function takes none."""
+    """The JSON schema of the arguments. None: the function takes no arguments."""
 
     @property
     def tool(self) -> Tool:
@@ -531,17 +535,17 @@ class ToolPart(Part):
     """The function."""
 
 
-OWN_SERVER = (
+OPENAI_SERVER_FIELDS = (
     "allowed_callers",  # the programs that may call the tool
     "async",  # whether the answer goes on before the result
     "output_schema",
 )
-"""Fields of a tool for OpenAI's own server."""
+"""The fields of a tool that concern OpenAI's own server. They have no effect here."""
 
 
-@accepting(*OWN_SERVER)
+@accepting(*OPENAI_SERVER_FIELDS)
 class FunctionTool(FunctionPart):
-    """A tool that the answer may call, in the form of the Responses API. The client runs it."""
+    """A tool that the answer may call, as the Responses API describes it. The client runs it."""
 
     type: Literal["function"]
     """The kind of the tool."""
@@ -573,7 +577,7 @@ class PlainText(Part):
     type: Literal["text"]
     """The kind of the format."""
     rules: ClassVar[None] = None
-    """There are no rules."""
+    """The text has to follow no rules."""
 
 
 class AnyJson(Part):
@@ -582,7 +586,7 @@ class AnyJson(Part):
     type: Literal["json_object"]
     """The kind of the format."""
     rules: ClassVar[Literal["json"]] = "json"
-    """The rules of JSON itself."""
+    """The text has to be JSON, of any schema."""
 
 
 def _bounded_delimiter(delimiter: str | list[str]) -> str | list[str]:
@@ -596,21 +600,21 @@ def _bounded_delimiter(delimiter: str | list[str]) -> str | list[str]:
 
 
 class BudgetOptions(Options):
-    """Limits of one run. None: as configured."""
+    """Limits of one run. None: the limit in the settings."""
 
     tokens: Positive | None = None
-    """Tokens of the thinking and the answer together."""
+    """The most tokens of the thinking and the answer together."""
     steps: Positive | None = None
-    """Steps of the thinking."""
+    """The most steps of the thinking."""
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds of the whole run."""
+    """The most seconds of the whole run."""
     answer: Positive | None = None
     """The tokens that are reserved for the answer."""
 
 
 def _with_run_options(model: type[P]) -> type[P]:
     """Return *model* with the run options that a request may set. All of them are optional."""
-    # a request may have fewer values of these two than the settings
+    # a request may not set these two to as large values as the settings
     types: JsonObject = option_types() | {
         "ahead": Annotated[Count, Field(le=64)],
         "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
@@ -626,36 +630,36 @@ def _with_run_options(model: type[P]) -> type[P]:
 @_with_run_options
 class StepspecOptions(Options):
     """
-    The object ``stepspec`` of a request: the options that only this service has.
+    The object ``stepspec`` of a request, with the options that no other API has.
 
-    Clients send it in ``extra_body``. The fields of `RunOptions` that a request may set are added
-    to those below.
+    Clients of OpenAI's SDK send it in ``extra_body``. `_with_run_options` adds the fields of
+    `RunOptions` that a request may set.
     """
 
     options: JsonObject | None = None
-    """Options of the method, by name. None: as configured."""
+    """Options of the method, by name. None: the options in the settings."""
     budget: BudgetOptions | None = None
-    """Limits of the run. None: as configured."""
+    """Limits of the run. None: the limits in the settings."""
     thinking: Thinking | None = None
-    """Where the reply has the thinking. None: as configured."""
+    """Where the reply has the thinking. None: the place in the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request wants, in the same form for every API."""
+    """What a request asks for, in one form for all APIs."""
 
     conversation: tuple[Message, ...]
     """The messages, in order."""
     conversation_name: str = "messages"
-    """The parameter that has the conversation, for errors."""
+    """The parameter with the conversation. Errors name it."""
     tokens: int | None = None
-    """The most tokens of the thinking and the answer together. None: as configured."""
+    """The most tokens of the thinking and the answer together. None: the limit in the settings."""
     tokens_name: str = "max_tokens"
-    """The parameter that has this limit, for errors."""
+    """The parameter with this limit. Errors name it."""
     thinking: int | None = None
-    """The most tokens of the thinking. None: what the other limits leave."""
-    least: int | None = None
-    """The fewest tokens, which have to be at most *tokens*. They have no other effect."""
+    """The most tokens of the thinking. None: only the other limits hold."""
+    min_tokens: int | None = None
+    """The fewest tokens. It is an error if *tokens* are fewer, and has no effect otherwise."""
     effort: Effort | None = None
     """The effort of the thinking. None: the whole budget."""
     stops: Sequence[str] = ()
@@ -669,19 +673,19 @@ class Wanted:
     tool_named: bool = False
     """Whether *tool_choice* is the name of a tool."""
     allowed: tuple[str, ...] = ()
-    """The names of the only tools that the answer may call. Empty: it may call any."""
+    """The names of the only tools that the answer may call. Empty: it may call all tools."""
     parallel: bool = True
     """Whether the answer may call several tools."""
     choices: int = 1
     """The number of answers."""
     rest_for_answer: bool = False
-    """Whether the answer gets the tokens that the *effort* takes from the thinking."""
+    """Whether the answer may use the tokens that *effort* takes away from the thinking."""
 
     def readable(self) -> Wanted:
         """
-        Return a copy for the models, which read no half of a surrogate pair.
+        Return a copy whose texts have a replacement character for each lone surrogate.
 
-        Each half in a text becomes a replacement character, as no tokenizer has tokens for it.
+        A lone surrogate is half of a character. No tokenizer can encode it.
         """
         return replace(
             self,
@@ -694,7 +698,7 @@ R = TypeVar("R", Message, ToolCall, Tool)
 
 
 def _readable(part: R) -> R:
-    """Return *part* with a replacement character for each half of a surrogate pair."""
+    """Return *part* with a replacement character for each lone surrogate."""
     changed: JsonObject = {}
     for field in fields(part):
         value = getattr(part, field.name)
@@ -707,28 +711,28 @@ def _readable(part: R) -> R:
 
 
 class Request(Part):
-    """A request to a method."""
+    """The body of a request to a method."""
 
     stepspec: StepspecOptions = StepspecOptions()
-    """The options that only this service has."""
+    """The options that no other API has."""
 
     @property
     def end_user(self) -> str | None:
-        """The client's name of its user, for the log. None: unknown."""
+        """The client's name for its user, for the log. None: the client sent no name."""
         return getattr(self, "safety_identifier", None) or getattr(self, "user", None)
 
     def place_of_thinking(self, configured: Thinking) -> Thinking:
-        """Return where the reply has the thinking: the *configured* place, or the request's own."""
+        """Return where the reply has the thinking: as *configured*, or as the request says."""
         return self.stepspec.thinking or configured
 
     @property
     def wanted(self) -> Wanted:
-        """What the request wants. Raise `ApiError` if its fields contradict each other."""
+        """What the request asks for. Raise `ApiError` if fields contradict each other."""
         raise NotImplementedError
 
 
 class ApiRequest(Request):
-    """The fields that OpenAI's and Anthropic's APIs have. None: as configured."""
+    """The fields that OpenAI's and Anthropic's APIs share. None: the value in the settings."""
 
     stream: bool = False
     """Whether the reply is a stream of events."""
@@ -747,26 +751,29 @@ class ApiRequest(Request):
     "ignore_eos",  # of load generators: a run ends with its answer or its budget
 )
 class OpenaiRequest(ApiRequest):
-    """The fields that both of OpenAI's APIs have. None: left out."""
+    """The fields that OpenAI's two APIs share. None: the field was left out."""
 
     model: ModelName
     """The name of a method or of a served model."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The least probability of a token, as a share of the likeliest token's."""
+    """The least probability of a token to sample, relative to that of the likeliest token."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    """The divisor of the likelihood of tokens that the chain has already."""
+    """The factor that makes tokens less likely that the chain already has. 1: none."""
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     """The seed of sampling."""
     user: Label | None = None
-    """The client's name of its user, for the log."""
+    """The client's name for its user, for the log."""
     safety_identifier: Label | None = None
     """The same, by OpenAI's newer name."""
     parallel_tool_calls: bool = True
     """Whether the answer may call several tools."""
 
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
-    """OpenAI's tier, without effect."""
+    """OpenAI's class of service. It has no effect."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field({})
-    """The client's own labels, which the Responses API repeats."""
+    """Labels of the client's own. The Responses API repeats them in its reply."""
     min_tokens: Annotated[Whole, Field(ge=0)] | None = None
-    """The fewest tokens, which have to be at most the limit of tokens. Load generators send it."""
+    """
+    The fewest tokens. It is an error if the limit of tokens is lower, and has no effect otherwise.
+    Load generators send it.
+    """

@@ -1,4 +1,8 @@
-"""Validation of the JSON of a request, and errors that name the parameter and a cure. No I/O."""
+"""
+Validation of the JSON of a request. An error names the parameter, and says what to send instead.
+
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ from ..errors import ApiError, bad_request, format_path
 from ..json_types import JsonFields
 from .defaults import has_no_effect
 from .schemas import (
-    FUNCTION_TOOLS_CURE,
-    SERVED_MODEL_CURE,
+    FUNCTION_TOOLS_HINT,
+    SERVED_MODEL_HINT,
     BudgetOptions,
     StepspecOptions,
     check_bounds,
@@ -27,15 +31,15 @@ P = TypeVar("P", bound=BaseModel)
 PENALTIES = ("presence_penalty", "frequency_penalty")
 """Parameters that may only be 0."""
 
-_CURES: Mapping[str, Sequence[str]] = {
-    FUNCTION_TOOLS_CURE: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
+_PARAMETERS: Mapping[str, Sequence[str]] = {
+    FUNCTION_TOOLS_HINT: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
     "send tools, which have replaced it": ["functions", "function_call", "messages.function_call"],
     "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
     " and set repetition_penalty, which counts the whole chain, or send the request to the served"
     " model itself": PENALTIES,
     "the steps come from two models, and their probabilities do not compare;"
-    f" {SERVED_MODEL_CURE}": ["logprobs", "top_logprobs", "prompt_logprobs"],
-    f"the token ids of two models do not agree; {SERVED_MODEL_CURE}": [
+    f" {SERVED_MODEL_HINT}": ["logprobs", "top_logprobs", "prompt_logprobs"],
+    f"the token ids of two models do not agree; {SERVED_MODEL_HINT}": [
         "logit_bias",
         "stop_token_ids",
         "allowed_token_ids",
@@ -51,14 +55,14 @@ _CURES: Mapping[str, Sequence[str]] = {
         "thread",
     ],
     "leave it out: the models read the whole conversation": ["truncation"],
-    f"send response_format with a JSON schema, or {SERVED_MODEL_CURE}": [
+    f"send response_format with a JSON schema, or {SERVED_MODEL_HINT}": [
         "structured_outputs",
         "guided_json",
         "guided_regex",
         "guided_choice",
         "guided_grammar",
     ],
-    f"a method always thinks; send reasoning_effort, or {SERVED_MODEL_CURE}": [
+    f"a method always thinks; send reasoning_effort, or {SERVED_MODEL_HINT}": [
         "chat_template_kwargs",
         "enable_thinking",
     ],
@@ -71,14 +75,15 @@ _CURES: Mapping[str, Sequence[str]] = {
     'send {"stepspec": {"thinking": "none"}} for the answer alone': ["include_reasoning"],
     'send {"stepspec": {"priority": 0}}, for servers that schedule by priority': ["priority"],
 }
-CURES = {name: cure for cure, names in _CURES.items() for name in names}
-"""The cure for a parameter, by its path without indices."""
+HINTS = {name: hint for hint, names in _PARAMETERS.items() for name in names}
+"""What to send in place of a parameter, by the path of the parameter without indices."""
 
 CODES = {
-    "thread": "thread_unsupported_request",  # Anthropic's SDK sends the whole conversation then
+    # after an error with this code, Anthropic's SDK sends the whole conversation
+    "thread": "thread_unsupported_request",
     **dict.fromkeys(PENALTIES, "invalid_value"),
 }
-"""The codes of errors other than "unsupported_parameter", by the name of the parameter."""
+"""The code of an error, by the parameter. All other parameters: "unsupported_parameter"."""
 
 SYNONYMS: Sequence[tuple[str, ...]] = (
     ("max_completion_tokens", "max_tokens", "max_output_tokens"),
@@ -96,7 +101,8 @@ MISSING = object()
 Path: TypeAlias = tuple[int | str, ...]
 
 EXPECTED = "Input should be "
-LISTED = f"/openapi.json lists all parameters of a method; or {SERVED_MODEL_CURE}"
+"""The beginning of most of pydantic's messages."""
+LISTED = f"/openapi.json lists all parameters of a method; or {SERVED_MODEL_HINT}"
 OBJECT_ERRORS = ("model_type", "model_attributes_type", "dict_type")
 """pydantic's errors whose messages name a class, which clients do not know."""
 
@@ -105,7 +111,7 @@ def parse_request(schema: type[P], content: JsonFields) -> P:
     """
     Validate a request. A parameter that is null, or that has no effect, counts as left out.
 
-    Raise `ApiError`, which names the wrong parameter and a cure.
+    Raise `ApiError`, which names the wrong parameter and says what to send instead.
     """
     check_bounds(content)
     known = schema.model_fields
@@ -133,14 +139,14 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     synonym = _synonym(name, schema)
     if unknown and synonym:
         return bad_request(f"{param} is called {synonym} in this API", param, "unknown_parameter")
-    cure = CURES.get(name)
-    if cure is not None:
+    hint = HINTS.get(name)
+    if hint is not None:
         verb = "is not supported" if unknown else "cannot have this value"
         code = CODES.get(name, "unsupported_parameter")
-        return bad_request(f"{param} {verb}: {cure}", param, code)
+        return bad_request(f"{param} {verb}: {hint}", param, code)
     if unknown:
-        hint = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
-        return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
+        suggestion = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
+        return bad_request(f"unknown parameter {param!r}{suggestion}", param, "unknown_parameter")
     if error["type"] == "none_required":
         return bad_request(
             f"{param} is not supported: leave it out",
@@ -214,7 +220,7 @@ def _joined(messages: Iterable[str]) -> str:
 
 
 def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Return the names of parameters that may stand at *path*."""
+    """Return the names of the parameters that *schema* has at *path*."""
     if path[0] == "stepspec":
         return [*StepspecOptions.model_fields, *BudgetOptions.model_fields]
     return [*schema.model_fields] if len(path) == 1 else []

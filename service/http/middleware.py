@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
 from ..json_types import HttpHeaders
 from ..records import (
-    HEALTH_PATHS,
+    PUBLIC_PATHS,
     RequestArrived,
     RequestFailed,
     RequestFinished,
@@ -27,14 +27,10 @@ from ..records import (
 )
 from .runs import ServiceContext
 
-PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
-"""
-The only paths that need no key: health, metrics, and the page, which asks for a key itself.
-"""
 LOCAL_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".test")
 """Domains below which nobody can register a name."""
 SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-"""A client's own id of a request that is safe in a header and in a log."""
+"""A client's id of a request that is safe in a header and in a log."""
 
 
 def service_request(connection: HTTPConnection) -> ServiceRequest:
@@ -46,11 +42,11 @@ def service_request(connection: HTTPConnection) -> ServiceRequest:
 
 class RequestMiddleware:
     """
-    Makes a `ServiceRequest` of every HTTP request, and refuses requests by the settings.
+    Makes a `ServiceRequest` of every HTTP request, and checks the request.
 
-    It refuses a request without a key, over a limit of its client, or too large. Where no key is
-    needed, it refuses requests of other sites' pages unless the settings allow them. A slash at the
-    end of a path is ignored.
+    It refuses a request without a key, over a limit of its client, or too large. If the service has
+    no keys, it refuses requests from pages of other sites, unless the settings allow them. A slash
+    at the end of a path is ignored.
     """
 
     def __init__(self, app: ASGIApp, context: ServiceContext) -> None:
@@ -99,7 +95,7 @@ class RequestMiddleware:
             request.error = error
             if error.code == INTERNAL_ERROR:
                 self._context.observe(RequestFailed(request, exc))
-            if not request.status:  # else the server breaks off the response, which has begun
+            if not request.status:  # otherwise the response has begun, and the server breaks it off
                 body = request.error_body(error)
                 response = Response(body, error.status, error.all_headers, "application/json")
                 await response(scope, receive, send)
@@ -161,9 +157,8 @@ class RequestMiddleware:
                 request.status = request.status or message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request.id
-                if (
-                    self._context.admission.closed
-                ):  # the client's next request finds another process
+                if self._context.admission.closed:
+                    # the client has to send its next request to another process
                     headers["Connection"] = "close"
                 if request.anthropic:
                     headers["request-id"] = request.id
@@ -176,9 +171,9 @@ class RequestMiddleware:
 
 def request_path(scope: Scope) -> str:
     """
-    Return the path without the prefix that a proxy may leave in it.
+    Return the path without ``root_path``, the prefix that a proxy may leave in the path.
 
-    Starlette finds routes by the same rule.
+    Starlette finds the route of a request by the same rule.
     """
     path = str(scope["path"])
     root = str(scope.get("root_path", "")).rstrip("/")
@@ -189,10 +184,11 @@ def request_path(scope: Scope) -> str:
 
 def forget_frames(error: ApiError | None) -> None:
     """
-    Remove the tracebacks of *error* and its causes, which nobody reads any more.
+    Remove the tracebacks of *error* and its causes. Nobody reads them any more.
 
-    The frames hold the request with its parsed body, which may take a hundred megabytes. The
-    request holds the error, so only a full garbage collection would free the body.
+    The frames of a traceback hold the parsed body, which may take a hundred megabytes. The request
+    holds the error, and a frame holds the request, so only a full garbage collection would free the
+    body.
     """
     seen: list[BaseException] = []  # causes may form a circle
     cause: BaseException | None = error
@@ -204,12 +200,13 @@ def forget_frames(error: ApiError | None) -> None:
 
 def check_origin(headers: HttpHeaders, origins: Sequence[str]) -> None:
     """
-    Raise `ApiError` if a page of another site asks a service that has no keys.
+    Raise `ApiError` if a page of another site sends a request to a service that has no keys.
 
-    Pages of *origins* may ask; "*" means every page. A browser sends a page's requests to any
-    address, also of this machine. A page whose name was made to point to this machine (DNS
-    rebinding) may read the answers too. Keys stop both. Without keys, the headers `Origin` and
-    `Host` do.
+    Pages of *origins* may send requests. "*" means all pages.
+
+    A browser lets any page send requests to this machine. If the name of the page's site points to
+    this machine (DNS rebinding), the page can read the answers too. A key prevents both. A service
+    without keys checks the headers ``Origin`` and ``Host``.
     """
     host = headers.get("host", "")
     origin = headers.get("origin")
@@ -234,9 +231,9 @@ def check_origin(headers: HttpHeaders, origins: Sequence[str]) -> None:
 
 def registrable(host: str) -> bool:
     """
-    Return whether *host*, with or without a port, is a name that others can own.
+    Return whether *host*, with or without a port, is a name that somebody can register.
 
-    Addresses and the names of a local net are not.
+    Nobody can register an address, or a name of a local network.
     """
     before, _, port = host.rpartition(":")
     name = (before if port.isdecimal() else host).lower().rstrip(".")

@@ -37,11 +37,12 @@ from .upstream import ModelCall
 
 B = TypeVar("B", bound=RunRequestBody)
 
-REQUESTS = (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest)
+REQUEST_SCHEMAS = (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest)
+"""The classes of all request bodies, to which the routes refer by name."""
 TEXT = {"type": "string"}
 TEXT_OR_NULL = {"type": ["string", "null"]}
 DESCRIPTIONS: Mapping[int, str] = {
-    400: "The request is wrong; the message names the parameter and a cure.",
+    400: "The request is wrong; the message names the parameter and says what to send instead.",
     401: "The API key is missing or wrong.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
@@ -58,17 +59,18 @@ DESCRIPTIONS: Mapping[int, str] = {
     529: "Too many requests at once, in Anthropic's API; Retry-After says when to retry.",
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
-"""The statuses of errors of a route that calls models."""
+"""The statuses with which a route that calls models can fail."""
 ANTHROPIC_ERRORS = (*MODEL_ERRORS, OVERLOADED)
-"""The statuses of errors of a route that calls models, in Anthropic's API."""
+"""The same for a route of Anthropic's API."""
 JSON = "application/json"
 STREAM = "text/event-stream"
 SCHEMA_PATH = "#/components/schemas/{model}"
 UNKNOWN_MODEL = "unknown"
-"""The label in metrics of a name that no model has."""
+"""The label in metrics for a model that does not exist."""
 
 
 def _object(**properties: Any) -> JsonObject:
+    """Return the JSON schema of an object with these *properties*. All are required."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
@@ -81,6 +83,7 @@ ANTHROPIC_ERROR = _object(
 
 
 def _schema(name: str) -> JsonObject:
+    """Return OpenAPI's description of a JSON body that has the schema called *name*."""
     return {JSON: {"schema": {"$ref": SCHEMA_PATH.format(model=name)}}}
 
 
@@ -91,11 +94,14 @@ def _route(
     request: str | None = None,
 ) -> JsonObject:
     """
-    Describe a route for FastAPI.
+    Return the arguments of FastAPI's decorator that describe a route.
 
-    *kinds* are the content types of an answer. *request* is the schema of the body that the route
-    takes. None: the route takes no body. *errors* are the statuses of failures. A route that takes
-    a body calls models, and fails with `MODEL_ERRORS` by default.
+    *success* says what an answer is, and *kinds* are its content types. *errors* are the statuses
+    with which the route can fail. *request* is the name of the body's schema. None: the route takes
+    no body.
+
+    A route that takes a body calls models: its path has to be in `MODEL_PATHS`, and its *errors*
+    are `MODEL_ERRORS` by default.
     """
     route: JsonObject = {"response_class": Response}
     if request is not None:
@@ -233,7 +239,7 @@ def live_router(context: ServiceContext) -> APIRouter:
         **_route("The events of the run.", STREAM, request="LiveRequest"),
     )
     async def live(http_request: Request) -> Response:
-        """Run a problem; stream every event as it happens, and the solution at the end."""
+        """Run a problem. Stream every event as it happens, and the solution at the end."""
         call = await read_call(context, http_request, AUTO)
         call.request.stream = True
         if isinstance(call.model, ServedModel):
@@ -250,7 +256,7 @@ def public_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
     """
     Make the routes that need no key: the page, and the routes for operators.
 
-    *scrape* returns the metrics and their content type.
+    Their paths have to be in `PUBLIC_PATHS`. *scrape* returns the metrics and their content type.
     """
     router = APIRouter()
 
@@ -311,9 +317,10 @@ async def read_call(
     default: str | None = None,
 ) -> ModelCall:
     """
-    Read the body and find the model.
+    Read the body of a request, and find the model that it names.
 
-    A body without a model means the model *default*. Raise `ApiError` for a wrong body.
+    *default* is the model of a body without one. None: the body has to name a model. Raise
+    `ApiError` if the body is wrong.
     """
     request = service_request(http_request)
     coding = http_request.headers.get("content-encoding", "identity")
@@ -322,7 +329,8 @@ async def read_call(
             f"the body has the Content-Encoding {coding}: send it uncompressed",
             code="invalid_json",
         )
-    content = parse_json(await http_request.body())
+    body = await http_request.body()
+    content = parse_json(body)
     name = content.get("model", default)
     if name is None and "model" not in content:
         raise bad_request("model is missing", "model", "missing")
@@ -332,11 +340,11 @@ async def read_call(
     request.stream = content.get("stream") is True
     model = context.models.find(name)
     request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
-    return ModelCall(context, request, content, model)
+    return ModelCall(context, request, body, content, model)
 
 
 def runs_of(call: ModelCall, method: str, body: RunRequestBody) -> Runs:
-    """Make the runs of *method* that *body* asks for. Raise `ApiError`."""
+    """Make the runs of *method* that *body* asks for. Raise `ApiError` if *body* is wrong."""
     context = call.context
     auto = call.content.get("model", AUTO) == AUTO
     resolver = Resolver(method, context.offer, context.settings, auto, call.best_priority)
@@ -349,7 +357,7 @@ async def answer(
     schema: type[B],
     format: Callable[[Runs, ServiceRequest, B, Thinking], ReplyFormat],
 ) -> Response:
-    """Answer a request of *schema* with runs in *format*, or forward it to a served model."""
+    """Answer a request with runs, in the *format* of its API, or forward it to a served model."""
     call = await read_call(context, http_request)
     if isinstance(call.model, ServedModel):
         return call.forward(call.model)
@@ -364,7 +372,7 @@ def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
     """Return a function that describes *app* with the current models."""
     generate = app.openapi
 
-    @cache  # it takes a tenth of a second, and needs no key
+    @cache  # a description takes a tenth of a second, and a client needs no key to ask for it
     def describe(methods: tuple[str, ...], served: tuple[str, ...]) -> JsonObject:
         app.openapi_schema = None
         description = generate()
@@ -372,11 +380,11 @@ def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
         schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
         schemas["ServedModelRequest"] = _object(**_model_names(served))
         _, definitions = models_json_schema(
-            [(request, "validation") for request in REQUESTS],
+            [(request, "validation") for request in REQUEST_SCHEMAS],
             ref_template=SCHEMA_PATH,
         )
         schemas.update(definitions["$defs"])
-        for request in REQUESTS:
+        for request in REQUEST_SCHEMAS:
             schemas[request.__name__]["properties"] |= _model_names(methods)
         return description
 
@@ -384,4 +392,5 @@ def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
 
 
 def _model_names(names: Iterable[str]) -> JsonObject:
+    """Return a property ``model`` whose value is one of *names*."""
     return {"model": {"type": "string", "enum": list(names)}}

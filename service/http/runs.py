@@ -217,7 +217,7 @@ class Runs(RequestRuns):
             return
         self.solutions[choice] = solution
         if len(self.solutions) == len(self.run_requests):
-            self._request.upstream = max(counts.upstream for counts in self.counts)
+            self._request.upstream_seconds = max(counts.upstream_seconds for counts in self.counts)
         self._put(RunResult(self._request, choice, solution))
 
     def _put(self, item: RunItem) -> None:

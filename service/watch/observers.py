@@ -46,8 +46,8 @@ from stepspec.orchestrator.solution import Solution
 from ..admission import Admission
 from ..formats.requests import ROLES
 from ..records import (
-    HEALTH_PATHS,
     MODEL_PATHS,
+    POLLED_PATHS,
     HealthChecked,
     RequestFailed,
     RequestFinished,
@@ -57,9 +57,6 @@ from ..records import (
     ServiceRequest,
 )
 from ..settings import ServiceSettings
-
-POLLED_PATHS = HEALTH_PATHS | {"/metrics"}
-"""Paths that are polled every few seconds. Their requests are logged at level debug."""
 
 
 class RequestLog:
@@ -128,6 +125,9 @@ class RequestLog:
 
     def _request(self, request: ServiceRequest) -> None:
         error = request.error
+        overhead = None
+        if request.upstream_seconds is not None:
+            overhead = round(request.overhead, 4)
         fields = {
             "status": request.status,
             "seconds": round(request.seconds, 4),
@@ -135,7 +135,7 @@ class RequestLog:
             "model": request.model or None,
             "stream": request.stream or None,
             "queued": round(request.queued, 4) or None,
-            "overhead": round(request.overhead, 4) if request.upstream is not None else None,
+            "overhead": overhead,
             "error": error.code or error.message if error else None,
             **request.log_fields,
         }
@@ -385,7 +385,7 @@ class Metrics:
             self._first.labels(endpoint, model).observe(request.first_step)
         if request.admitted is not None:
             self._queued.observe(request.queued)
-        if request.upstream is not None:
+        if request.upstream_seconds is not None:
             self._overhead.labels(endpoint, model).observe(request.overhead)
 
     def _count_tokens(self, model: str, account: Account) -> None:

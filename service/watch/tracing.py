@@ -22,7 +22,6 @@ from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.events import Called, Started
 
 from ..records import (
-    COUNT_PATH,
     MODEL_PATHS,
     HealthChecked,
     RequestArrived,
@@ -55,11 +54,6 @@ Attributes: TypeAlias = Mapping[str, Any]
 PROPAGATOR = TraceContextTextMapPropagator()
 FLUSH_SECONDS = 3.0
 """Seconds for the last spans to be sent."""
-OPERATIONS: Mapping[str, str] = {
-    "/v1/completions": "text_completion",
-    COUNT_PATH: "count_tokens",
-}
-"""The convention's name of the operation, by path. Other paths are "chat"."""
 
 
 def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvider:
@@ -180,7 +174,7 @@ class Tracing:
                 pass
 
     def _finished(self, request: ServiceRequest, span: Span) -> None:
-        operation = OPERATIONS.get(request.path, "chat")
+        operation = MODEL_PATHS[request.path]
         error = request.error
         if request.model:
             span.update_name(f"{operation} {request.model}")

@@ -97,7 +97,7 @@ def test_the_time_of_the_servers_is_counted_once_where_they_overlap() -> None:
     count = TokenCounts()
     for started, seconds in ((1.0, 2.0), (2.0, 2.0), (2.5, 0.1), (7.0, 1.0)):
         count(Called("small", "write", "done", started, seconds))
-    assert count.upstream == pytest.approx(4.0)
+    assert count.upstream_seconds == pytest.approx(4.0)
     assert not count.written
     count(Called("small", "write", "failed", 9.0, 1.0, written=3))
     assert count.written

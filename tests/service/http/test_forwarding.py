@@ -22,7 +22,7 @@ from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.http.sse import EventReader
 from stepspec.service.errors import ApiError
-from stepspec.service.http.upstream import BrokenAnswer, ForwardedAnswer, reads_likeliest
+from stepspec.service.http.upstream import BrokenAnswer, ForwardedAnswer, wants_top_logprobs
 
 from ...stand_in import Refuse
 from ..served import (
@@ -95,7 +95,7 @@ def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str,
     hidden = None
     passed = [plain.add(piece) for piece in pieces(content, size)]
     assert b"".join(passed) + plain.finish() == content
-    hidden = ForwardedAnswer("/v1/completions", hidden=True)
+    hidden = ForwardedAnswer("/v1/completions", hides_usage=True)
     shown = b"".join([hidden.add(piece) for piece in pieces(content, size)]) + hidden.finish()
     events = [event.data.strip() for event in EventReader().feed(shown) if event.data]
     assert [data if data == b"[DONE]" else orjson.loads(data) for data in events] == [
@@ -622,7 +622,7 @@ async def test_a_prompt_that_is_too_long_is_refused_with_the_same_code_on_every_
     ],
 )
 def test_requests_for_likeliest_tokens_are_known(content: dict[str, Any], likeliest: bool) -> None:
-    assert reads_likeliest(content) is likeliest
+    assert wants_top_logprobs(content) is likeliest
 
 
 async def test_a_failure_has_the_replica_probed_and_a_stream_that_breaks_off_too() -> None:

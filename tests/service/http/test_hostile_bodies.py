@@ -138,7 +138,7 @@ TOO_LARGE = {
     "messages that are numbers": (
         "messages has a list or an object of 100000 items: at most 4096 are allowed"
     ),
-    "values of many small lists": f"metadata: the request has more than {MAX_VALUES} values",
+    "values of many small lists": f"metadata: the request has more than {MAX_VALUES} JSON values",
     "a long parameter": "unknown parameter 'aaa",
     "a long stop": "stop: String should have at most 1024 characters",
 }

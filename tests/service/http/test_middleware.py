@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from stepspec.service.admission import Clients
 from stepspec.service.http.middleware import RequestMiddleware, registrable
 from stepspec.service.http.runs import ServiceContext
-from stepspec.service.records import HEALTH_PATHS
+from stepspec.service.records import POLLED_PATHS
 
 from ...fakes import run
 from ..served import TURN, chosen, serving, until
@@ -50,7 +50,7 @@ async def test_without_a_key_only_the_upkeep_answers() -> None:
     assert upstream == {"Bearer none"}
 
 
-@pytest.mark.parametrize("path", sorted(HEALTH_PATHS))
+@pytest.mark.parametrize("path", sorted(POLLED_PATHS - {"/metrics"}))
 async def test_health_responds_to_head_requests_too(path: str) -> None:
     async with serving(LOCKED) as served, served.http.head(served.base + path) as reply:
         assert (reply.status, await reply.read()) == (200, b"")

@@ -8,8 +8,11 @@ import struct
 from collections.abc import Sequence
 
 import pytest
+from fastapi.routing import APIRoute
 
+from stepspec.service.http.app import Service
 from stepspec.service.records import MODEL_PATHS
+from stepspec.service.settings import ServiceSettings
 
 from ..served import (
     SCRIPT,
@@ -24,6 +27,7 @@ from ..served import (
     put_behind,
     serving,
 )
+from .test_api_errors import OFFER
 
 WEIRD = (
     b'{"model": "huge",  "messages": [], "anything": [1, {"at": "all"}], "\xc3\xa9t\xc3\xa9": 1e3}'
@@ -66,7 +70,7 @@ async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own() -> 
     behind = Behind([b"not even", b" JSON"], status=418)
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with passing(behind, chosen(keys=("mine",)), key="theirs") as served:
-        for path in sorted(MODEL_PATHS - {"/live"}):
+        for path in sorted(set(MODEL_PATHS) - {"/live"}):
             for key in ({"authorization": "Bearer mine"}, {"x_api_key": "mine"}):
                 reply = await served.post(
                     f"{path}?beta=true",
@@ -82,6 +86,12 @@ async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own() -> 
                 at, headers, body = behind.got[-1]
                 assert (at, body, headers["Authorization"]) == (path, WEIRD, "Bearer theirs")
                 assert (headers["traceparent"], headers.get("x-api-key")) == (trace, None)
+
+
+def test_no_post_route_escapes_the_limits_of_clients_the_metrics_and_the_traces() -> None:
+    routes = Service(OFFER, ServiceSettings()).app.routes
+    posts = [route for route in routes if isinstance(route, APIRoute) and "POST" in route.methods]
+    assert {route.path for route in posts} == set(MODEL_PATHS)
 
 
 async def test_a_stream_passes_through_unchanged_and_ends_when_the_client_disconnects() -> None:
