@@ -42,6 +42,12 @@ from .health import HealthMonitor
 
 log = logging.getLogger("stepspec")
 
+IDLE_SECONDS = 2.0
+"""
+Seconds that an idle connection stays open.
+
+vLLM closes its own after five seconds, perhaps just when a request is under way.
+"""
 MIN_SECONDS = 0.001
 """Seconds for a run whose deadline was over before it began."""
 GRACE_SECONDS = 10.0
@@ -83,8 +89,7 @@ class ServiceContext:
     async def open(self) -> AsyncGenerator[None]:
         """Hold connections, and check the health of the servers, while the block lasts."""
         engine = self.offer.engine
-        # vLLM closes idle connections, perhaps just when a request is under way
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         cookies = aiohttp.DummyCookieJar()
         async with aiohttp.ClientSession(connector=connector, cookie_jar=cookies) as http:
             self.http = http

@@ -63,6 +63,16 @@ MAX_ANSWER_BYTES = 1 << 28
 SERVER_DIED = "did the server die?"
 
 
+async def send_anew_after_idle(
+    post: Callable[[], Awaitable[aiohttp.ClientResponse]],
+) -> aiohttp.ClientResponse:
+    """Send a request by *post*. Send it again if the server closed an idle connection just then."""
+    try:
+        return await post()
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
+        return await post()
+
+
 class BrokenAnswer(Exception):
     """A server did not complete its answer."""
 
@@ -312,14 +322,15 @@ class Forwarding:
         }
         if settings.api_key is not None:
             headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
-        post = self._http.post(
+        post = partial(
+            self._http.post,
             f"{call.url}{self._request.path}",
             data=body,
             headers=headers,
             timeout=aiohttp.ClientTimeout(sock_connect=deadlines.connect),
             proxy=proxy,
         )
-        async with background(post) as (sending,):
+        async with background(send_anew_after_idle(post)) as (sending,):
             while True:
                 await asyncio.wait([sending], timeout=deadlines.first)
                 if sending.done():
