@@ -231,7 +231,7 @@ class Template:
         )
 
 
-def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
+def template_from_renderings(rendered: Sequence[str], marks: Marks | None = None) -> Template:
     """
     Cut a template out of the *rendered* `CONVERSATIONS`. *marks* are those of the settings, if any.
 

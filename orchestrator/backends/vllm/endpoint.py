@@ -42,18 +42,21 @@ from ...errors import (
     StepspecError,
 )
 from ...events import Observer
-from ...http.http_errors import Call, Reply
-from ...http.paths import HEALTH, METRICS, Body
+from ...http.http_errors import Call, Reply, reading
+from ...http.paths import COMPLETIONS, HEALTH, METRICS, Body
 from ...markers import THINK
 from ...step_builder import text_of
 from . import bodies, tool_protocol
 from .model import VllmModel
 from .probe import probe
 from .server import VllmServer
-from .text_encoder import AsyncCache
+from .text_tokenizer import AsyncCache
 from .tokenizer import ModelTokenizer
+from .tokenizer_source import TokenizerSource
 from .tool_protocol import DERENDER, RENDER
 
+FIRST_WORDS_TOKENS = 16
+"""A model that thinks opens its block within these tokens."""
 WARM_UP_TOKENS = 8
 WARM_UP_BATCHES = (1, 4)
 """Requests at the same time: compilers make a version of their own for a size of 1."""
@@ -88,9 +91,20 @@ class VllmEndpoint(VllmServer):
         self._process: Process | None = None  # None: not connected yet
 
     async def _learn(self) -> None:
-        self.encoder = ModelTokenizer(self.connection, self.name, self.settings)
-        await self.encoder.learn()
+        self.tokenizer = ModelTokenizer(self._tokenizer_source(), self.settings)
+        await self.tokenizer.learn(self._first_words)
         await self._learn_flags()
+
+    def _tokenizer_source(self) -> TokenizerSource:
+        return TokenizerSource(self.connection, self.name, self.settings.template)
+
+    async def _first_words(self, prompt: Sequence[int]) -> str:
+        """Have the model continue *prompt* greedily. Return the first words that it writes."""
+        call = self.tokenizer.source.call
+        body = bodies.completion_body(self.name, prompt, GREEDY, FIRST_WORDS_TOKENS)
+        reply = await self.connection.post(call, COMPLETIONS, body)
+        with reading(call, "text", reply):
+            return str(reply["choices"][0]["text"])
 
     async def _learn_flags(self) -> None:
         """
@@ -107,7 +121,7 @@ class VllmEndpoint(VllmServer):
         """Forget what was tried out at another *process*."""
         self._process = process
         self.speculates = process.speculates
-        self.spellings = {**self.encoder.marks}
+        self.spellings = {**self.tokenizer.marks}
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the
         # engine ends.
         self.by_id = False if self.speculates else None
@@ -116,12 +130,12 @@ class VllmEndpoint(VllmServer):
 
     @property
     def template(self) -> Template:
-        return self.encoder.template
+        return self.tokenizer.template
 
     @property
     def vocabulary(self) -> str:
         """Equal for models that share their token ids."""
-        return self.encoder.vocabulary
+        return self.tokenizer.vocabulary
 
     @property
     def waiting(self) -> int:
@@ -129,7 +143,7 @@ class VllmEndpoint(VllmServer):
 
     @property
     def room(self) -> int:
-        return self.encoder.room
+        return self.tokenizer.room
 
     async def queue(self) -> QueueGauges | None:
         """Read the server's queue. None: it shows none, or cannot be reached."""
@@ -142,7 +156,7 @@ class VllmEndpoint(VllmServer):
     async def count(self, messages: Messages, tools: Tools = ()) -> int:
         """Count the tokens that a chain about *messages* begins with."""
         await self.refresh()
-        return len(await self.encoder.prefix(messages, tools))
+        return len(await self.tokenizer.encode_prefix(messages, tools))
 
     async def check_health(self) -> None:
         """
@@ -157,7 +171,7 @@ class VllmEndpoint(VllmServer):
         """
         Raise `EndpointUnavailable` if the vocabulary, the chat template or the context has changed.
         """
-        if await self.encoder.changed():
+        if await self.tokenizer.has_changed():
             raise self.connection.call("connect").error(
                 EndpointUnavailable,
                 "another server answers here, or the same one with other flags: it is to be learnt"
@@ -169,10 +183,10 @@ class VllmEndpoint(VllmServer):
 
     def adopt(self, fresh: VllmEndpoint) -> None:
         """Take over what *fresh*, a new connection to the same server, has learnt."""
-        if self.encoder.learnt != fresh.encoder.learnt:
-            self.encoder = fresh.encoder
-            self.encoder.connection = self.connection
-        self.encoder.room = fresh.room
+        if self.tokenizer.learnt != fresh.tokenizer.learnt:
+            self.tokenizer = fresh.tokenizer
+            self.tokenizer.source = self._tokenizer_source()
+        self.tokenizer.room = fresh.room
         self.cache = fresh.cache
         self._begin(fresh._process or Process())
 
@@ -184,7 +198,7 @@ class VllmEndpoint(VllmServer):
         After a new one was opened, perhaps by a check of health, the server is looked at again.
         """
         await self.refresh()
-        return await self.encoder.opens(messages, tools)
+        return await self.tokenizer.thinks(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """
@@ -201,13 +215,13 @@ class VllmEndpoint(VllmServer):
         A parser that takes the beginning of the answer for thinking is shown an empty thinking
         block before the answer. Other parsers are not: they would take that block for content.
         """
-        ids = await self.encoder.token_ids(tokens)
+        ids = await self.tokenizer.token_ids(tokens)
         if not ids:
             return ParsedAnswer("", ())
         parsed = await self._parse_whole(toolset, ids)
         markers = self.template.markers
         if parsed.reasoning:
-            block = await self.encoder.literally(f"{markers.opening}\n\n{markers.closing}")
+            block = await self.tokenizer.encode_special(f"{markers.opening}\n\n{markers.closing}")
             parsed = await self._parse_whole(toolset, [*block, *ids])
         answer = parsed.after(text_of(tokens), (*markers.marks, *THINK.marks))
         if not answer.calls:
@@ -229,7 +243,7 @@ class VllmEndpoint(VllmServer):
         Let the server's parser read the next *tokens* of an answer with *toolset*, after what
         *state* describes. A *finished* answer ends with them.
         """
-        ids = await self.encoder.token_ids(tokens)
+        ids = await self.tokenizer.token_ids(tokens)
         call = self.connection.call("parse")
         fields = tool_protocol.tokens_fields(ids, state, finished=finished)
         return tool_protocol.parsed_tokens(call, await self._parse(call, toolset, fields))
@@ -241,7 +255,7 @@ class VllmEndpoint(VllmServer):
 
     async def _parse(self, call: Call, toolset: Toolset, fields: Body) -> Reply:
         """Send the *fields* about an answer with *toolset* to the server's parser."""
-        block = await self.encoder.empty_block()
+        block = await self.tokenizer.empty_block()
         request = tool_protocol.parsed_request(self.name, toolset, self.settings.template)
         body = fields | {
             "model": self.name,
@@ -281,7 +295,7 @@ class VllmEndpoint(VllmServer):
 
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do."""
-        can = await probe(self.encoder, suffix_scoring=self.settings.suffix_scoring)
+        can = await probe(self)
         self.by_id = can.chosen_logprobs
         return can
 

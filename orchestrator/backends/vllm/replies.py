@@ -213,9 +213,9 @@ def _tokens(
     known = choice.get("logprobs")
     if logprobs is None or not known:
         pieces = (text,) if len(ids) == 1 and not matched else ()
-        parts = spell(text, ids, pieces, cut=matched)
+        parts = divide_text(text, ids, pieces, cut=matched)
         return tuple([Token(part, id=number) for part, number in parts])
-    spelt = spell(text, ids, known["tokens"], cut=matched)
+    spelt = divide_text(text, ids, known["tokens"], cut=matched)
     rows = zip(spelt, known["token_logprobs"], known["top_logprobs"], strict=True)
     return tuple(
         [
@@ -258,7 +258,7 @@ def finite(logprob: float | None) -> float:
     return max(logprob, MIN_LOGPROB)
 
 
-def spell(
+def divide_text(
     text: str,
     ids: Sequence[int],
     pieces: Sequence[str],
@@ -443,7 +443,7 @@ def _scored(
     spellings = (
         [pieces[number] for number in ids] if pieces else [row["decoded_token"] for row in own]
     )
-    spelt = spell(text, ids, spellings)
+    spelt = divide_text(text, ids, spellings)
     return tuple(
         [
             Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
