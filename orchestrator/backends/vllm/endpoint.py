@@ -58,21 +58,23 @@ from .tool_protocol import DERENDER, RENDER
 FIRST_WORDS_TOKENS = 16
 """A model that thinks opens its block within these tokens."""
 WARM_UP_TOKENS = 8
+"""Tokens that each request of the warm-up writes."""
 WARM_UP_BATCHES = (1, 4)
-"""Requests at the same time: compilers make a version of their own for a size of 1."""
+"""Numbers of requests at the same time. Compilers treat a batch of 1 as a case of its own."""
 WARM_UP_SECONDS = 120.0
+"""The longest time of a warm-up."""
 MAX_TOOLSETS = 64
 """Sets of tools whose formats are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What tells whether a server is still the same process."""
+    """Identifies the process of a server. After a restart it is another one."""
 
     start: bytes = b""
-    """When it was started, in its own words. b"": it does not say."""
+    """The start time as the metrics show it. b"": they do not show one."""
     speculates: bool = False
-    """Whether it speculates on tokens."""
+    """Whether the server speculates on tokens."""
 
 
 class VllmEndpoint(VllmServer):
@@ -110,7 +112,8 @@ class VllmEndpoint(VllmServer):
         """
         Find out whether the server speculates.
 
-        Metrics of the process that is known change nothing, and no metrics nothing later on.
+        Nothing changes while the metrics show the same process. A server that shows no metrics is
+        looked at once only.
         """
         metrics = await self._metrics()
         process = Process(read_start(metrics), read_acceptance(metrics) is not None)
@@ -118,7 +121,7 @@ class VllmEndpoint(VllmServer):
             self._begin(process)
 
     def _begin(self, process: Process) -> None:
-        """Forget what was tried out at another *process*."""
+        """Reset what was learnt by trying, because the server is now *process*."""
         self._process = process
         self.speculates = process.speculates
         self.spellings = {**self.tokenizer.marks}
@@ -146,7 +149,7 @@ class VllmEndpoint(VllmServer):
         return self.tokenizer.room
 
     async def queue(self) -> QueueGauges | None:
-        """Read the server's queue. None: it shows none, or cannot be reached."""
+        """Read the server's queue. None: there are no such metrics, or the server cannot be reached."""
         return read_queue(await self._metrics())
 
     async def acceptance(self) -> Acceptance | None:
@@ -154,7 +157,7 @@ class VllmEndpoint(VllmServer):
         return read_acceptance(await self._metrics())
 
     async def count(self, messages: Messages, tools: Tools = ()) -> int:
-        """Count the tokens that a chain about *messages* begins with."""
+        """Count the tokens before the first step of a chain about *messages*."""
         await self.refresh()
         return len(await self.tokenizer.encode_prefix(messages, tools))
 
@@ -194,17 +197,17 @@ class VllmEndpoint(VllmServer):
         """
         Return whether the model thinks in a block of its own before it answers *messages*.
 
-        Runs begin with this question. A server that was started again has closed every connection.
-        After a new one was opened, perhaps by a check of health, the server is looked at again.
+        Every run asks this first. The server may have been started again, which closes all
+        connections. If one was opened since, the server is looked at again.
         """
         await self.refresh()
         return await self.tokenizer.thinks(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """
-        Ask the server in which form an answer has to call tools of *toolset*. None: in any form.
+        Ask the server for the format of an answer that calls tools of *toolset*. None: any format.
 
-        Raise `MissingCapability`, with the cure, if it has no parser for such answers.
+        Raise `MissingCapability`, with the cure, if the server has no parser for such answers.
         """
         return await self._tool_formats(toolset)
 
@@ -212,8 +215,9 @@ class VllmEndpoint(VllmServer):
         """
         Let the server's parser read the *tokens* of a complete answer with *toolset*.
 
-        A parser that takes the beginning of the answer for thinking is shown an empty thinking
-        block before the answer. Other parsers are not: they would take that block for content.
+        If the parser takes the beginning of the answer for thinking, it reads the answer again
+        after an empty thinking block. Other parsers would take such a block for a part of the
+        answer.
         """
         ids = await self.tokenizer.token_ids(tokens)
         if not ids:
@@ -240,8 +244,9 @@ class VllmEndpoint(VllmServer):
         finished: bool,
     ) -> ParsedTokens:
         """
-        Let the server's parser read the next *tokens* of an answer with *toolset*, after what
-        *state* describes. A *finished* answer ends with them.
+        Let the server's parser read the next *tokens* of an answer with *toolset*.
+
+        *state* describes the tokens before. *finished*: these tokens are the last.
         """
         ids = await self.tokenizer.token_ids(tokens)
         call = self.connection.call("parse")
@@ -304,8 +309,8 @@ class VllmEndpoint(VllmServer):
         Send every kind of request that methods send, one at a time and then several.
 
         vLLM compiles what it needs for log-probabilities when they are first requested, which takes
-        seconds. Failures are left to the runs that need what fails. Whatever takes longer than
-        `WARM_UP_SECONDS` is given up.
+        seconds. A failure is ignored: the run that needs the request will report it. The warm-up ends
+        after `WARM_UP_SECONDS` at the latest.
         """
         chain = Chain.of("What is 1 + 1?")
         step = Step("2", "small")
@@ -333,7 +338,7 @@ class VllmEndpoint(VllmServer):
 
 
 async def warm_up(settings: Endpoint) -> None:
-    """Warm up the server that *settings* name. One that cannot be used is left to its users."""
+    """Warm up the server that *settings* name. Ignore that the server cannot be used."""
     with suppress(StepspecError):
         async with VllmEndpoint(settings) as endpoint:
             await endpoint.warm_up()

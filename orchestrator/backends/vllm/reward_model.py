@@ -40,9 +40,9 @@ from .tokenizer_source import TokenizerSource
 PROBE = Chain.of("What is 1 + 1?")
 """The chain that is rated to learn the server."""
 PAUSE_SECONDS = 5.0
-"""The pause between two tries of a rating while the server is down."""
+"""Between two tries of a rating while the server is down."""
 PLAIN_TEXT = "1"
-"""Shows which tokens the tokenizer puts around a text."""
+"""A text that is encoded to see which tokens the tokenizer puts around every text."""
 
 
 class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
@@ -67,8 +67,9 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         clock: Clock | None = None,
     ) -> VllmRewardModel:
         """
-        Make the critic of one run. *clock* returns the seconds since the run began; by default it
-        begins now.
+        Make the critic of one run.
+
+        *clock* returns the seconds since the run began. None: the run begins now.
         """
         return VllmRewardModel(self, observe, or_now(clock))
 
@@ -118,8 +119,9 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
 
     async def _learn_logits(self) -> None:
         """
-        Rate the same text with and without activation, to see whether the server returns logits
-        when asked to.
+        Learn whether the server returns logits if a request asks for them.
+
+        The same text is rated with and without the server's activation.
         """
         call = self.connection.call("rate")
         try:
