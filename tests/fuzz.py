@@ -108,7 +108,7 @@ def steps() -> Target:
 
 def templates() -> Target:
     """A chat template is learnt, or refused."""
-    from stepspec.orchestrator.endpoints.chat_template import cut
+    from stepspec.orchestrator.endpoints.chat_template import template_from_renderings
     from stepspec.orchestrator.errors import MissingCapability
     from tests.templates import ask
 
@@ -117,7 +117,7 @@ def templates() -> Target:
             content.decode(errors="replace").split("\0") + [""] * 6
         )[:6]
         with suppress(MissingCapability):
-            template = cut([
+            template = template_from_renderings([
                 f"{head}stepspecfirst{answer}{begun}",
                 f"{head}stepspecfirst{turn}stepspecreply{answer}",
                 f"{head}stepspecfirst{turn}{opening}stepspecreasons{closing}stepspecreply{answer}",

@@ -82,9 +82,9 @@ class MethodRow:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One model of the pair: the encoder of its endpoint, and its tokenizer, read from the file."""
+    """One model of the pair: the tokenizer of its endpoint, and the one read from its file."""
 
-    encoder: ModelTokenizer
+    model_tokenizer: ModelTokenizer
     tokenizer: Tokenizer
 
     def text(self, ids: Sequence[int]) -> str:
@@ -207,7 +207,7 @@ async def find_faults(
             )
     for role, side in sides.items():
         prompts = [
-            await side.encoder.chain(Chain(chain.messages, chain.steps[:count]))
+            await side.model_tokenizer.encode_chain(Chain(chain.messages, chain.steps[:count]))
             for count in range(len(chain.steps) + 1)
         ]
         for index, (before, after) in enumerate(pairwise(prompts)):
@@ -230,8 +230,8 @@ async def find_faults(
 
 async def _ids(side: Side, chain: Chain, step: Step) -> Sequence[int]:
     """Return the ids of *step* in a prompt of its author."""
-    before = await side.encoder.chain(Chain(chain.messages))
-    return (await side.encoder.chain(Chain(chain.messages, (step,))))[len(before) :]
+    before = await side.model_tokenizer.encode_chain(Chain(chain.messages))
+    return (await side.model_tokenizer.encode_chain(Chain(chain.messages, (step,))))[len(before) :]
 
 
 def _same(text: str, step: Step) -> bool:
@@ -265,7 +265,7 @@ async def measure(
         roles: tuple[Role, ...] = ("small", "large")
         for role in roles:
             model = await stack.enter_async_context(VllmEndpoint(endpoint(served, role)))
-            sides[role] = Side(model.encoder, tokenizer)
+            sides[role] = Side(model.tokenizer, tokenizer)
 
         async def run(row: MethodRow, number: int) -> None:
             async with free:

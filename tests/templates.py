@@ -9,17 +9,19 @@ from stepspec.orchestrator.endpoints.chat_template import (
     Fields,
     Marks,
     Template,
-    cut,
+    template_from_renderings,
 )
 
 
 def learn(render: Callable[[Fields, bool], str], marks: Marks | None = None) -> Template:
     """
-    Learn a chat template as `cut` does.
+    Learn a chat template as `template_from_renderings` does.
 
     *render* takes messages and whether to add a generation prompt.
     """
-    return cut([render(messages, generate) for messages, generate in CONVERSATIONS], marks)
+    return template_from_renderings(
+        [render(messages, generate) for messages, generate in CONVERSATIONS], marks
+    )
 
 
 def ask(template: Template, question: str, opening: str = "") -> str:

@@ -35,7 +35,7 @@ async def met() -> AsyncGenerator[tuple[Solver, Mapping[Role, Side]]]:
         Solver(small, large) as solver,
         VllmEndpoint(small) as own,
     ):
-        side = Side(own.encoder, TOKENIZER)
+        side = Side(own.tokenizer, TOKENIZER)
         yield solver, {"small": side, "large": side}
 
 
@@ -62,7 +62,7 @@ async def test_a_run_that_raises_is_a_failure(met: tuple[Solver, Mapping[Role, S
 async def test_the_errors_of_a_chain_are_listed(met: tuple[Solver, Mapping[Role, Side]]) -> None:
     _, sides = met
     ids = TOKENIZER.encode("So it is.", add_special_tokens=False).ids
-    vocabulary = sides["small"].encoder.vocabulary
+    vocabulary = sides["small"].model_tokenizer.vocabulary
     tokens = tuple(Token(sides["small"].text([number]), id=number) for number in ids)
     right = Step("So it is.", "small", tokens=tokens, vocabulary=vocabulary)
     assert await find_faults(sides, Chain.of("Why?").extend(right), right, BUDGET) == []

@@ -22,7 +22,7 @@ from .interfaces import Server
 from .settings import Endpoint
 
 PROBE_SECONDS = 5.0
-"""For a probe of an idle server."""
+"""The time limit of a probe while the server is idle."""
 FIRST_PAUSE = 1.0
 """Seconds from the first failed probe to the next. Each further pause is twice as long."""
 UNUSABLE_STATUSES = frozenset({401, 403, 404, 405})
@@ -63,7 +63,7 @@ class Breaker:
         return getattr(self.error, "cause", str(self.error)) or "failed"
 
     def fail(self, exc: StepspecError) -> None:
-        """Note that a call failed. The server is probed, unless its probes fail already."""
+        """Record that a call failed. The server is probed, unless its circuit is already open."""
         if self.state != "closed":
             return
         if asyncio.get_running_loop().time() - self._closed_at >= self._longest:
@@ -72,13 +72,13 @@ class Breaker:
         self._become("half-open")
 
     def open(self, exc: Exception) -> None:
-        """Note that a probe failed."""
+        """Record that a probe failed."""
         self.error = exc
         self.pause = min(2 * self.pause or FIRST_PAUSE, self._longest)
         self._become("open")
 
     def close(self) -> None:
-        """Note that a probe succeeded."""
+        """Record that a probe succeeded."""
         self._closed_at = asyncio.get_running_loop().time()
         self._become("closed")
 
@@ -205,8 +205,9 @@ class ProbedServers:
 
     def report(self, url: str, exc: StepspecError) -> None:
         """
-        Have the server at *url* probed, at which something else failed than a call: a health check,
-        or a forwarded stream.
+        Have the server at *url* probed after *exc*, which no call of a run has raised.
+
+        A health check has failed, for example, or a forwarded stream.
         """
         for replica in self.replicas:
             if replica.url == url:

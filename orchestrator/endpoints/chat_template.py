@@ -231,9 +231,9 @@ class Template:
         )
 
 
-def cut(rendered: Sequence[str], marks: Marks | None = None) -> Template:
+def template_from_renderings(rendered: Sequence[str], marks: Marks | None = None) -> Template:
     """
-    Cut a template out of the *rendered* `CONVERSATIONS`. *marks* are those of the settings, if any.
+    Make the template from the *rendered* `CONVERSATIONS`. *marks* are the setting of that name.
 
     Raise `MissingCapability` if the template does not show its turns one after the other, word for
     word.

@@ -44,9 +44,9 @@ T = TypeVar("T")
 
 
 MAX_TRIES = 2
-"""Of one call on one server, without patience for a server that is down."""
+"""The most tries of one call on one server, if calls do not wait for a server that is down."""
 MAX_PATIENT_TRIES = 5
-"""Of one call on one server, with patience."""
+"""The most tries of one call on one server, if calls wait."""
 
 
 def in_order(urls: Iterable[str], session: str) -> list[str]:

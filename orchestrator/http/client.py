@@ -60,19 +60,19 @@ from .slots import Slots
 from .sse import CONNECTION_ERRORS, Events
 
 KEEP_ALIVE_SECONDS = 4.0
-"""For which an idle connection stays open. vLLM closes its own after 5, maybe during a request."""
+"""How long an idle connection stays open. vLLM closes it after 5, maybe during a request."""
 UNREPORTED_SECONDS = 1.0
-"""The wait for a server that is not reported."""
+"""A shorter wait for a server is not reported."""
 REPORT_SECONDS = 5.0
 """Between two reports of a wait."""
 SILENCE_SECONDS = 4.0
-"""Without an answer, in which a server may have been started again."""
+"""After so long without an answer, the server may have been started again."""
 FIRST_PAUSE_SECONDS = 0.2
 """The longest pause before the second try. Each further pause may be twice as long."""
 MAX_PAUSE_SECONDS = 10.0
 """Between two tries, unless the server wants more."""
 MAX_DOUBLINGS = 10
-"""Of the pause. They exceed `MAX_PAUSE_SECONDS`."""
+"""How often the pause is doubled at most. It exceeds `MAX_PAUSE_SECONDS` before."""
 
 log = logging.getLogger("stepspec.requests")
 waiting = logging.getLogger(WAITING)

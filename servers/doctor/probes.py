@@ -153,7 +153,7 @@ class _Examination:
             context=endpoint.room,
             vocabulary=endpoint.vocabulary,
             thinks=endpoint.template.thinks,
-            faithful=endpoint.encoder.faithful,
+            faithful=endpoint.tokenizer.faithful,
             digits=None if grades is None else sum(grades.values()),
             can=can,
             thinks_by=endpoint.template.source,
@@ -238,7 +238,7 @@ async def _verdicts(endpoint: VllmEndpoint, can: Capabilities) -> Reading:
     done = [call for call in calls if call.fate == "done"]
     last = done[-1]
     return Reading(
-        chain=len(await endpoint.encoder.chain(chain)),
+        chain=len(await endpoint.tokenizer.encode_chain(chain)),
         read=last.prompt - last.cached if can.cached_tokens else None,
         seconds=last.seconds,
         first=done[0].seconds,
@@ -252,7 +252,7 @@ def _new_step() -> str:
 
 async def _long_text(endpoint: VllmEndpoint, tokens: int) -> str:
     """Return steps of about *tokens* tokens, but of no more than half the context."""
-    step_tokens = len(await endpoint.encoder.encode(STEP.text))
+    step_tokens = len(await endpoint.tokenizer.encode(STEP.text))
     steps = min(tokens, endpoint.room // 2) // step_tokens
     return STEP.text * max(1, steps)
 

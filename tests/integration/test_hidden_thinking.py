@@ -58,7 +58,7 @@ async def test_a_hidden_block_is_learnt_and_the_prompts_are_those_of_a_template_
     for each in (pair, hidden):
         async with VllmEndpoint(Endpoint(role="large", url=each.large.base_url)) as large:
             assert large.template.thinks
-            shown = await large.encoder.prefix(Chain.of(tasks[0].problem).messages)
+            shown = await large.tokenizer.encode_prefix(Chain.of(tasks[0].problem).messages)
             prompts.append(shown.ids)
     assert prompts[0] == prompts[1]
     assert (large.template.source, large.template.opened) == ("effect", "<think>\n")

@@ -42,34 +42,39 @@ from ...errors import (
     StepspecError,
 )
 from ...events import Observer
-from ...http.http_errors import Call, Reply
-from ...http.paths import HEALTH, METRICS, Body
+from ...http.http_errors import Call, Reply, reading
+from ...http.paths import COMPLETIONS, HEALTH, METRICS, Body
 from ...markers import THINK
 from ...step_builder import text_of
 from . import bodies, tool_protocol
 from .model import VllmModel
 from .probe import probe
 from .server import VllmServer
-from .text_encoder import AsyncCache
+from .text_tokenizer import AsyncCache
 from .tokenizer import ModelTokenizer
+from .tokenizer_source import TokenizerSource
 from .tool_protocol import DERENDER, RENDER
 
+FIRST_WORDS_TOKENS = 16
+"""A model that thinks opens its block within these tokens."""
 WARM_UP_TOKENS = 8
+"""Tokens that each request of the warm-up writes."""
 WARM_UP_BATCHES = (1, 4)
-"""Requests at the same time: compilers make a version of their own for a size of 1."""
+"""Numbers of requests at the same time. Compilers treat a batch of 1 as a case of its own."""
 WARM_UP_SECONDS = 120.0
+"""The longest time of a warm-up."""
 MAX_TOOLSETS = 64
 """Sets of tools whose formats are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What tells whether a server is still the same process."""
+    """Identifies the process of a server. After a restart it is another one."""
 
     start: bytes = b""
-    """When it was started, in its own words. b"": it does not say."""
+    """The start time as the metrics show it. b"": they do not show one."""
     speculates: bool = False
-    """Whether it speculates on tokens."""
+    """Whether the server speculates on tokens."""
 
 
 class VllmEndpoint(VllmServer):
@@ -88,15 +93,27 @@ class VllmEndpoint(VllmServer):
         self._process: Process | None = None  # None: not connected yet
 
     async def _learn(self) -> None:
-        self.encoder = ModelTokenizer(self.connection, self.name, self.settings)
-        await self.encoder.learn()
+        self.tokenizer = ModelTokenizer(self._tokenizer_source(), self.settings)
+        await self.tokenizer.learn(self._first_words)
         await self._learn_flags()
+
+    def _tokenizer_source(self) -> TokenizerSource:
+        return TokenizerSource(self.connection, self.name, self.settings.template)
+
+    async def _first_words(self, prompt: Sequence[int]) -> str:
+        """Have the model continue *prompt* greedily. Return the first words that it writes."""
+        call = self.tokenizer.source.call
+        body = bodies.completion_body(self.name, prompt, GREEDY, FIRST_WORDS_TOKENS)
+        reply = await self.connection.post(call, COMPLETIONS, body)
+        with reading(call, "text", reply):
+            return str(reply["choices"][0]["text"])
 
     async def _learn_flags(self) -> None:
         """
         Find out whether the server speculates.
 
-        Metrics of the process that is known change nothing, and no metrics nothing later on.
+        Nothing changes while the metrics show the same process. A server that shows no metrics is
+        looked at once only.
         """
         metrics = await self._metrics()
         process = Process(read_start(metrics), read_acceptance(metrics) is not None)
@@ -104,10 +121,10 @@ class VllmEndpoint(VllmServer):
             self._begin(process)
 
     def _begin(self, process: Process) -> None:
-        """Forget what was tried out at another *process*."""
+        """Reset what was learnt by trying, because the server is now *process*."""
         self._process = process
         self.speculates = process.speculates
-        self.spellings = {**self.encoder.marks}
+        self.spellings = {**self.tokenizer.marks}
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the
         # engine ends.
         self.by_id = False if self.speculates else None
@@ -116,12 +133,12 @@ class VllmEndpoint(VllmServer):
 
     @property
     def template(self) -> Template:
-        return self.encoder.template
+        return self.tokenizer.template
 
     @property
     def vocabulary(self) -> str:
         """Equal for models that share their token ids."""
-        return self.encoder.vocabulary
+        return self.tokenizer.vocabulary
 
     @property
     def waiting(self) -> int:
@@ -129,10 +146,10 @@ class VllmEndpoint(VllmServer):
 
     @property
     def room(self) -> int:
-        return self.encoder.room
+        return self.tokenizer.room
 
     async def queue(self) -> QueueGauges | None:
-        """Read the server's queue. None: it shows none, or cannot be reached."""
+        """Read the server's queue. None: there are no such metrics, or the server cannot be reached."""
         return read_queue(await self._metrics())
 
     async def acceptance(self) -> Acceptance | None:
@@ -140,9 +157,9 @@ class VllmEndpoint(VllmServer):
         return read_acceptance(await self._metrics())
 
     async def count(self, messages: Messages, tools: Tools = ()) -> int:
-        """Count the tokens that a chain about *messages* begins with."""
+        """Count the tokens before the first step of a chain about *messages*."""
         await self.refresh()
-        return len(await self.encoder.prefix(messages, tools))
+        return len(await self.tokenizer.encode_prefix(messages, tools))
 
     async def check_health(self) -> None:
         """
@@ -157,7 +174,7 @@ class VllmEndpoint(VllmServer):
         """
         Raise `EndpointUnavailable` if the vocabulary, the chat template or the context has changed.
         """
-        if await self.encoder.changed():
+        if await self.tokenizer.has_changed():
             raise self.connection.call("connect").error(
                 EndpointUnavailable,
                 "another server answers here, or the same one with other flags: it is to be learnt"
@@ -169,10 +186,10 @@ class VllmEndpoint(VllmServer):
 
     def adopt(self, fresh: VllmEndpoint) -> None:
         """Take over what *fresh*, a new connection to the same server, has learnt."""
-        if self.encoder.learnt != fresh.encoder.learnt:
-            self.encoder = fresh.encoder
-            self.encoder.connection = self.connection
-        self.encoder.room = fresh.room
+        if self.tokenizer.learnt != fresh.tokenizer.learnt:
+            self.tokenizer = fresh.tokenizer
+            self.tokenizer.source = self._tokenizer_source()
+        self.tokenizer.room = fresh.room
         self.cache = fresh.cache
         self._begin(fresh._process or Process())
 
@@ -180,17 +197,17 @@ class VllmEndpoint(VllmServer):
         """
         Return whether the model thinks in a block of its own before it answers *messages*.
 
-        Runs begin with this question. A server that was started again has closed every connection.
-        After a new one was opened, perhaps by a check of health, the server is looked at again.
+        Every run asks this first. The server may have been started again, which closes all
+        connections. If one was opened since, the server is looked at again.
         """
         await self.refresh()
-        return await self.encoder.opens(messages, tools)
+        return await self.tokenizer.thinks(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """
-        Ask the server in which form an answer has to call tools of *toolset*. None: in any form.
+        Ask the server for the format of an answer that calls tools of *toolset*. None: any format.
 
-        Raise `MissingCapability`, with the cure, if it has no parser for such answers.
+        Raise `MissingCapability`, with the cure, if the server has no parser for such answers.
         """
         return await self._tool_formats(toolset)
 
@@ -198,16 +215,17 @@ class VllmEndpoint(VllmServer):
         """
         Let the server's parser read the *tokens* of a complete answer with *toolset*.
 
-        A parser that takes the beginning of the answer for thinking is shown an empty thinking
-        block before the answer. Other parsers are not: they would take that block for content.
+        If the parser takes the beginning of the answer for thinking, it reads the answer again
+        after an empty thinking block. Other parsers would take such a block for a part of the
+        answer.
         """
-        ids = await self.encoder.token_ids(tokens)
+        ids = await self.tokenizer.token_ids(tokens)
         if not ids:
             return ParsedAnswer("", ())
         parsed = await self._parse_whole(toolset, ids)
         markers = self.template.markers
         if parsed.reasoning:
-            block = await self.encoder.literally(f"{markers.opening}\n\n{markers.closing}")
+            block = await self.tokenizer.encode_special(f"{markers.opening}\n\n{markers.closing}")
             parsed = await self._parse_whole(toolset, [*block, *ids])
         answer = parsed.after(text_of(tokens), (*markers.marks, *THINK.marks))
         if not answer.calls:
@@ -226,10 +244,11 @@ class VllmEndpoint(VllmServer):
         finished: bool,
     ) -> ParsedTokens:
         """
-        Let the server's parser read the next *tokens* of an answer with *toolset*, after what
-        *state* describes. A *finished* answer ends with them.
+        Let the server's parser read the next *tokens* of an answer with *toolset*.
+
+        *state* describes the tokens before. *finished*: these tokens are the last.
         """
-        ids = await self.encoder.token_ids(tokens)
+        ids = await self.tokenizer.token_ids(tokens)
         call = self.connection.call("parse")
         fields = tool_protocol.tokens_fields(ids, state, finished=finished)
         return tool_protocol.parsed_tokens(call, await self._parse(call, toolset, fields))
@@ -241,7 +260,7 @@ class VllmEndpoint(VllmServer):
 
     async def _parse(self, call: Call, toolset: Toolset, fields: Body) -> Reply:
         """Send the *fields* about an answer with *toolset* to the server's parser."""
-        block = await self.encoder.empty_block()
+        block = await self.tokenizer.empty_block()
         request = tool_protocol.parsed_request(self.name, toolset, self.settings.template)
         body = fields | {
             "model": self.name,
@@ -281,7 +300,7 @@ class VllmEndpoint(VllmServer):
 
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do."""
-        can = await probe(self.encoder, suffix_scoring=self.settings.suffix_scoring)
+        can = await probe(self)
         self.by_id = can.chosen_logprobs
         return can
 
@@ -290,8 +309,8 @@ class VllmEndpoint(VllmServer):
         Send every kind of request that methods send, one at a time and then several.
 
         vLLM compiles what it needs for log-probabilities when they are first requested, which takes
-        seconds. Failures are left to the runs that need what fails. Whatever takes longer than
-        `WARM_UP_SECONDS` is given up.
+        seconds. A failure is ignored: the run that needs the request will report it. The warm-up ends
+        after `WARM_UP_SECONDS` at the latest.
         """
         chain = Chain.of("What is 1 + 1?")
         step = Step("2", "small")
@@ -319,7 +338,7 @@ class VllmEndpoint(VllmServer):
 
 
 async def warm_up(settings: Endpoint) -> None:
-    """Warm up the server that *settings* name. One that cannot be used is left to its users."""
+    """Warm up the server that *settings* name. Ignore that the server cannot be used."""
     with suppress(StepspecError):
         async with VllmEndpoint(settings) as endpoint:
             await endpoint.warm_up()

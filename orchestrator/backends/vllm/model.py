@@ -30,7 +30,7 @@ from .bodies import Prompts, StreamForm
 from .server import VllmServer
 from .sticky_stream import StickyStream
 from .token_stream import TextDivider, TokenStream
-from .tokenizer import ChainIds
+from .tokenizer import ChainPromptCache
 
 MAX_CHARACTER_TOKENS = 4
 """The most tokens of one character: one for each of its bytes."""
@@ -55,7 +55,7 @@ class VllmModel(SingleModel):
         self._format: Format | None = format
         self._observe = observe
         self._clock = clock
-        self._chain_ids = ChainIds(lambda: endpoint.encoder)
+        self._chain_prompts = ChainPromptCache(lambda: endpoint.tokenizer)
         self._sticky: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
 
     @property
@@ -80,7 +80,7 @@ class VllmModel(SingleModel):
         """
         sampling = self._sampling.telling(top)
         stack = None if sampling.repeats else KEPT_OPEN.get()
-        begun = await self._endpoint.encoder.spelt(opening)
+        begun = await self._endpoint.tokenizer.tokens_of_text(opening)
         bounds = StepBounds(step_ends(chain, stop), limit, top, await self._closing(chain))
         growing = self._builder(chain, bounds, begun)
         sticky = self._sticky.get(stack) if stack else None
@@ -115,7 +115,7 @@ class VllmModel(SingleModel):
         growing.hold(held)
         endpoint = self._endpoint
         spelt = self.role != "large" or sampling.logprobs > 0 or endpoint.speculates
-        form = StreamForm(limit=endpoint.encoder.room, spelt=spelt)
+        form = StreamForm(limit=endpoint.tokenizer.room, spelt=spelt)
         open_request = partial(self._generate, chain, prompt, sampling, begun.text, form)
         bounds = replace(growing.bounds, top=sampling.logprobs)
         return StickyStream(open_request, self._observe, bounds)
@@ -138,7 +138,7 @@ class VllmModel(SingleModel):
         Raise `ContextTooLong` if one of the beginnings leaves no room for a token.
         """
         bounds = StepBounds(step_ends(chain, stop), limit, closing=await self._closing(chain))
-        openings = [await self._endpoint.encoder.begun(step) for step in begun]
+        openings = [await self._endpoint.tokenizer.continued_tokens(step) for step in begun]
         steps = [
             self._complete(chain, self._builder(chain, bounds, opening), self._sampling)
             for opening in openings
@@ -146,25 +146,25 @@ class VllmModel(SingleModel):
         return tuple(await at_once(steps))
 
     def _builder(self, chain: Chain, bounds: StepBounds, opening: Sequence[Token]) -> StepBuilder:
-        vocabulary = self._endpoint.encoder.vocabulary
+        vocabulary = self._endpoint.tokenizer.vocabulary
         return StepBuilder(self.role, vocabulary, chain, bounds, opening)
 
     async def _closing(self, chain: Chain) -> Closing:
         """Return what ends the thinking after *chain* or, if the thinking is over, the reply."""
-        encoder = self._endpoint.encoder
-        thinking = await encoder.thinking(chain)
-        ending = "" if chain.tools else encoder.template.ending
+        tokenizer = self._endpoint.tokenizer
+        thinking = await tokenizer.is_thinking(chain)
+        ending = "" if chain.tools else tokenizer.template.ending
         if thinking or not (chain.closed or ending):
-            mark = (await encoder.markers(chain)).closing
-            return Closing(mark, await encoder.one_token(mark), open=thinking)
+            mark = (await tokenizer.markers(chain)).closing
+            return Closing(mark, await tokenizer.one_token(mark), open=thinking)
         if ending:
-            return Closing(ending, encoder.ending_id, spelt="")
+            return Closing(ending, tokenizer.ending_id, spelt="")
         return OUTSIDE
 
     async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> tuple[EncodedPrompt, str]:
         """Encode *chain* and *opening*. Also return the end of the chain that is left out."""
         shown = chain if opening else without_partial_character(chain)
-        prompt = await self._chain_ids(shown)
+        prompt = await self._chain_prompts.prompt(shown)
         return prompt.plus([token.id for token in opening]), chain.text[len(shown.text) :]
 
     async def _complete(
@@ -210,16 +210,18 @@ class VllmModel(SingleModel):
         The server reads the whole chain again, prefix cache or not, unless the endpoint allows
         `suffix_scoring`. Raise `ConfigurationError` if it refuses to score a suffix.
         """
-        encoder = self._endpoint.encoder
+        tokenizer = self._endpoint.tokenizer
         call = self._call("score")
-        before = await self._chain_ids(chain)
-        closing = (await encoder.markers(chain)).closing if await encoder.thinking(chain) else ""
-        encoded = [(span, await encoder.encode(span, closing=closing)) for span in spans]
+        before = await self._chain_prompts.prompt(chain)
+        closing = (
+            (await tokenizer.markers(chain)).closing if await tokenizer.is_thinking(chain) else ""
+        )
+        encoded = [(span, await tokenizer.encode(span, closing=closing)) for span in spans]
         read = [number for _, ids in encoded for number in ids]
         if self._endpoint.settings.suffix_scoring:
             suffix = await self._suffix(before, read, top)
             if suffix is not None:
-                pieces = await encoder.pieces(set(read))
+                pieces = await tokenizer.pieces(set(read))
                 return replies.scored_spans(call, suffix, encoded, top, pieces)
         prompt = before.plus(read)
         body = bodies.scoring_body(self._endpoint.name, prompt, top)
@@ -270,7 +272,7 @@ class VllmModel(SingleModel):
         opening: str = "",
     ) -> Mapping[str, float]:
         """
-        Ask as `Model.ask` says. `ModelTokenizer.question` is the layout of the question.
+        Ask as `Model.ask` says. `ModelTokenizer.encode_question` is the layout of the question.
 
         Raise `ConfigurationError` if a choice is not one token of this model. A server that cannot
         report the probabilities of given tokens reports its 20 most probable ones: any other choice
@@ -280,10 +282,10 @@ class VllmModel(SingleModel):
         contains the chain as a second prompt: the next question reads only the steps since then.
         """
         endpoint = self._endpoint
-        encoder = endpoint.encoder
-        numbers = await encoder.choices(tuple(choices))
-        before = await self._chain_ids(chain)
-        prompts = [before.plus(await encoder.question(question, opening))]
+        tokenizer = endpoint.tokenizer
+        numbers = await tokenizer.choice_ids(tuple(choices))
+        before = await self._chain_prompts.prompt(chain)
+        prompts = [before.plus(await tokenizer.encode_question(question, opening))]
         if endpoint.checkpoints:
             prompts.append(before)
         if endpoint.asks_by_id:
@@ -401,7 +403,7 @@ class VllmModel(SingleModel):
         """
         Return the number of tokens that may follow *prompt*. Raise `ContextTooLong` if none may.
         """
-        room = self._endpoint.encoder.room
+        room = self._endpoint.tokenizer.room
         if len(prompt) < room:
             return room - len(prompt)
         message = f"the prompt has {len(prompt)} tokens, and the model takes {room} in all"

@@ -15,7 +15,8 @@ from ...errors import EndpointError, EndpointUnavailable, EndpointUnreachable, M
 from ...http.http_errors import Reply
 from ...http.paths import COMPLETIONS, GENERATE, METRICS, VERSION, Body
 from . import bodies, replies
-from .tokenizer import VOCABULARY_PROBE, ModelTokenizer
+from .server import VllmServer
+from .tokenizer import VOCABULARY_PROBE
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ HITS = re.compile(rb"^vllm:prefix_cache_hits.* (\S+)$", re.MULTILINE)
 SPECULATION = b"vllm:spec_decode_num_drafts"
 
 
-async def probe(encoder: ModelTokenizer, *, suffix_scoring: bool = False) -> Capabilities:
+async def probe(server: VllmServer) -> Capabilities:
     """
     Try one capability after the other: about 10 short requests, and up to 14 with 400 to 4000
     tokens.
@@ -54,10 +55,10 @@ async def probe(encoder: ModelTokenizer, *, suffix_scoring: bool = False) -> Cap
     gone. *suffix_scoring* is tried only if the settings allow it: a server without the right flags
     may crash.
     """
-    prompt = await encoder.literally(VOCABULARY_PROBE)
-    probing = _Probe(encoder, prompt, await encoder.literally(DIGITS))
+    encode = server.tokenizer.encode_special
+    probing = _Probe(server, await encode(VOCABULARY_PROBE), await encode(DIGITS))
     capabilities = await probing.run()
-    if suffix_scoring:
+    if server.settings.suffix_scoring:
         return replace(capabilities, suffix_scoring=await probing.suffix_scoring())
     return capabilities
 
@@ -67,13 +68,13 @@ class _Probe:
 
     def __init__(
         self,
-        encoder: ModelTokenizer,
+        server: VllmServer,
         prompt: Sequence[int],
         digits: Sequence[int],
     ) -> None:
-        self._connection = encoder.connection
-        self._model = encoder.model
-        self._room = encoder.room - ROOM_TOKENS  # the longest prompt, in tokens
+        self._connection = server.connection
+        self._model = server.name
+        self._room = server.tokenizer.room - ROOM_TOKENS  # the longest prompt, in tokens
         self._prompt = prompt[: self._room]
         self._digits = {str(number): number for number in digits}
         self._long: Sequence[int] = ()  # the prompt that was repeated last

@@ -31,17 +31,18 @@ from ...http.http_errors import Call
 from ...http.paths import POOLING, Body
 from ...http.prompts import Ids
 from ...http.request_meter import metered
-from .bodies import pooling_body, tokenize_body
+from .bodies import pooling_body
 from .replies import pooled_values, usage
-from .text_encoder import AsyncCache, TextEncoder
+from .text_tokenizer import AsyncCache, TextTokenizer
 from .tokenizer import MAX_CONVERSATIONS, VOCABULARY_PROBE
+from .tokenizer_source import TokenizerSource
 
 PROBE = Chain.of("What is 1 + 1?")
 """The chain that is rated to learn the server."""
 PAUSE_SECONDS = 5.0
-"""The pause between two tries of a rating while the server is down."""
+"""Between two tries of a rating while the server is down."""
 PLAIN_TEXT = "1"
-"""Shows which tokens the tokenizer puts around a text."""
+"""A text that is encoded to see which tokens the tokenizer puts around every text."""
 
 
 class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
@@ -66,17 +67,18 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         clock: Clock | None = None,
     ) -> VllmRewardModel:
         """
-        Make the critic of one run. *clock* returns the seconds since the run began; by default it
-        begins now.
+        Make the critic of one run.
+
+        *clock* returns the seconds since the run began. None: the run begins now.
         """
         return VllmRewardModel(self, observe, or_now(clock))
 
     async def body(self, chain: Chain, *, logits: bool = True) -> Body:
         """Make the body of the request that rates the last step of *chain*."""
         ids = list(await self._problems(chain.messages))
-        delimiter = (await self._encoder.literally(self.settings.delimiter))[-1:]
+        delimiter = (await self._tokenizer.encode_special(self.settings.delimiter))[-1:]
         for text in paragraphs(chain):
-            ids += (*await self._encoder.between("", text), *delimiter)
+            ids += (*await self._tokenizer.encode_ordinary(text), *delimiter)
         return pooling_body(self.name, ids, logits=logits)
 
     async def _problem(self, messages: Messages) -> Ids:
@@ -88,19 +90,18 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         conversation = [{"role": message.role, "content": message.content} for message in turns]
         if settings.prefix:
             conversation.insert(0, {"role": "system", "content": settings.prefix})
-        return tuple((await self._encoder.rendered(conversation)).ids)
+        return tuple((await self._tokenizer.encode_messages(conversation)).ids)
 
     async def _plain_problem(self, text: str) -> Ids:
         """Encode *text* with the prefix, within the tokens that the tokenizer puts around texts."""
-        ids = await self._encoder.between(self.settings.prefix, text, "\n")
-        plain = await self._encoder.literally(PLAIN_TEXT)
-        body = tokenize_body(self.name, PLAIN_TEXT, special_tokens=True)
-        around, _ = await self._encoder.tokenize(body)
+        ids = await self._tokenizer.encode_ordinary(text, before=self.settings.prefix, after="\n")
+        plain = await self._tokenizer.encode_special(PLAIN_TEXT)
+        around = await self._tokenizer.source.encode(PLAIN_TEXT, special_tokens=True)
         start = around.index(plain[0]) if plain[0] in around else 0
         return (*around[:start], *ids, *around[start + len(plain) :])
 
     async def _learn(self) -> None:
-        self._encoder = TextEncoder(self.connection, self.name)
+        self._tokenizer = TextTokenizer(TokenizerSource(self.connection, self.name))
         self._problems = AsyncCache(self._problem, MAX_CONVERSATIONS)
         self._spelling = await self._spelt()
         await self._learn_logits()
@@ -111,14 +112,16 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
             await self._learn()
 
     async def _spelt(self) -> tuple[list[int], int]:
-        return await self._encoder.tokenize(
-            tokenize_body(self.name, VOCABULARY_PROBE, special_tokens=True)
-        )
+        """Return what changes if another model is served: token ids, and the context length."""
+        source = self._tokenizer.source
+        ids = await source.encode(VOCABULARY_PROBE, special_tokens=True)
+        return ids, source.room
 
     async def _learn_logits(self) -> None:
         """
-        Rate the same text with and without activation, to see whether the server returns logits
-        when asked to.
+        Learn whether the server returns logits if a request asks for them.
+
+        The same text is rated with and without the server's activation.
         """
         call = self.connection.call("rate")
         try:

@@ -20,7 +20,7 @@ SPELLING_SECONDS = 2.0
 class VllmServer(ConnectedEndpoint[Endpoint]):
     """What the models of all runs on one server know of it, and what keeps their requests apart."""
 
-    encoder: ModelTokenizer
+    tokenizer: ModelTokenizer
     """The tokenizer and the chat template, learnt on entering."""
 
     def __init__(self, settings: Endpoint) -> None:
@@ -83,5 +83,5 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
         """Return the spellings of tokens; none of them if the server does not answer soon."""
         with suppress(EndpointError, TimeoutError):
             async with asyncio.timeout(SPELLING_SECONDS):
-                return await self.encoder.pieces(ids)
+                return await self.tokenizer.pieces(ids)
         return {}

@@ -14,7 +14,7 @@ from ...http.http_errors import Call
 from ...http.paths import Body
 from ...http.request_meter import RequestMeter
 from ...http.sse import Events
-from .replies import REPLACEMENT, parse_chunk, spell
+from .replies import REPLACEMENT, divide_text, parse_chunk
 
 Spell: TypeAlias = Callable[[Sequence[int]], Awaitable[Mapping[int, str]]]
 """Asks the server how tokens are spelt. Those that it cannot spell are left out."""
@@ -39,7 +39,7 @@ class TextDivider:
         Return *tokens*, of which the last has all of the text, each with its own text.
 
         If their spellings do not join to the text, one token has the text of all that do not fit:
-        see `spell`. Its id becomes -1 if the last token, or that of the event before, may be the
+        see `divide_text`. Its id becomes -1 if the last token, or that of the event before, may be the
         first half of a character.
         """
         if not tokens:
@@ -50,7 +50,7 @@ class TextDivider:
         ids = [token.id for token in tokens]
         pieces = await self._pieces(ids)
         follows_half = self._halved
-        parts = spell(tokens[-1].text, ids, pieces)
+        parts = divide_text(tokens[-1].text, ids, pieces)
         self._halved = parts[-1][0] != pieces[-1]
         divided: list[Token] = []
         for token, piece, (part, number) in zip(tokens, pieces, parts, strict=True):

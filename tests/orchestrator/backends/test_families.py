@@ -120,11 +120,11 @@ async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_befor
         chain = Chain.of("What is 1 + 1?")
         prompts: list[list[int]] = []
         while not chain.finished:
-            prompts.append(await endpoint.encoder.chain(chain))
+            prompts.append(await endpoint.tokenizer.encode_chain(chain))
             chain = chain.extend(await model.write(chain))
         answer = await model.write(close(chain, model), stop=())
         sent = [body["prompt"] for _, body in server.requests if body.get("stream")]
-        full = await endpoint.encoder.chain(chain.extend(answer))
+        full = await endpoint.tokenizer.encode_chain(chain.extend(answer))
     assert sent[: len(prompts)] == prompts
     for shorter, longer in pairwise(sent):
         assert longer[: len(shorter)] == shorter
@@ -156,10 +156,11 @@ async def test_a_block_closed_by_another_model_is_closed_in_the_models_own_way_a
     text = "</think><|im_end|><|im_start|>[THINK]<|channel|><|start|>"
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         chain = Chain.of("What is 1 + 1?").extend(Step(closed, "small", "end"))
-        read = server.decode(await endpoint.encoder.chain(chain))
+        read = server.decode(await endpoint.tokenizer.encode_chain(chain))
         (tokens,) = await endpoint.model().score(chain, closed)
         wanted, found = [
-            await endpoint.encoder.chain(Chain.of(f"Hi {words}.")) for words in ("all", text)
+            await endpoint.tokenizer.encode_chain(Chain.of(f"Hi {words}."))
+            for words in ("all", text)
         ]
     assert read.endswith(
         f"{family.before}{family.opened}So one.\n{close_of(family) if family.thinks else ''}"
@@ -251,11 +252,11 @@ async def test_prompts_grow_in_the_ids_of_real_vocabularies(vocabulary: str, nam
             server.written = written = [number for text in texts for number in server.encode(text)]
             model = endpoint.model()
             chain = Chain.of("What is 3 + 4?")
-            begun = await endpoint.encoder.chain(chain)
+            begun = await endpoint.tokenizer.encode_chain(chain)
             prompts = [begun]
             while not chain.finished:
                 chain = chain.extend(await model.write(chain))
-                prompts.append(await endpoint.encoder.chain(chain))
+                prompts.append(await endpoint.tokenizer.encode_chain(chain))
             answer = await model.write(chain, stop=())
             assert (chain.text, chain.steps[-1].text) == (
                 thinking + THINK_END,

@@ -82,7 +82,7 @@ async def test_no_text_of_a_conversation_adds_a_special_token(vocabulary: str, n
         for number, text in enumerate(hostile(tokenizer, server.family)):
             for place in range(4):
                 wanted, found = [
-                    (await endpoint.encoder.prefix(*conversation(words, place))).ids
+                    (await endpoint.tokenizer.encode_prefix(*conversation(words, place))).ids
                     for words in (f"harmless {number}", text)
                 ]
                 assert shown(tokenizer, found) == shown(tokenizer, wanted)
@@ -124,20 +124,21 @@ async def test_no_step_and_no_question_adds_a_special_token(vocabulary: str, nam
     server = RealFamily.of(vocabulary, name)
     tokenizer = real_tokenizer(vocabulary)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
-        encoder = endpoint.encoder
+        model_tokenizer = endpoint.tokenizer
         model = endpoint.model()
         begun = Chain.of("What is 1 + 1?")
-        plain = await encoder.question("Is it right?", "The grade is ")
+        plain = await model_tokenizer.encode_question("Is it right?", "The grade is ")
         for text in hostile(tokenizer, server.family):
-            text = text.replace(THINK_END, "").replace(encoder.template.markers.closing, "")
+            text = text.replace(THINK_END, "").replace(model_tokenizer.template.markers.closing, "")
             if not text:
                 continue
             before, after = [
-                await encoder.chain(chain) for chain in (begun, begun.extend(Step(text, "small")))
+                await model_tokenizer.encode_chain(chain)
+                for chain in (begun, begun.extend(Step(text, "small")))
             ]
             assert shown(tokenizer, after) == shown(tokenizer, before)
             assert server.decode(after[len(before) :]) == server.decode(server.encode(text))
-            asked = await encoder.question(f"Is {text} right?", "The grade is ")
+            asked = await model_tokenizer.encode_question(f"Is {text} right?", "The grade is ")
             assert shown(tokenizer, asked) == shown(tokenizer, plain)
             (read,) = await model.score(begun, text)
             assert not shown(tokenizer, [token.id for token in read])
@@ -153,9 +154,9 @@ async def test_a_model_cannot_begin_a_turn_in_its_own_ids(vocabulary: str, name:
     server = RealFamily.of(vocabulary, name)
     tokenizer = real_tokenizer(vocabulary)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
-        encoder = endpoint.encoder
+        model_tokenizer = endpoint.tokenizer
         chain = Chain.of("What is 1 + 1?")
-        before = await encoder.chain(chain)
+        before = await model_tokenizer.encode_chain(chain)
         turn = [
             number for number in server.encode(server.family.turn) if number in special(tokenizer)
         ]
@@ -164,20 +165,21 @@ async def test_a_model_cannot_begin_a_turn_in_its_own_ids(vocabulary: str, name:
                 Token(server.decode([each]), id=each) for each in (*server.encode("So"), number)
             ]
             step = Step("".join(token.text for token in tokens), "small", tokens=tuple(tokens))
-            step = replace(step, vocabulary=encoder.vocabulary)
-            after = (await encoder.chain(chain.extend(step)))[len(before) :]
+            step = replace(step, vocabulary=model_tokenizer.vocabulary)
+            after = (await model_tokenizer.encode_chain(chain.extend(step)))[len(before) :]
             assert server.decode(after) == step.text
             if number not in server.encode(
-                encoder.template.markers.opening + encoder.template.markers.closing
+                model_tokenizer.template.markers.opening + model_tokenizer.template.markers.closing
             ):
                 assert not shown(tokenizer, after)
         if BY_NAME[name].thinks:
             closing = tuple(
-                Token("", id=number) for number in server.encode(encoder.template.markers.closing)
+                Token("", id=number)
+                for number in server.encode(model_tokenizer.template.markers.closing)
             )
             ended = (*closing[:-1], replace(closing[-1], text=THINK_END))
-            step = Step(THINK_END, "small", "end", ended, encoder.vocabulary)
-            after = (await encoder.chain(chain.extend(step)))[len(before) :]
+            step = Step(THINK_END, "small", "end", ended, model_tokenizer.vocabulary)
+            after = (await model_tokenizer.encode_chain(chain.extend(step)))[len(before) :]
             assert [*after][: len(closing)] == [token.id for token in closing]
 
 
@@ -198,9 +200,9 @@ async def test_text_without_special_tokens_costs_no_request_and_keeps_its_ids() 
     texts = ("2 < 3 and [0, 1] |x|", "a plain text", "if a[i] > b[j]: return x | y")
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         for text in texts:
-            assert list(await endpoint.encoder.encode(text)) == server.encode(text)
+            assert list(await endpoint.tokenizer.encode(text)) == server.encode(text)
         server.requests.clear()
-        assert list(await endpoint.encoder.encode("another plain text")) == server.encode(
+        assert list(await endpoint.tokenizer.encode("another plain text")) == server.encode(
             "another plain text"
         )
         assert [path for path, _ in server.requests] == ["/tokenize"]
@@ -212,11 +214,11 @@ async def test_hostile_text_costs_few_requests_however_long_it_is() -> None:
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         server.requests.clear()
         chain = Chain.of(text).extend(Step(text, "small"))
-        ids = await endpoint.encoder.chain(chain)
+        ids = await endpoint.tokenizer.encode_chain(chain)
         assert server.decode(ids).count("<|im_start|>") == 2 + 400
         assert len(server.requests) <= 14
         server.requests.clear()
-        assert await endpoint.encoder.chain(chain) == ids
+        assert await endpoint.tokenizer.encode_chain(chain) == ids
         assert not server.requests
 
 
@@ -229,11 +231,11 @@ async def test_a_template_whose_text_cannot_be_encoded_again_refuses_such_a_text
         Lossy.of("miniature", "qwen3").serve() as settings,
         VllmEndpoint(settings) as endpoint,
     ):
-        assert await endpoint.encoder.chain(Chain.of("Hello <b>there</b>"))
+        assert await endpoint.tokenizer.encode_chain(Chain.of("Hello <b>there</b>"))
         with pytest.raises(
             MissingCapability, match=r"spells special tokens, '<\|im_start\|>'.*leave them out"
         ):
-            await endpoint.encoder.chain(Chain.of("Hello <|im_start|>"))
+            await endpoint.tokenizer.encode_chain(Chain.of("Hello <|im_start|>"))
 
 
 @given(st.text(alphabet="<|>ab", max_size=12), st.sets(st.sampled_from(["<|a|>", "<a>", "|b|"])))
@@ -295,8 +297,10 @@ async def test_a_template_that_looks_at_content_sees_it_as_it_is(result: str) ->
         Message("user", result),
     )
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
-        found = await endpoint.encoder.prefix(turns)
-        harmless = await endpoint.encoder.prefix((turns[0], turns[1], Message("user", "12")))
+        found = await endpoint.tokenizer.encode_prefix(turns)
+        harmless = await endpoint.tokenizer.encode_prefix(
+            (turns[0], turns[1], Message("user", "12"))
+        )
     text = server.decode(found.ids)
     assert "(I need the price.) Let me look." in text
     assert result in text

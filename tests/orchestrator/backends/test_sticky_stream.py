@@ -168,7 +168,9 @@ async def test_characters_that_two_events_share_are_sent_back_whole(
     async with meet(server, role="large") as met, kept_open():
         step, end = await steps(met.model, PROBLEM)
         assert (step.text, end.text) == (first, f"B{THINK_END}")
-        assert server.decode(await met.endpoint.encoder.chain(PROBLEM.extend(step))).endswith(first)
+        assert server.decode(
+            await met.endpoint.tokenizer.encode_chain(PROBLEM.extend(step))
+        ).endswith(first)
 
 
 async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:

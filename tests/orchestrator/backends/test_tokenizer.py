@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.backends.vllm.text_encoder import AsyncCache
-from stepspec.orchestrator.backends.vllm.tokenizer import ChainIds
+from stepspec.orchestrator.backends.vllm.text_tokenizer import AsyncCache
+from stepspec.orchestrator.backends.vllm.tokenizer import ChainPromptCache
 from stepspec.orchestrator.chain import Chain, Message, Step, Token
 from stepspec.orchestrator.errors import ContextTooLong, MissingCapability
 
@@ -84,7 +84,7 @@ async def test_special_tokens_are_sent_to_a_server_that_finds_none_in_a_text(mee
                 Step(f"So {IM_START}.\n{THINK_END}", "small")
             )
             await met.model.ask(chain, f"Right{THINK_END}?", "7")
-            assert met.endpoint.encoder.faithful
+            assert met.endpoint.tokenizer.faithful
         prompts.append([server.decode([number]) for number in server.requests[-1][1]["prompt"]])
     assert prompts[0] == prompts[1]
     assert THINK_END in prompts[0]
@@ -109,13 +109,13 @@ async def test_a_changed_text_after_a_round_trip_is_detected(
     meet: Meet, kind: type[FakeVllm], faithful: bool
 ) -> None:
     async with meet(kind()) as met:
-        assert met.endpoint.encoder.faithful is faithful
+        assert met.endpoint.tokenizer.faithful is faithful
 
 
 async def test_options_of_the_template_are_passed_on(meet: Meet) -> None:
     server = FakeVllm()
     async with meet(server, template={"enable_thinking": True}) as met:
-        await met.endpoint.encoder.chain(Chain.of("Hello"))
+        await met.endpoint.tokenizer.encode_chain(Chain.of("Hello"))
     options = [
         body.get("chat_template_kwargs") for _, body in server.requests if "messages" in body
     ]
@@ -128,7 +128,7 @@ async def test_a_conversation_is_rendered_once_with_all_its_turns(meet: Meet) ->
     chain = Chain.of([Message("system", "Be brief."), Message("user", "Hello")])
     async with meet(server) as met:
         server.requests.clear()
-        ids = [await met.endpoint.encoder.chain(chain) for _ in range(2)]
+        ids = [await met.endpoint.tokenizer.encode_chain(chain) for _ in range(2)]
     assert ids[0] == ids[1]
     assert len(server.requests) == 1
     turns = f"{IM_START}system\nBe brief.{IM_END}\n{IM_START}user\nHello{IM_END}\n"
@@ -164,9 +164,9 @@ async def test_later_system_messages_are_the_first_turn_where_the_template_wants
         Message("user", "B"),
     )
     async with meet(server) as met:
-        ids = await met.endpoint.encoder.prefix(turns)
+        ids = await met.endpoint.tokenizer.encode_prefix(turns)
         server.requests.clear()
-        await met.endpoint.encoder.prefix((*turns, Message("system", "Again."), turns[1]))
+        await met.endpoint.tokenizer.encode_prefix((*turns, Message("system", "Again."), turns[1]))
         # what the template refuses is known by now
         assert [path for path, _ in server.requests].count("/tokenize") == 1
     text = "".join(f"{IM_START}{role}\n{content}{IM_END}\n" for role, content in shown)
@@ -183,7 +183,7 @@ async def test_a_conversation_longer_than_the_context_is_refused_each_time_and_n
             with pytest.raises(
                 ContextTooLong, match=r"prompt is too long: \d+ tokens leave no room"
             ):
-                await met.endpoint.encoder.prefix(Chain.of("<|im_end|>" * 100).messages)
+                await met.endpoint.tokenizer.encode_prefix(Chain.of("<|im_end|>" * 100).messages)
             assert [path for path, _ in server.requests] == ["/tokenize"]
 
 
@@ -191,7 +191,7 @@ async def test_marks_of_a_user_are_divided_also_where_that_leaves_the_context_me
     meet: Meet,
 ) -> None:
     async with meet(FakeVllm(room=100)) as met:
-        ids = await met.endpoint.encoder.prefix(Chain.of(IM_END * 5).messages)
+        ids = await met.endpoint.tokenizer.encode_prefix(Chain.of(IM_END * 5).messages)
     assert len(ids) < 100
 
 
@@ -211,7 +211,7 @@ async def test_a_growing_chain_is_encoded_as_a_whole_one_after_rollbacks_and_oth
     None
 ):
     async with FakeVllm().serve() as settings, VllmEndpoint(settings) as endpoint:
-        growing = ChainIds(lambda: endpoint.encoder)
+        growing = ChainPromptCache(lambda: endpoint.tokenizer)
         known = Step(
             "ab\n\n",
             "small",
@@ -233,4 +233,4 @@ async def test_a_growing_chain_is_encoded_as_a_whole_one_after_rollbacks_and_oth
             Chain.of("Bye").extend(known),
             Chain.of("Bye"),
         ):
-            assert (await growing(chain)).ids == await endpoint.encoder.chain(chain)
+            assert (await growing.prompt(chain)).ids == await endpoint.tokenizer.encode_chain(chain)

@@ -43,7 +43,7 @@ CALL = Call("large", "http://host", "write")
 def test_text_is_divided_among_its_tokens(
     text: str, pieces: list[str], parts: list[tuple[str, int]]
 ) -> None:
-    assert replies.spell(text, range(len(parts)), pieces) == parts
+    assert replies.divide_text(text, range(len(parts)), pieces) == parts
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_text_is_divided_among_its_tokens(
 def test_text_that_was_cut_costs_its_token_the_id(
     text: str, pieces: list[str], parts: list[tuple[str, int]]
 ) -> None:
-    assert replies.spell(text, range(len(parts)), pieces, cut=True) == parts
+    assert replies.divide_text(text, range(len(parts)), pieces, cut=True) == parts
 
 
 @pytest.mark.parametrize(

@@ -89,21 +89,23 @@ def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
     raise AssertionError("the stream did not end")
 
 
-async def encoded(encoder: ModelTokenizer, step: Step) -> list[int]:
+async def encoded(model_tokenizer: ModelTokenizer, step: Step) -> list[int]:
     """The ids that stand for *step* in a prompt."""
-    return (await encoder.chain(PROBLEM.extend(step)))[len(await encoder.chain(PROBLEM)) :]
+    return (await model_tokenizer.encode_chain(PROBLEM.extend(step)))[
+        len(await model_tokenizer.encode_chain(PROBLEM)) :
+    ]
 
 
 async def cut_twice(
-    encoder: ModelTokenizer, tokenizer: Tokenizer, step: Step, keep: int
+    model_tokenizer: ModelTokenizer, tokenizer: Tokenizer, step: Step, keep: int
 ) -> tuple[str, str]:
     """
     The text of *step* cut after *keep* characters, as its author's prompt and as a beginning to go
     on with.
     """
     cut = step.cut(keep)
-    prompt = await encoded(encoder, cut)
-    begun = [token.id for token in await encoder.begun(cut)]
+    prompt = await encoded(model_tokenizer, cut)
+    begun = [token.id for token in await model_tokenizer.continued_tokens(cut)]
     return text_of(tokenizer, prompt), text_of(tokenizer, begun)
 
 
@@ -189,7 +191,7 @@ async def test_a_step_that_is_cut_anywhere_keeps_its_text(family: str, meet: Mee
             step = await met.model.write(PROBLEM, stop=(), limit=512 if text else len(ids))
             assert text is None or normalize("NFC", step.text) == normalize("NFC", text)
             for keep in range(1, len(step.text) + 1):
-                for kept in await cut_twice(met.endpoint.encoder, tokenizer, step, keep):
+                for kept in await cut_twice(met.endpoint.tokenizer, tokenizer, step, keep):
                     assert normalize("NFC", kept) == normalize("NFC", step.text[:keep])
 
 

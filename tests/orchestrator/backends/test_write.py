@@ -218,7 +218,7 @@ async def test_a_token_that_is_cut_takes_its_first_bytes_along(meet: Meet) -> No
             Token("ab", id=server.id(b"?")),
         )
         step = Step("Soab", "small", tokens=tokens, vocabulary=met.endpoint.vocabulary).cut(3)
-        ids = await met.endpoint.encoder.chain(PROBLEM.extend(step))
+        ids = await met.endpoint.tokenizer.encode_chain(PROBLEM.extend(step))
     assert server.decode(ids).endswith(f"{THINK}\nSoa")
     assert server.id(b"\xf0") not in ids
 

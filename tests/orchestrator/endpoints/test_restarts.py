@@ -127,7 +127,7 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
         await model.write(chain)
         async with VllmEndpoint(endpoint.settings) as fresh:
             prompts = [body["prompt"] for _, body in second.requests if body.get("stream")]
-            assert prompts[-1] == await fresh.encoder.chain(chain)
+            assert prompts[-1] == await fresh.tokenizer.encode_chain(chain)
 
 
 async def test_a_context_that_became_smaller_is_learnt_from_the_first_refusal() -> None:

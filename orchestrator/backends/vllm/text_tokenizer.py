@@ -1,0 +1,249 @@
+"""Text to token ids and back. No text of users or models becomes a special token."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Generic, TypeVar
+from unicodedata import normalize
+
+from ...endpoints.chat_template import Fields
+from ...errors import MissingCapability
+from ...http.prompts import EncodedPrompt, Ids
+from .special_tokens import (
+    SENTINEL,
+    divided,
+    divided_fields,
+    is_mark,
+    joined,
+    may_spell,
+    texts_of,
+    without_edges,
+    without_inserted,
+)
+from .tokenizer_source import TokenizerSource
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MAX_CACHED_TEXTS = 8192
+"""Texts whose token ids are cached."""
+SEPARATOR = "\0"
+"""A character that is a token of its own in every byte-level vocabulary."""
+MAX_ROUNDS = 4
+"""
+How often a text is divided. To divide the spelling of one special token may leave that of another.
+"""
+MAX_PARTS = 256
+"""The most parts of a text that are encoded with a request each."""
+
+
+class AsyncCache(Generic[K, V]):
+    """Caches the values that *make* returned. It keeps those of the *size* keys used last."""
+
+    def __init__(self, make: Callable[[K], Awaitable[V]], size: int) -> None:
+        self._make = make
+        self._size = size
+        self._values: OrderedDict[K, V] = OrderedDict()
+
+    async def __call__(self, key: K) -> V:
+        if key not in self._values:
+            self._values[key] = await self._make(key)
+            if len(self._values) > self._size:
+                self._values.popitem(last=False)
+        self._values.move_to_end(key)
+        return self._values[key]
+
+
+class TextTokenizer:
+    """
+    The tokenizer of one model, for single texts and for conversations.
+
+    *source* returns the token ids. It makes a special token of each spelling of one. Text of users
+    and models is therefore divided first: see `special_tokens`.
+    """
+
+    def __init__(self, source: TokenizerSource) -> None:
+        self.source = source
+        """Encodes, renders and decodes."""
+        self.encode_special = AsyncCache(self._encode, MAX_CACHED_TEXTS)
+        """Encodes our own text. The spellings of special tokens in it become these tokens."""
+        self._divided = AsyncCache(self._encode_divided, MAX_CACHED_TEXTS)
+        self._pieces: dict[int, str] = {}  # the text of each token, by its id
+        self._hidden: dict[str, int] = {}  # special tokens that the tokenizer finds in no text
+
+    async def encode_ordinary(self, text: str, *, before: str = "", after: str = "") -> Ids:
+        """
+        Encode *text* of users or models, which never becomes a special token.
+
+        *before* and *after* are our own texts around it. All three are encoded as one text.
+        Raise `MissingCapability` if the tokenizer finds a special token in *text* however it is
+        divided.
+        """
+        if not may_spell(text):
+            return await self._joint(before, text, after)
+        return await self._divided((before, text, after))
+
+    async def encode_messages(
+        self,
+        messages: Fields,
+        tools: Fields = (),
+        *,
+        kept: Collection[str] = (),
+    ) -> EncodedPrompt:
+        """
+        Encode *messages* and *tools* as the chat template shows them, with a generation prompt.
+
+        The special tokens *kept* stay whole in the assistant's turns, where the template looks for
+        them. Raise `MissingCapability` as `encode_ordinary` does. Raise `ContextTooLong` if the
+        prompt does not fit into the context.
+        """
+        prompt = await self.source.render_prompt(messages, tools)
+        texts = texts_of([*messages, *tools])
+        if not may_spell(texts):
+            return prompt
+        ids: Sequence[int] = prompt.ids
+        marks = await self._spelt_marks(ids, texts)
+        if not marks:
+            return prompt
+        for _ in range(MAX_ROUNDS):
+            fields, shown_tools = divided_fields([messages, tools], marks, kept)
+            rendered = await self.source.render(fields, shown_tools)
+            text = await self.source.decode(rendered)
+            if [*await self.encode_special(text)] != rendered:
+                break
+            # If only the template's own special tokens are left, no text has become one.
+            own_text = without_edges(text, marks, divide=False)
+            own_marks = await self._mark_ids(await self.encode_special(own_text))
+            if own_marks == await self._mark_ids(ids):
+                return EncodedPrompt.of(ids)
+            ids = await self._encode_parts(without_edges(text, marks, divide=True), marks)
+            marks |= await self._spelt_marks(ids, texts)
+        raise self._undividable(marks)
+
+    async def pieces(self, ids: Collection[int]) -> dict[int, str]:
+        """
+        Return the text of each of *ids*. A part of a character becomes a replacement character.
+        """
+        new = [number for number in dict.fromkeys(ids) if number not in self._pieces]
+        self._pieces |= zip(new, await self._decode_each(new), strict=True)
+        return {number: self._pieces[number] for number in ids}
+
+    async def learn_marks(self, ids: Collection[int]) -> None:
+        """Learn which special tokens among *ids* the tokenizer does not find in their own text."""
+        for number in await self._mark_ids(ids):
+            mark = self._pieces[number]
+            if await self._encode(mark) != (number,):
+                self._hidden[mark] = number
+
+    async def _encode(self, text: str) -> Ids:
+        """Encode our own *text*, also with the special tokens that the tokenizer does not find."""
+        if not self._hidden:
+            return await self._tokenize(text)
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, self._hidden))})", text):
+            if part in self._hidden:
+                ids.append(self._hidden[part])
+            else:
+                ids += await self._tokenize(part)
+        return tuple(ids)
+
+    async def _tokenize(self, text: str) -> Ids:
+        """Encode *text* as the source does. An empty text takes no request."""
+        return tuple(await self.source.encode(text)) if text else ()
+
+    async def _joint(self, before: str, text: str, after: str) -> Ids:
+        """
+        Encode the three texts of `encode_ordinary` as one.
+
+        Each is encoded by itself if ours may have special tokens that the tokenizer does not find.
+        """
+        if not self._hidden:
+            return await self.encode_special(before + text + after)
+        return (
+            *await self.encode_special(before),
+            *await self._tokenize(text),
+            *await self.encode_special(after),
+        )
+
+    async def _encode_divided(self, texts: tuple[str, str, str]) -> Ids:
+        """
+        Encode the three texts of `encode_ordinary`, and divide the one in the middle.
+
+        Divide until only our own texts have special tokens.
+        """
+        before, text, after = texts
+        own_ids = (*await self.encode_special(before), *await self.encode_special(after))
+        own_marks = await self._mark_ids(own_ids)
+        ids = await self._joint(before, text, after)
+        marks: set[str] = set()
+        for _ in range(MAX_ROUNDS):
+            if await self._mark_ids(ids) == own_marks:
+                return ids
+            marks |= await self._spelt_marks(ids, text)
+            if not any(mark in text for mark in marks):
+                # The tokenizer finds a mark only in the normal form of the text.
+                text = normalize("NFKC", text)
+            ids = await self._encode_parts(before + divided(text, marks) + after, marks)
+        if await self._mark_ids(ids) == own_marks:
+            return ids
+        raise self._undividable(marks)
+
+    async def _encode_parts(self, text: str, marks: Collection[str]) -> Ids:
+        """
+        Encode the parts of *text* between the sentinels, each by itself.
+
+        One of *marks* is put between the parts, so that one request encodes all of them.
+        """
+        separators = {piece: number for number, piece in self._pieces.items() if piece in marks}
+        for separator, number in sorted(separators.items()):
+            whole, inserted = joined(text, separator)
+            ids = without_inserted(await self._encode(whole), number, inserted)
+            if ids is not None:
+                return ids
+        parts = text.split(SENTINEL)
+        if len(parts) > MAX_PARTS:
+            raise self._undividable(marks)
+        return tuple([number for part in parts for number in await self.encode_special(part)])
+
+    async def _mark_ids(self, ids: Collection[int]) -> list[int]:
+        """Return those of *ids* whose texts have the shape of special tokens."""
+        pieces = await self.pieces({*ids})
+        marks = {number for number, piece in pieces.items() if is_mark(piece)}
+        return [number for number in ids if number in marks]
+
+    async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
+        """Return the special tokens among *ids* that *text*, of users and models, spells."""
+        forms = (text, normalize("NFKC", text))
+        marks = {self._pieces[number] for number in await self._mark_ids(ids)}
+        return {mark for mark in marks if any(mark in form for form in forms)}
+
+    async def _decode_each(self, ids: Sequence[int]) -> list[str]:
+        """
+        Return the text of each of *ids*, with one request if possible.
+
+        A separator stands between the tokens. A token with a part of a character may spoil the text
+        of its neighbours: then each half of *ids* is decoded by itself.
+        """
+        separator = await self.encode_special(SEPARATOR) if ids else ()
+        if len(separator) == 1:
+            separated = [*separator]
+            for number in ids:
+                separated += [number, *separator]
+            parts = (await self.source.decode(separated)).split(SEPARATOR)[1:-1]
+            if len(parts) == len(ids):
+                return parts
+            half = len(ids) // 2
+            if half > 0:
+                return [*await self._decode_each(ids[:half]), *await self._decode_each(ids[half:])]
+        return [await self.source.decode([number]) for number in ids]
+
+    def _undividable(self, marks: Collection[str]) -> MissingCapability:
+        """Make the error for a text with *marks* that cannot be encoded as ordinary text."""
+        names = ", ".join(map(repr, sorted(marks)))
+        return self.source.call.missing(
+            f"a text spells special tokens, {names}, and its tokenizer does not let them be"
+            " encoded as text: leave them out of the text, or start vLLM with another"
+            " --chat-template"
+        )

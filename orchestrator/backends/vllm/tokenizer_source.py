@@ -1,0 +1,79 @@
+"""Where token ids come from: the server's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ...endpoints.chat_template import Fields
+from ...http.client import Connection
+from ...http.paths import DETOKENIZE, TOKENIZE, Body
+from ...http.prompts import EncodedPrompt
+from .bodies import Variables, detokenize_body, tokenize_body, tokenize_messages_body
+from .replies import detokenized, tokenized, tokenized_prompt
+
+
+class TokenizerSource:
+    """
+    Asks one server to encode, to render and to decode. `TextTokenizer` asks nothing else for ids.
+
+    *template* has variables of the chat template. A second source of tokenizers is another class
+    with these methods and attributes.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        model: str,
+        template: Variables | None = None,
+    ) -> None:
+        self.call = connection.call("tokenize")
+        """What the error messages about this tokenizer name."""
+        self.room = 0
+        """The longest sequence that the model takes, in tokens. 0: no text was encoded yet."""
+        self._connection = connection
+        self._model = model
+        self._messages_body = partial(tokenize_messages_body, model, template=template)
+
+    async def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """
+        Encode *text*. The spellings of special tokens in it become these tokens.
+
+        *special_tokens* adds the tokens that the tokenizer puts around every text.
+        """
+        body = tokenize_body(self._model, text, special_tokens=special_tokens)
+        return await self._tokenize(body)
+
+    async def render(
+        self,
+        messages: Fields,
+        tools: Fields = (),
+        *,
+        generate: bool = True,
+    ) -> list[int]:
+        """
+        Render *messages* and *tools* with the chat template, and encode the text.
+
+        *generate* adds the generation prompt.
+        """
+        return await self._tokenize(self._messages_body(messages, generate=generate, tools=tools))
+
+    async def render_prompt(self, messages: Fields, tools: Fields = ()) -> EncodedPrompt:
+        """
+        Do the same as `render`, and leave the ids as JSON, because there may be a million.
+
+        Raise `ContextTooLong` if the prompt does not fit into the context.
+        """
+        body = self._messages_body(messages, tools=tools)
+        reply = await self._connection.fetch(self.call, TOKENIZE, body)
+        return tokenized_prompt(self.call, reply)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """Decode *ids*, special tokens included."""
+        body = detokenize_body(self._model, ids)
+        return detokenized(self.call, await self._connection.post(self.call, DETOKENIZE, body))
+
+    async def _tokenize(self, body: Body) -> list[int]:
+        reply = await self._connection.post(self.call, TOKENIZE, body)
+        ids, self.room = tokenized(self.call, reply)
+        return ids
