@@ -8,7 +8,13 @@ from typing import Any
 
 from stepspec.orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.interfaces import foreseeable, guarded, prepare, unkept, verify
+from stepspec.orchestrator.interfaces import (
+    foreseeable,
+    guarded,
+    start_preparing,
+    verdict_of,
+    without_open_requests,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class _Wrapper:
         return await self.policy.draft(chain)
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
-        return prepare(self.policy, chain)
+        return start_preparing(self.policy, chain)
 
     async def verify(
         self,
@@ -42,7 +48,7 @@ class _Wrapper:
         draft: Step,
         prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
-        return await verify(self.policy, chain, draft, prepared)
+        return await verdict_of(self.policy, chain, draft, prepared)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.policy.repair(chain, draft, rollback)
@@ -82,7 +88,7 @@ class Led(_Wrapper):
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         if self._leads(chain):
             return None
-        return prepare(self.policy, chain)
+        return start_preparing(self.policy, chain)
 
     async def verify(
         self,
@@ -92,7 +98,7 @@ class Led(_Wrapper):
     ) -> Verdict:
         if self._leads(chain):
             return Accept(judged=False)
-        return await verify(self.policy, chain, draft, prepared)
+        return await verdict_of(self.policy, chain, draft, prepared)
 
     def _leads(self, chain: Chain) -> bool:
         return len(chain.steps) < self.first
@@ -126,7 +132,7 @@ class Ending(_Wrapper):
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         if _is_open(chain):
             return None
-        return prepare(self.policy, chain)
+        return start_preparing(self.policy, chain)
 
     async def verify(
         self,
@@ -136,12 +142,12 @@ class Ending(_Wrapper):
     ) -> Verdict:
         if draft.author == "large":
             return Accept(judged=False)
-        verdict = await verify(self.policy, chain, draft, prepared)
+        verdict = await verdict_of(self.policy, chain, draft, prepared)
         rivals = [replace(rival, step=_open(chain, rival.step)) for rival in verdict.rivals]
         return replace(verdict, rivals=tuple(rivals))
 
     async def _continue(self, chain: Chain, draft: Step) -> Step:
-        with unkept():
+        with without_open_requests():
             return await self.policy.repair(chain, draft, Rollback(reason="end"))
 
 
