@@ -74,7 +74,7 @@ class LookaheadControl:
     1 hedges every draft: the repair starts together with the draft.
     """
     auto: AutoRun | None = None
-    """Decides step by step how far to work ahead and whether to hedge. None: the values above hold."""
+    """Decides step by step how far to work ahead and whether to hedge. None: as set above."""
 
     @classmethod
     def of(cls, ahead: int | LookaheadControl) -> LookaheadControl:
@@ -186,13 +186,13 @@ class Lookahead:
         return await repair
 
     async def aclose(self) -> None:
-        """Cancel all tasks, report the drafts that `next` has not returned, and close all requests."""
+        """Cancel all tasks, close all requests, and report drafts that `next` has not returned."""
         await to_the_end(self._close())
 
     async def _close(self) -> None:
         while self._tasks:
-            # A task whose own timeout fired during the cancellation may have survived it. Such a task
-            # has no cancellation pending, so that the next call cancels it again.
+            # A task whose own timeout fired during the cancellation may have survived it. Such a
+            # task has no cancellation pending, and the next call cancels it again.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
         await (self._closing or self._kept_open.aclose())
@@ -312,7 +312,7 @@ class Lookahead:
 
 
 def _obstacle(policy: Policy, chain: Chain, draft: Step) -> str:
-    """Return why *draft* is rejected without asking the policy; "" if the policy has to judge it."""
+    """Return why *draft* is rejected without asking *policy*; "" if the policy has to judge it."""
     if guarded(policy):
         return obstacle(chain, draft)
     return ""

@@ -152,7 +152,7 @@ class Loop:
         return auto.policy(self.policy)
 
     def _commit(self, step: Step, score: float | None = None) -> End | None:
-        """Extend the chain by *step*. Return why the chain ended; None if another step can follow."""
+        """Extend the chain by *step*. Return why the chain ended; None if it can go on."""
         self.observe(Committed(len(self.chain.steps), step, score))
         self.chain = self.chain.extend(step)
         end = self._ended()
@@ -165,7 +165,6 @@ class Loop:
         return None
 
     def _ended(self) -> End | None:
-        """Return why the chain as a whole allows no further step; None if it allows one."""
         if self.over(self.chain):
             return "finished"
         if self.spent(self.chain):
