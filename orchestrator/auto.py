@@ -190,7 +190,7 @@ class AutoRun:
         return self.most if self.decided is None else self.decided.ahead
 
     @property
-    def hedges(self) -> bool:
+    def may_hedge(self) -> bool:
         """Whether drafts may be hedged: no other run uses the large model."""
         server = self.auto.server_load
         return server.runs == 1 and not server.busy

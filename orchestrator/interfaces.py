@@ -1,9 +1,10 @@
 """
-The two main interfaces of the system: `Model`, what a model can do, and `Policy`, what a method
-decides.
+The two main interfaces of the system: `Model` and `Policy`.
 
-The loop in `reason` knows models and methods only by these interfaces. A new method implements
-`Policy`. A new back end implements `Model`, and the `Server` that makes it.
+A `Model` writes and reads text. A `Policy` is a method: it says which model drafts, verifies and
+repairs a step. The loop in `reason` knows models and methods only by these interfaces. A new method
+implements `Policy`. A new back end implements `Model`, and `Server` in `endpoints/interfaces.py`,
+which makes the models.
 """
 
 from __future__ import annotations
@@ -23,23 +24,31 @@ EndedBy: TypeAlias = Literal["large", "small"]
 """
 Who may end the thinking.
 
-"small": either model, and a draft of the small one that ends the thinking has to be accepted.
-"large": the large model only. The end is cut off a draft, and the large model writes the next step.
+"small": both models may. If a draft of the small model ends the thinking, the end counts once the
+draft is accepted. "large": only the large model may. The end is cut off a draft of the small model,
+and the large model writes the next step.
 """
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
 """
-Who writes the final answer: one model, or the "method", which drafts, verifies and repairs it like
+Who writes the final answer.
+
+"large" and "small": this model. "method": the method drafts, verifies and repairs the answer like
 the thinking.
 """
 
 Until: TypeAlias = Callable[[Step], bool] | None
-"""Is called with the step so far after every token, and ends the step if it returns true."""
+"""
+A function that may end a step.
+
+After every token it is called with the step so far. If it returns true, the step ends. None: no
+function does.
+"""
 DEFAULT_LIMIT = 512
-"""The most tokens of one write, unless a policy asks for more."""
+"""The most tokens of one call of `Model.write`, unless a policy sets another limit."""
 
 
 class WriteOptions(TypedDict, total=False):
-    """The options of `Model.write`, for wrappers that pass them on."""
+    """The keyword arguments of `Model.write`, for models that pass them on to another model."""
 
     stop: Sequence[str] | None
     limit: int
@@ -67,17 +76,18 @@ class Model(Protocol):
         """
         Write the next step of *chain*.
 
-        The step starts with *opening*, which counts towards *limit* and is cut to it. It ends after
-        *limit* tokens, after a *stop* string, at the end of the thinking block (its stop is then
-        "end"), or with a token after which *until* returns true for the step so far.
+        The step starts with the text *opening*. The tokens of the opening count towards *limit*. An
+        opening that is longer than *limit* is cut.
 
-        If *stop* is None, the step ends where steps of the chain end (`Chain.ends`): at a
-        delimiter, except within code, a LaTeX environment or a table. Strings in *stop* end the
-        step wherever they occur.
+        The step ends after *limit* tokens, after a *stop* string, at the end of the thinking block
+        (`Step.stop` is then "end"), or when *until* returns true. If *stop* is None, the step ends
+        at a delimiter of the chain (`Chain.ends`), except within code, a LaTeX environment or a
+        table. Strings in *stop* end the step wherever they occur.
 
-        With *top* above 0, at most 20, every token has its own log-probability and the *top*
-        likeliest tokens of its position. With 0, log-probabilities may be absent. Cancelling the
-        call closes the request, so that the server stops.
+        *top* is 0 to 20. Above 0, every token has its log-probability and the *top* likeliest
+        tokens of its position. With 0, log-probabilities may be absent.
+
+        Cancelling the call closes the request, and the server stops writing.
         """
         ...
 
@@ -92,10 +102,11 @@ class Model(Protocol):
         """
         Write several versions of the next step at once.
 
-        Return one step for each beginning in *begun*, in the same order. Each has a request of its
-        own, and a seed of its own if the model samples by a seed. A beginning counts towards
-        *limit*. *stop* is that of `write`, and does not count within a beginning. A beginning that
-        this model wrote is sent as ids, any other as text. Cancelling closes the requests.
+        *begun* has the beginnings of the versions. Return one step for each beginning, in the same
+        order. Each step has its own request, and its own seed if the model samples by a seed. The
+        tokens of a beginning count towards *limit*. *stop* means the same as in `write`, but a stop
+        string inside a beginning does not end the step. A beginning that this model wrote is sent
+        as token ids, any other beginning as text. Cancelling the call closes the requests.
         """
         ...
 
@@ -103,8 +114,8 @@ class Model(Protocol):
         """
         Append *spans* to the chain and read them in one prefill.
 
-        Return one tuple of tokens per span. They join to exactly the text of the span, because
-        every span is encoded separately. *top* is that of `write`.
+        Return one tuple of tokens for each span. The tokens join to exactly the text of their span,
+        because every span is encoded separately. *top* means the same as in `write`.
         """
         ...
 
@@ -119,19 +130,20 @@ class Model(Protocol):
         """
         Ask a *question* about the chain, in a new turn.
 
-        The answer is *opening*, then one of *choices*. A choice is a single token. Return the
-        probability of every choice over the whole vocabulary. If their sum is well below 1, the
-        model wanted to write something else: it did not understand the question.
+        The answer is the text *opening*, then one of *choices*. A choice is a single token. Return
+        the probability of every choice among all tokens of the vocabulary. If the sum of these
+        probabilities is well below 1, the model did not understand the question: it is likely to
+        write another token.
         """
         ...
 
 
 class AnswerParser(Protocol):
-    """Finds the calls of tools in one answer, as the server of its model would."""
+    """Finds the tool calls in one answer, like the server of the model that wrote the answer."""
 
     @property
     def live(self) -> bool:
-        """Whether content and calls are to be found while the answer is written."""
+        """Whether the parser can return content and calls before the answer is complete."""
         ...
 
     async def parse(
@@ -141,22 +153,23 @@ class AnswerParser(Protocol):
         finished: bool,
     ) -> tuple[int, str, Sequence[Calling]]:
         """
-        Take in at least the first of *tokens*, which continue the answer.
+        Parse one or more tokens from the beginning of *tokens*, which continue the answer.
 
-        A *finished* answer ends with the last token. Return the number of tokens taken, and the
-        content and the pieces of calls that these add. What may be the beginning of a call is held
-        back until that is known. After a 0 the parser takes no more. If `parse` raises, the state
-        has not changed. Call it again.
+        If *finished* is true, the answer ends with the last of *tokens*. Return the number of
+        parsed tokens, and the content and the pieces of tool calls in them. The parser holds back
+        text that may begin a tool call, until it is sure. A number of 0 means that the parser stops
+        here: do not call `parse` again. If `parse` raises, the state of the parser has not changed,
+        and `parse` can be called again with the same tokens.
         """
         ...
 
     async def parse_whole(self, answer: Step) -> tuple[str, Sequence[ToolCall]]:
-        """Return the content and the calls of the complete *answer*, whatever was parsed before."""
+        """Parse the complete *answer* anew. Return its content and its tool calls."""
         ...
 
 
 class Critic(Protocol):
-    """A reward model or a verifier. It only rates steps."""
+    """A reward model or a verifier. It rates steps, and writes none."""
 
     async def rate(self, chain: Chain) -> Rating:
         """Rate the chain's last step from 0 to 1."""
@@ -165,14 +178,14 @@ class Critic(Protocol):
 
 class Policy(Protocol):
     """
-    One method of a paper: who drafts, who verifies, who repairs, who answers.
+    The method of a paper. It says who drafts, who verifies, who repairs and who answers.
 
     A policy has no state. All state is in the chain.
     """
 
     @property
     def answerer(self) -> Model:
-        """The model that writes the final answer, unless the method does (`AnsweredBy`)."""
+        """The model that writes the final answer, unless `AnsweredBy` says "method"."""
         ...
 
     async def draft(self, chain: Chain) -> Step:
@@ -181,11 +194,12 @@ class Policy(Protocol):
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         """
-        Accept *draft*, or roll it back to its first characters.
+        Accept *draft*, or reject it (`Rollback`).
 
-        A rollback may carry another draft that the policy accepts in its place (`rivals`), or a
-        step that was written while verifying (`instead`). A policy that accepts a draft without
-        having judged it says so (`Accept.judged`).
+        `Rollback.keep` says how many of the draft's first characters stay. A rollback may also hold
+        another draft that replaces the rejected one (`Rollback.rivals`), or a repair that was
+        written during `verify` (`Rollback.instead`). If a policy accepts a draft that it has not
+        judged, `Accept.judged` is false.
         """
         ...
 
@@ -193,7 +207,7 @@ class Policy(Protocol):
         """
         Write the step that replaces *draft*.
 
-        *chain* includes the characters of the draft that were kept.
+        *chain* includes the first characters of the draft that stay (`Rollback.keep`).
         """
         ...
 
@@ -202,23 +216,23 @@ PolicyFactory: TypeAlias = Callable[..., Policy]
 """
 A policy's class, or a function that builds a policy.
 
-Its parameters are *small* and *large*, the models, and options with defaults.
+Its parameters are *small* and *large*, which are the models, and options with defaults.
 """
 
 
 class Preparing(Policy, Protocol):
     """
-    A policy that compares every draft with a step of its own.
+    A policy that compares every draft with its own version of the step.
 
-    That step depends only on the chain before the draft.
+    The policy's version depends only on the chain before the draft.
     """
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         """
-        Return what writes the step that the next draft is compared with; None if none is needed.
+        Return a coroutine that writes the policy's version of the next step.
 
-        The writing starts together with the draft. If the draft is rejected whole, the step is the
-        repair.
+        Return None if the next draft is not compared. The coroutine starts together with the draft.
+        If the draft is rejected whole, the policy's version is the repair.
         """
         ...
 
@@ -228,24 +242,24 @@ class Preparing(Policy, Protocol):
         draft: Step,
         prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
-        """Compare *draft* with the *prepared* step. If that is None, prepare it now."""
+        """Compare *draft* with *prepared*, the policy's version. If it is None, write it now."""
         ...
 
 
-def prepare(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
-    """Return what writes the step that *policy* prepares during a draft; None if it does not."""
+def start_preparing(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
+    """Return the coroutine of `Preparing.prepare`. Return None if *policy* has no such method."""
     if not hasattr(policy, "prepare"):
         return None
     return cast("Preparing", policy).prepare(chain)
 
 
-async def verify(
+async def verdict_of(
     policy: Policy,
     chain: Chain,
     draft: Step,
     prepared: Awaitable[Step] | None,
 ) -> Verdict:
-    """Return the verdict of *policy* on *draft*, compared with the *prepared* step if any."""
+    """Return the verdict of *policy* on *draft*. *prepared* is the policy's version of the step."""
     if prepared is None:
         return await policy.verify(chain, draft)
     return await cast("Preparing", policy).verify(chain, draft, prepared)
@@ -255,37 +269,42 @@ def foreseeable(policy: Policy) -> bool:
     """
     Whether a repair may start before the verdict (a hedge).
 
-    It may if the repair of a draft that is rejected whole depends neither on the draft nor on the
-    reason. A policy declares this with a class attribute ``foreseeable``. The default is false.
+    This holds if the repair of a draft that is rejected whole depends neither on the draft nor on
+    the reason of the rejection. A policy declares this with a class attribute ``foreseeable``. The
+    default is false.
     """
     return bool(getattr(policy, "foreseeable", False))
 
 
 def guarded(policy: Policy) -> bool:
     """
-    Whether empty drafts and loops are stopped.
+    Whether a run of *policy* is guarded against empty drafts and loops.
 
-    If so, a draft that is empty or in a loop is rejected without a verdict, and a loop that goes on
-    ends the run. A policy declares this with a class attribute ``guarded``. The default is true. A
-    policy of one model declares false, and writes what its server alone would.
+    If it is, a draft that is empty or in a loop is rejected without asking the policy. If the
+    repair goes on with the loop, the run ends. A policy declares this with an attribute
+    ``guarded``. The default is true. A policy with one model declares false, because its text has
+    to be the text that the server alone would write. The option ``stop_loops`` of a run comes
+    before the declaration (`Guarded` in ``policies/wrappers.py``).
     """
     return bool(getattr(policy, "guarded", True))
 
 
 def answered_by(policy: object) -> AnsweredBy:
     """
-    Return who writes the answer in the paper of *policy*, a policy or its class.
+    Return who writes the answer in the paper of *policy*.
 
-    A policy declares this with a class attribute ``answer``. The default is the large model.
+    *policy* is a policy or its class. A policy declares this with a class attribute ``answer``. The
+    default is the large model.
     """
     return cast("AnsweredBy", getattr(policy, "answer", "large"))
 
 
 def ended_by(policy: object) -> EndedBy:
     """
-    Return who ends the thinking in the paper of *policy*, a policy or its class.
+    Return who ends the thinking in the paper of *policy*.
 
-    A policy declares this with a class attribute ``ending``. The default is "small".
+    *policy* is a policy or its class. A policy declares this with a class attribute ``ending``. The
+    default is "small".
     """
     return cast("EndedBy", getattr(policy, "ending", "small"))
 
@@ -294,8 +313,8 @@ KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=N
 """
 The stack on which a model may leave a request open between two writes (a sticky stream).
 
-None: close every request. Only a lookahead sets the stack and closes it, because it knows whether
-the next write probably extends the last one.
+None: the model closes its request after each write. Only a `Lookahead` sets the stack and closes
+it, because only the lookahead knows whether the next write probably extends the last one.
 """
 
 
@@ -304,16 +323,20 @@ class RequestContext:
     """Why a model is called."""
 
     purpose: Purpose = ""
-    """What the call is for."""
+    """The purpose of the call, such as "draft"."""
     step: int = -1
     """The index of the step that the call is about. -1: none."""
     bet: bool = False
-    """Whether nothing waits for the call yet. A rollback of an earlier draft wastes a bet."""
+    """
+    Whether the call may be in vain.
+
+    The run does not wait for the call yet. If an earlier draft is rejected, the call is cancelled.
+    """
     again: bool = False
     """
-    Whether the same request may have been made before, and its text was rejected for itself.
+    Whether the request may repeat a request whose text was empty or in a loop.
 
-    A model that samples by a seed takes another seed.
+    A model that samples by a seed then takes another seed.
     """
 
 
@@ -322,15 +345,16 @@ REQUEST: ContextVar[RequestContext] = ContextVar(
     default=RequestContext(),  # noqa: B039  # it is frozen
 )
 """
-Why models are called in this task. The loop sets it, so that policies need not pass it on.
+Why models are called in this task.
 
-Endpoints read it. It orders the requests that wait for a server, and the event `Called` reports it.
+The loop sets this variable, and policies need not pass it on. Endpoints read it: it orders the
+requests that wait for a server, and the event `Called` reports it.
 """
 
 
 @contextmanager
 def holding(variable: ContextVar[T], value: T) -> Generator[None]:
-    """Let *variable* hold *value* in the block."""
+    """Set *variable* to *value* during the block."""
     token = variable.set(value)
     try:
         yield
@@ -339,14 +363,15 @@ def holding(variable: ContextVar[T], value: T) -> Generator[None]:
 
 
 def requesting(context: RequestContext) -> AbstractContextManager[None]:
-    """Set the context of all requests that are made in the block."""
+    """Set the context of all requests that the block makes."""
     return holding(REQUEST, context)
 
 
-def unkept() -> AbstractContextManager[None]:
+def without_open_requests() -> AbstractContextManager[None]:
     """
-    Leave no request open in the block.
+    Let models close their request after every write in the block.
 
-    Another model writes the next step, so that further tokens would be wasted.
+    Use it when another model may write the next step: further tokens of the request would be
+    wasted.
     """
     return holding(KEPT_OPEN, None)

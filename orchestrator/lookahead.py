@@ -1,8 +1,8 @@
 """
 Draft, judge and repair ahead of the committed chain, as if every draft were going to be accepted.
 
-A draft or a verdict that needs an earlier draft to be accepted is a bet. A rollback loses every bet
-on the rejected draft: the requests of these bets are cancelled, and the loop starts anew from the
+A draft or a verdict is a bet if it is only of use once an earlier draft is accepted. If the earlier
+draft is rejected, the bet is lost: its requests are cancelled, and the loop starts anew from the
 repaired chain.
 """
 
@@ -28,16 +28,16 @@ from .interfaces import (
     RequestContext,
     foreseeable,
     guarded,
-    prepare,
-    verify,
+    start_preparing,
+    verdict_of,
 )
 from .repetition import OBSTACLES, obstacle
 
 T = TypeVar("T")
 SECONDS_TO_CANCEL_AGAIN = 0.125
-"""How long tasks may go on after they were cancelled."""
+"""How long to wait for cancelled tasks before cancelling those that survived the cancellation."""
 NO_DRAFT = Step("", "small", "delimiter")
-"""What a repair replaces that starts before the draft is known."""
+"""Stands for the draft if its repair starts before the draft is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class PendingDraft:
     """A draft that is being judged."""
 
     index: int
-    """The index of its step in the chain."""
+    """The index that the draft has as a step of the chain."""
     draft: Step
     """The draft."""
     judging: asyncio.Task[Verdict]
-    """The task that returns its verdict."""
+    """The task that returns the verdict on the draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ class LookaheadControl:
     """
     The number of drafts that may be made beyond the next one to be committed.
 
-    With 0 the run is sequential: one draft, then its verdict. What a policy can `prepare` for a
-    verdict starts together with the draft all the same.
+    With 0 the run is sequential: one draft, then its verdict. Even then, the step that a policy
+    prepares for its verdict (`Preparing`) starts together with the draft.
     """
     hedge: float = 0.0
     """
-    The `confidence` up to which a draft is hedged; 0 hedges none.
+    A draft is hedged if its `confidence` is at most this. 0 hedges no draft.
 
-    1 hedges every draft, and the repair starts together with the draft.
+    1 hedges every draft: the repair starts together with the draft.
     """
     auto: AutoRun | None = None
-    """What decides the depth and whether to hedge, step by step. None: the values above hold."""
+    """Decides step by step how far to work ahead and whether to hedge. None: as set above."""
 
     @classmethod
     def of(cls, ahead: int | LookaheadControl) -> LookaheadControl:
@@ -84,30 +84,30 @@ class LookaheadControl:
         return ahead
 
     def depth(self) -> int:
-        """Return how many drafts may be made ahead at the moment."""
+        """Return how many drafts may be made ahead now."""
         if self.auto is None:
             return self.ahead
         return self.auto.ahead
 
     @property
-    def hedging(self) -> float:
-        """The confidence up to which drafts are hedged at the moment."""
-        if self.auto is not None and not self.auto.hedges:
+    def hedge_limit(self) -> float:
+        """The highest confidence of a draft that is hedged now."""
+        if self.auto is not None and not self.auto.may_hedge:
             return 0.0
         return self.hedge
 
-    def hedges(self, draft: Step) -> bool:
-        """Whether the repair of *draft* starts before its verdict."""
-        if draft.author != "small" or self.hedging <= 0:
+    def should_hedge(self, draft: Step) -> bool:
+        """Whether the repair of *draft* starts before the verdict on the draft."""
+        if draft.author != "small":
             return False
-        return 0 < confidence(draft) <= self.hedging
+        return 0 < confidence(draft) <= self.hedge_limit
 
 
 def confidence(step: Step) -> float:
     """
     Return how sure the author of *step* was of it, from 0 to 1.
 
-    It is the geometric mean of the probabilities of the tokens; 0 without tokens.
+    The confidence is the geometric mean of the probabilities of the tokens. Without tokens it is 0.
     """
     if not step.tokens:
         return 0.0
@@ -116,10 +116,10 @@ def confidence(step: Step) -> float:
 
 class Lookahead:
     """
-    Consecutive drafts, which are judged at the same time, and the repair of a rejected one.
+    Drafts consecutive steps, judges them at the same time, and repairs a rejected draft.
 
-    Drafting begins at once. It ends when the drafted chain is *over*, when its budget is *spent*,
-    and when the lookahead is closed.
+    Drafting begins when the object is made. It ends when the chain with all drafts is complete
+    (*over*) or has used its budget (*spent*), and when the lookahead is closed.
     """
 
     def __init__(
@@ -138,21 +138,23 @@ class Lookahead:
         self._spent = spent
         self._over = over
         self._pending: asyncio.Queue[PendingDraft | BaseException] = asyncio.Queue()
-        """The drafts that `next` has not returned, then what ended the drafting."""
+        """The drafts that `next` has not returned, then the exception that ended the drafting."""
         self._first = len(chain.steps)
         """The index of the first draft."""
         self._awaited = 0
-        """The number of calls of `next`."""
+        """The number of drafts that `next` was called for."""
         self._wanted = asyncio.Event()
+        """Wakes the drafting when `next` is called."""
         self._caller_context = copy_context()
+        """The context variables of the run. Every task starts with a copy of them."""
         self._kept_open = AsyncExitStack()
-        """The requests that models leave open between two writes."""
+        """The requests that models leave open between two writes (`KEPT_OPEN`)."""
         self._tasks: set[asyncio.Task[Any]] = set()
         """The tasks that have not ended."""
         self._early_repairs: dict[int, asyncio.Task[Step]] = {}
         """Hedges and prepared steps, by the index of the draft."""
         self._closing: asyncio.Task[None] | None = None
-        """The task that closes the requests that were left open."""
+        """The task that closes these requests after a rollback. None: they are not closed yet."""
         self._start(self._draft_ahead(chain), self._context("draft", self._first))
 
     async def next(self) -> tuple[Step, Verdict]:
@@ -172,9 +174,11 @@ class Lookahead:
         """
         index = len(chain.steps)
         repair: asyncio.Task[Step] | None = None
+        # An early repair replaces the whole draft.
         if not (rollback.keep or rollback.instead):
             repair = self._early_repairs.pop(index, None)
         if repair is None:
+            # The run waits for the repair: it is no bet.
             request = RequestContext("repair", index, again=rollback.reason in OBSTACLES)
             repair = self._start(self._policy.repair(chain, draft, rollback), request)
         self._cancel(but=repair)
@@ -182,12 +186,13 @@ class Lookahead:
         return await repair
 
     async def aclose(self) -> None:
-        """Cancel what was not taken, and wait until all requests are gone."""
+        """Cancel all tasks, close all requests, and report drafts that `next` has not returned."""
         await to_the_end(self._close())
 
     async def _close(self) -> None:
         while self._tasks:
-            # A task whose own timeout fired during a cancellation may have survived.
+            # A task whose own timeout fired during the cancellation may have survived it. Such a
+            # task has no cancellation pending, and the next call cancels it again.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
         await (self._closing or self._kept_open.aclose())
@@ -197,16 +202,26 @@ class Lookahead:
                 self._observe(Lost(pending.index, pending.draft))
 
     def _cancel(self, but: asyncio.Task[Step] | None = None) -> None:
-        """Cancel every task once. A second time would interrupt the closing of its request."""
+        """
+        Cancel every task but *but* that has no cancellation pending.
+
+        A second cancellation would interrupt the task while it closes its request.
+        """
         for task in self._tasks:
             if task is not but and not task.cancelling():
                 task.cancel()
 
     def _context(self, purpose: Purpose, index: int) -> RequestContext:
-        """Return the context of a request about step *index*: a bet if nobody waits for it."""
-        return RequestContext(purpose, index, bet=index - self._first >= self._awaited)
+        """
+        Return the context of a request about step *index*.
+
+        The request is a bet if `next` was not called for this step yet.
+        """
+        is_awaited = index < self._first + self._awaited
+        return RequestContext(purpose, index, bet=not is_awaited)
 
     def _start(self, work: Coroutine[Any, Any, T], request: RequestContext) -> asyncio.Task[T]:
+        """Start a task that does *work*. Its requests have the context *request*."""
         context = self._caller_context.copy()
         context.run(REQUEST.set, request)
         task = asyncio.create_task(work, context=context)
@@ -217,7 +232,7 @@ class Lookahead:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # The failure of a lost bet does not matter. Reading it silences asyncio's warning.
+            # The error of a lost bet does not matter. Reading the error silences asyncio's warning.
             task.exception()
 
     async def _draft_ahead(self, chain: Chain) -> None:
@@ -225,10 +240,12 @@ class Lookahead:
         try:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
-                await self._turn(index - self._first)
+                # A model leaves its request open only if it may write the next draft at once.
+                KEPT_OPEN.set(self._kept_open if self._control.depth() else None)
+                await self._wait_for_turn(index - self._first)
                 prepared = self._prepare(index, chain)
-                if prepared is None and self._control.hedging >= 1:
-                    self._hedge(index, chain)
+                if prepared is None and self._control.hedge_limit >= 1:
+                    self._start_hedge(index, chain)
                 REQUEST.set(self._context("draft", index))
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
@@ -237,31 +254,35 @@ class Lookahead:
                 )
                 self._pending.put_nowait(PendingDraft(index, draft, judging))
                 chain = chain.extend(draft)
-            raise EOFError("nothing is left to draft: the chain is over or its budget spent")
         except (Exception, asyncio.CancelledError) as exc:
-            # next() raises it if the bet is won. The failure of a lost bet does not matter.
+            # next() raises the error once every draft before it is accepted.
             self._pending.put_nowait(exc)
+        else:
+            self._pending.put_nowait(
+                EOFError("nothing is left to draft: the chain is over or its budget spent")
+            )
 
-    async def _turn(self, number: int) -> None:
-        """Wait until the lookahead reaches draft *number*."""
-        depth = self._control.depth()
-        KEPT_OPEN.set(self._kept_open if depth else None)
-        while number >= self._awaited + depth:
+    async def _wait_for_turn(self, number: int) -> None:
+        """Wait until draft *number*, from 0, may be made."""
+        while number >= self._awaited + self._control.depth():
             self._wanted.clear()
             await self._wanted.wait()
-            depth = self._control.depth()
 
     def _prepare(self, index: int, chain: Chain) -> asyncio.Task[Step] | None:
-        """Start the step that the draft of step *index* is compared with; None if there is none."""
-        preparing = prepare(self._policy, chain)
+        """
+        Start the policy's own version of step *index*, which the draft is compared with.
+
+        Return None if the policy prepares none.
+        """
+        preparing = start_preparing(self._policy, chain)
         if preparing is None:
             return None
         prepared = self._start(preparing, self._context("verify", index))
         self._early_repairs[index] = prepared
         return prepared
 
-    def _hedge(self, index: int, chain: Chain) -> None:
-        """Start the repair of the draft of step *index*, which may not be written yet."""
+    def _start_hedge(self, index: int, chain: Chain) -> None:
+        """Start the repair of step *index*. The draft of the step may not be written yet."""
         if index not in self._early_repairs and foreseeable(self._policy):
             repair = self._policy.repair(chain, NO_DRAFT, Rollback(reason="hedge"))
             request = replace(self._context("hedge", index), bet=True)
@@ -274,20 +295,24 @@ class Lookahead:
         draft: Step,
         prepared: asyncio.Task[Step] | None,
     ) -> Verdict:
-        hedged = prepared is None and self._control.hedges(draft)
-        if hedged and not _obstacle(self._policy, chain, draft):
-            self._hedge(index, chain)
+        """Judge the *draft* of step *index*, and report the verdict. Hedge the draft if needed."""
+        should_hedge = prepared is None and self._control.should_hedge(draft)
+        if should_hedge and not _obstacle(self._policy, chain, draft):
+            self._start_hedge(index, chain)
         verdict = await judge(self._policy, chain, draft, prepared)
-        # An empty or looping draft needs a repair with another seed (`RequestContext.again`).
-        useless = isinstance(verdict, Accept) or (prepared is None and verdict.reason in OBSTACLES)
-        if useless and index in self._early_repairs:
+        # An accepted draft needs no repair. An empty or looping draft needs a repair with another
+        # seed (`RequestContext.again`) than its hedge has. A prepared step can be its repair.
+        drops_early_repair = isinstance(verdict, Accept) or (
+            prepared is None and verdict.reason in OBSTACLES
+        )
+        if drops_early_repair and index in self._early_repairs:
             self._early_repairs.pop(index).cancel()
         self._observe(Judged(index, draft, verdict))
         return verdict
 
 
 def _obstacle(policy: Policy, chain: Chain, draft: Step) -> str:
-    """Return why *draft* is rejected without a verdict; "" if it is not."""
+    """Return why *draft* is rejected without asking *policy*; "" if the policy has to judge it."""
     if guarded(policy):
         return obstacle(chain, draft)
     return ""
@@ -302,16 +327,17 @@ async def judge(
     """
     Return the verdict of *policy* on *draft*.
 
-    A judge that is unavailable or has no room accepts nothing. Raise the failure of a verifier that
-    has no fallback, and the failure to write, after which nothing can be repaired.
+    If the judge is unavailable or its context has no room, the draft is rejected. Raise the error
+    of a verifier that has no fallback. Raise an error of writing, too: a repair would fail as well.
     """
     if reason := _obstacle(policy, chain, draft):
         return Rollback(reason=reason)
     if draft.stop == "delimiter" and not draft.text.strip():
         return Accept(judged=False)  # There is nothing to judge.
     try:
-        return await verify(policy, chain, draft, prepared)
+        return await verdict_of(policy, chain, draft, prepared)
     except (EndpointUnavailable, ContextTooLong) as exc:
-        if exc.verb == "write" or isinstance(exc, VerifierFailed):
+        writing_failed = exc.verb == "write"
+        if writing_failed or isinstance(exc, VerifierFailed):
             raise
         return Rollback(reason="no verdict")

@@ -16,7 +16,7 @@ from .repetition import stuck
 from .shadow import ShadowDrafts
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
-"""Why a chain does not grow any further."""
+"""Why a chain ended."""
 
 
 def is_finished(chain: Chain) -> bool:
@@ -34,11 +34,11 @@ async def reason(
     observe: Observer = lambda event: None,
 ) -> tuple[Chain, End]:
     """
-    Grow *chain* until its thinking is over, its budget is *spent*, or the *deadline* is reached.
+    Grow *chain* until its thinking is over, its budget is used up, or a deadline is reached.
 
     *ahead* is the number of drafts to work ahead of the committed chain, or a `LookaheadControl`.
-    The deadline is in seconds on the event loop's clock. Return the committed chain and why it
-    ended.
+    *spent* says whether a chain has used up its budget. *deadline* is a time on the event loop's
+    clock, in seconds. Return the committed chain and why it ended.
     """
     loop = Loop(policy, chain, LookaheadControl.of(ahead), observe, spent)
     end = await loop.run(deadline)
@@ -50,8 +50,8 @@ class Loop:
     """
     The loop of one run: it grows a chain by the steps of a policy.
 
-    With models that are greedy or sample by a seed, the chain is the same at every lookahead.
-    Otherwise only its distribution is the same.
+    If the models are greedy or sample by a seed, the chain does not depend on how many drafts are
+    made ahead. Otherwise only the distribution of the chain does not depend on it.
     """
 
     policy: Policy
@@ -61,9 +61,9 @@ class Loop:
     control: LookaheadControl
     """How far to work ahead of the committed chain."""
     observe: Observer
-    """Is called with every event."""
+    """The function that is called with every event."""
     spent: Callable[[Chain], bool]
-    """Whether a chain has used its budget."""
+    """Whether a chain has used up its budget."""
     over: Callable[[Chain], bool] = is_finished
     """Whether a chain is complete."""
 
@@ -74,9 +74,9 @@ class Loop:
         """
         Grow the chain, and return why it ended.
 
-        The *deadline* is in seconds on the event loop's clock; None: there is none. Failures of the
-        models are raised. When this method returns or raises, it leaves no task and no request
-        behind.
+        *deadline* is a time on the event loop's clock, in seconds. None: there is no deadline.
+        Errors of the models are raised. When this method returns or raises, it leaves no task and
+        no request behind.
         """
         timeout = asyncio.timeout_at(deadline)
         try:
@@ -85,6 +85,7 @@ class Loop:
         except TimeoutError:
             if not timeout.expired():
                 raise
+        # The deadline may pass after the last step, while lost bets are closed.
         if self.over(self.chain):
             return "finished"
         return "time"
@@ -97,12 +98,12 @@ class Loop:
 
     async def _speculate(self, policy: Policy) -> End | None:
         """
-        Commit the drafts of *policy* up to a rollback, and the repair.
+        Commit drafts of *policy* until a draft is rejected. Then commit its repair.
 
-        Return why nothing can follow. Return None after a repair, and if another policy writes the
-        next step.
+        Return why the chain ended. Return None if the loop has to start a new lookahead: after a
+        repair, or if another policy writes the next step.
         """
-        bets = Lookahead(
+        lookahead = Lookahead(
             policy,
             self.chain,
             control=self.control,
@@ -111,7 +112,7 @@ class Loop:
             over=self.over,
         )
         # Leaving the block cancels the bets that are still open.
-        async with aclosing(bets) as lookahead:
+        async with aclosing(lookahead):
             draft, verdict = await lookahead.next()
             while not isinstance(verdict, Rollback):
                 end = self._commit(draft, verdict.score)
@@ -121,10 +122,10 @@ class Loop:
                 if next_policy is not policy:
                     return None
                 draft, verdict = await lookahead.next()
-            rival = verdict.chosen
-            if rival is not None:
-                self.observe(Chosen(len(self.chain.steps), rival.step))
-                return self._commit(rival.step, rival.score)
+            chosen = verdict.chosen
+            if chosen is not None:
+                self.observe(Chosen(len(self.chain.steps), chosen.step))
+                return self._commit(chosen.step, chosen.score)
             kept = draft.cut(verdict.keep)
             if kept.text:
                 end = self._commit(kept, verdict.score)
@@ -138,15 +139,20 @@ class Loop:
         return self._commit(repair)
 
     def _choose_policy(self) -> Policy:
-        """Return the policy of the next steps. Decide now if nothing was decided for this step."""
+        """
+        Return the policy of the next steps: the method, or the large model alone.
+
+        Decide now, unless a decision for this step was made before.
+        """
         auto = self.control.auto
         if auto is None:
             return self.policy
-        self._shadow.follow(auto.decide(len(self.chain.steps)), self.chain)
+        decision = auto.decide(len(self.chain.steps))
+        self._shadow.follow(decision, self.chain)
         return auto.policy(self.policy)
 
     def _commit(self, step: Step, score: float | None = None) -> End | None:
-        """Extend the chain by *step*. Return why nothing can follow; None if something can."""
+        """Extend the chain by *step*. Return why the chain ended; None if it can go on."""
         self.observe(Committed(len(self.chain.steps), step, score))
         self.chain = self.chain.extend(step)
         end = self._ended()
@@ -155,7 +161,7 @@ class Loop:
         if step.stop == "repetition":
             return "repetition"
         if step.stop == "length" and not step.text:
-            return "budget"  # The budget has no room for one character.
+            return "budget"  # The rest of the budget has no room for one character.
         return None
 
     def _ended(self) -> End | None:

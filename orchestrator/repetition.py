@@ -1,13 +1,16 @@
 """
-Detect a text that ends in a loop: the same span again and again, character by character. Pure.
+Detect a text that ends in a loop: the same span of characters again and again.
 
 A unit is about a token: a word, a digit, a character of a script without spaces, or a sign with its
-repetitions. A span consists of whole periods, and has `SPAN_UNITS` at least. So equal rows of a
-matrix, two lines in turn or a paragraph that comes back are no loop before they fill some hundred
-tokens several times.
+repetitions. A span has at least `SPAN_UNITS` units, and may contain a shorter period several times.
+Equal rows of a matrix, two alternating lines or a repeated paragraph are no loop, until they fill
+some hundred tokens several times.
 
-The steps in which the text was written do not matter. The cost is bounded, whatever the length of
-the chain.
+How the text is divided into steps does not matter. The cost is bounded for chains of any length.
+
+Three modules ask: `lookahead` about every draft (`obstacle`), `policies/choose.py` about every
+rival of a draft (`obstacle`), and `reason` about every repair (`stuck`). They ask only if loops are
+stopped (`guarded` in `interfaces`).
 """
 
 from __future__ import annotations
@@ -17,16 +20,17 @@ import re
 from .chain import Chain, Step
 
 SPAN_UNITS = 128
+"""The fewest units of a span."""
 ROUNDS_TO_REJECT = 3
-"""A draft is rejected that ends with the same span this many times in a row."""
+"""A draft is rejected if the text then ends with the same span this many times in a row."""
 ROUNDS_TO_END = 4
-"""The run ends if the repair ends with the same span this many times in a row."""
+"""The run ends if the text with the repair ends with the same span this many times in a row."""
 CHARACTERS_PER_UNIT = 8
-"""How many characters count as a unit where there are fewer units, as in white space."""
+"""The number of characters that count as a unit in a text with few units, as in white space."""
 TAIL_CHARACTERS = 8192
-"""The end of the text in which a loop is searched: enough for four rounds of 2048 characters."""
+"""A loop is searched in this many last characters: enough for four rounds of 2048 characters."""
 MARK_CHARACTERS = 32
-"""The end of the text that is searched for in the text before it, to find possible periods."""
+"""This many last characters are searched for in the text before them, to find periods."""
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -39,11 +43,11 @@ _UNIT = re.compile(rf"\d|[{_UNSPACED}]|[^\W\d{_UNSPACED}]+|([^\w\s])\1*")
 EMPTY = "empty"
 REPETITION = "repetition"
 OBSTACLES = (EMPTY, REPETITION)
-"""The reasons to reject a draft without a judge."""
+"""The reasons to reject a draft without asking the policy."""
 
 
 def obstacle(chain: Chain, draft: Step) -> str:
-    """Return which of `OBSTACLES` is in the way of *draft*; "" if a judge has to decide."""
+    """Return why *draft* is rejected: one of `OBSTACLES`; "" if a judge has to decide."""
     if draft.stop == "end":
         answering = draft.author == "small" and (chain.closed or not chain.thinks)
         if answering and not draft.text.strip():
@@ -51,7 +55,7 @@ def obstacle(chain: Chain, draft: Step) -> str:
         return ""
     if not draft.text:
         if draft.stop == "until":
-            return ""  # The policy asked for no text.
+            return ""  # The policy's `until` ended the step before any text.
         return EMPTY
     if draft.stop == "repetition" or loops(chain, draft, ROUNDS_TO_REJECT):
         return REPETITION
@@ -67,13 +71,14 @@ def loops(chain: Chain, step: Step, rounds: int) -> bool:
     """
     Whether the text of *chain* and *step* ends with the same span *rounds* times.
 
-    White space may follow.
+    White space after the last span is left out if needed.
     """
     text = (chain.text[-TAIL_CHARACTERS:] + step.text)[-TAIL_CHARACTERS:]
     return any(_loops(end, rounds) for end in {text, text.rstrip()})
 
 
 def _loops(text: str, rounds: int) -> bool:
+    """Whether *text* ends with *rounds* spans. Try the shortest period first."""
     too_short = 0  # characters
     while period := _shortest(text, rounds, beyond=too_short):
         looping = text[-_times(text, period) * period :]
@@ -112,5 +117,5 @@ def _times(text: str, period: int) -> int:
 
 
 def _units(text: str) -> int:
-    """Return the number of units in *text*, at least one for `CHARACTERS_PER_UNIT`."""
+    """Return the number of units in *text*: at least one for each `CHARACTERS_PER_UNIT`."""
     return max(sum(1 for _ in _UNIT.finditer(text)), len(text) // CHARACTERS_PER_UNIT)

@@ -42,8 +42,8 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
 
     tokens: PositiveInt = 32_768
     """
-    Tokens of the thinking and the answer together; each is counted in the vocabulary of the model
-    that wrote it.
+    Tokens of the thinking and the answer together. The model that wrote a token counts it in its
+    own vocabulary.
     """
     steps: PositiveInt | None = None
     """Steps of the thinking; none: no limit."""
@@ -67,18 +67,23 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True)
 class RunOption:
-    """What the program knows about an option of a run, besides its name, type and default."""
+    """
+    What the program knows about an option of a run, besides its name, type and default.
+
+    The type bounds the values of the option everywhere. The bounds of a request to the service may
+    be narrower: `_with_run_options` in ``service/formats/schemas.py`` has them.
+    """
 
     help: str
     """One sentence for ``--help`` and for the table of options."""
     commands: tuple[str, ...] = ("solve",)
-    """The commands that have a flag for it."""
+    """The commands with a flag for the option."""
     flags: tuple[str, ...] = ()
     """The names of the flag; empty: ``--NAME``."""
     service: bool = True
-    """Whether a request to the service may set it."""
+    """Whether a request to the service may set the option."""
     arms: bool = True
-    """Whether an arm of an evaluation may set it."""
+    """Whether an arm of an evaluation may set the option."""
     calibrated: bool = True
     """Whether a calibration holds only for runs with the same value."""
 

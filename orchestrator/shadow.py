@@ -11,7 +11,7 @@ from dataclasses import replace
 from .chain import Chain
 from .concurrency import background, to_the_end
 from .events import Decided, Observer, Shadowed
-from .interfaces import REQUEST, Policy, RequestContext, prepare
+from .interfaces import REQUEST, Policy, RequestContext, start_preparing
 from .lookahead import judge
 
 
@@ -56,7 +56,7 @@ class ShadowDrafts:
         draft_request = RequestContext("draft", index, bet=True)
         verdict_request = replace(draft_request, purpose="verify")
         REQUEST.set(verdict_request)
-        preparing = prepare(self._policy, chain)
+        preparing = start_preparing(self._policy, chain)
         began = clock()
         async with background(*([preparing] if preparing else [])) as prepared:
             REQUEST.set(draft_request)

@@ -231,13 +231,15 @@ def make(
     *,
     critic: Critic | None = None,
     sampled: bool = False,
+    guarded: bool | None = None,
     **chosen: Any,
 ) -> Policy:
     """
     Build the policy called *name*.
 
-    *sampled* says whether the models sample, at a temperature above 0. Raise `ConfigurationError`
-    for unknown names or options and for wrong values.
+    *sampled* says whether the models sample, at a temperature above 0. *guarded* says whether loops
+    are stopped; None: as the policy declares it. Raise `ConfigurationError` for unknown names or
+    options and for wrong values.
     """
     method = METHODS.find(name)
     options = dict(_options(name, chosen, has_critic=critic is not None))
@@ -245,6 +247,8 @@ def make(
         options["critic"] = critic
     if method.takes("sampled"):
         options["sampled"] = sampled
+    if method.takes("guarded") and guarded is not None:
+        options["guarded"] = guarded
     return method.build(small, large, **options)
 
 

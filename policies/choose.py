@@ -1,10 +1,10 @@
 """
-Choose: where a small step is rejected, its likeliest alternatives are graded before the large model
+Choose: if a small step is rejected, its likeliest alternatives are graded before the large model
 writes.
 
-The drafts without replacement of recursive speculative decoding (Jeon et al. 2024,
-arXiv:2402.14160) and of SpecTr (Sun et al. 2023, arXiv:2310.15141), with steps for tokens and
-SpecReason's grade for the test.
+Recursive speculative decoding (Jeon et al. 2024, arXiv:2402.14160) and SpecTr (Sun et al. 2023,
+arXiv:2310.15141) sample several drafts of a token without replacement. This method does the same
+with steps, and tests each step by SpecReason's grade.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from .method import MAX_TOP_TOKENS, Above0, Amount, Drafting, Grade, Share, Top
 from .specreason import SpecReason
 
 BEATEN = "beaten"
-"""The reason to reject a rival that passes, where another one is better."""
+"""The reason to reject a rival that passes if another rival has a better grade."""
 PART_OF_CHARACTER = "\ufffd"
+"""Stands in a token's text for bytes that are only a part of a character."""
 MARKUP = re.compile(r"\s*<[^\s<>]+>\s*")
 """Tokens that end a turn or call a tool, such as ``<|im_end|>`` and ``</s>``."""
 
@@ -36,25 +37,29 @@ MARKUP = re.compile(r"\s*<[^\s<>]+>\s*")
 @dataclass(frozen=True, slots=True)
 class Choose(Drafting):
     """
-    Keep the best of several *candidates*: the draft and rivals by the small model; if none passes,
-    repair.
+    Keep the best of several *candidates*, which are the draft and its rivals by the small model.
 
-    A rival copies the draft up to a token of which the small model was unsure, and has another
-    token there, whose probability is *least* or more. So no two candidates begin alike, and a draft
-    without such a token has no rivals. The likeliest other tokens are taken. With a *temperature*
-    above 0 they are sampled without replacement instead (Gumbel's top k), by *seed* and chain.
+    If no candidate passes, the large model repairs the draft. One candidate is SpecReason.
+
+    A rival copies the draft up to one token, and replaces this token by another one. The small
+    model gave the other token a probability of *least* or more. No two candidates begin with the
+    same tokens up to there. A draft without such a token has no rivals. The likeliest other tokens
+    are taken. With a *temperature* above 0 the other tokens are sampled without replacement instead
+    (Gumbel's top k), by *seed* and chain.
 
     Steps are graded as by SpecReason. A step passes if its grade, *read* "expected" or "greedy", is
-    at least *threshold*, and if the judge puts at least *sure* of its probability on digits. Only
-    if the draft is rejected are the rivals written, in one request, and graded, in another. A rival
-    with the text of another candidate, or one that repeats the chain, is rejected without a grade.
-    One candidate is SpecReason.
+    at least *threshold*, and if the judge puts at least *sure* of its probability on digits. The
+    rivals are written and graded only if the draft is rejected: in one request to the small model,
+    and then in one to the large model. A rival is rejected without a grade if it has the text of
+    another candidate, or is in a loop and loops are stopped.
 
-    The papers test tokens so that their distribution stays the large model's. A threshold on grades
-    does not preserve the distribution. They fork at every token of a tree, and here at one.
+    The papers test tokens in a way that preserves the large model's distribution. A threshold on
+    grades does not preserve the distribution. The papers fork at every token of a tree. Here a
+    rival forks at one token.
     """
 
     foreseeable: ClassVar[bool] = True
+    """The repair depends neither on the draft nor on its grade: it may start before the verdict."""
     ending: ClassVar[EndedBy] = "large"
     answer: ClassVar[AnsweredBy] = "method"
 
@@ -65,6 +70,8 @@ class Choose(Drafting):
     threshold: Grade = 7
     read: Literal["greedy", "expected"] = "expected"
     sure: Share = 0.05
+    guarded: bool = True
+    """Whether loops are stopped (the option ``stop_loops`` of a run), also among the rivals."""
 
     @property
     def alone(self) -> SpecReason:
@@ -73,7 +80,7 @@ class Choose(Drafting):
 
     @property
     def top(self) -> int:
-        """How many of the likeliest tokens of each place the rivals are made of."""
+        """How many of the likeliest tokens of each position the small model reports."""
         if self.candidates == 1:
             return 0
         if self.temperature:
@@ -111,18 +118,24 @@ class Choose(Drafting):
         texts = {draft.text.strip()}
         rivals = list[Rival]()
         for step in await self.small.branch(chain, begun):
-            reason = "same" if step.text.strip() in texts else obstacle(chain, step)
-            texts.add(step.text.strip())
+            reason = ""
+            text = step.text.strip()
+            if text in texts:
+                reason = "same"
+            elif self.guarded:
+                reason = obstacle(chain, step)
+            texts.add(text)
             rivals.append(Rival(step, reason=reason))
         return rivals
 
 
 def forks(chain: Chain, step: Step, least: float) -> list[Step]:
     """
-    Return beginnings that differ from *step*, which follows *chain*, in their last token.
+    Return beginnings that differ from *step* in their last token only.
 
-    The log-probability of that token is *least* or more, and the likeliest comes first. No
-    beginning is a prefix of another one or of *step*, so that the steps that continue them differ.
+    *step* follows *chain*. The log-probability of the last token is *least* or more. The likeliest
+    beginning comes first. No beginning is a prefix of *step* or of another beginning. So the steps
+    that continue the beginnings differ.
     """
     beginnings: list[Step] = []
     search = partial(chain.ends.search, chain.text, blocks=chain.totals.blocks)
@@ -166,9 +179,10 @@ def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) 
 
 def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival, ...]:
     """
-    Grade the *rivals* that are not rejected yet by the *verdicts* on them.
+    Return *rivals* with grades, of which at most one has no reason to be rejected.
 
-    Only the best rival that passes has no reason to be rejected.
+    *verdicts* are the verdicts on the rivals that have no such reason yet. The best rival that
+    passes keeps no reason.
     """
     remaining = iter(verdicts)
     judged = [rival if rival.reason else _judged(rival.step, next(remaining)) for rival in rivals]
@@ -190,9 +204,9 @@ def _judged(step: Step, verdict: Verdict) -> Rival:
 
 def _alternatives(token: Token, before: str) -> Iterator[Token]:
     """
-    Yield the tokens that may replace *token* after *before*.
+    Yield the tokens that may replace *token* after the text *before*.
 
-    They are plain text, and with them the step is not blank and does not end the thinking.
+    Such a token is plain text. With it, the step is not blank, and does not end the thinking.
     """
     if token.id < 0:  # The token was cut at the end of the step, or is unknown.
         return

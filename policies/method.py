@@ -33,8 +33,8 @@ Grade: TypeAlias = Annotated[float, Field(ge=0, le=9)]
 Several: TypeAlias = Annotated[int, Field(ge=2, le=MAX_TOP_TOKENS)]
 Top: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOP_TOKENS)]
 
-NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})
-"""The parameters of a policy that are no options."""
+NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled", "guarded"})
+"""The parameters of a policy that are no options: stepspec sets them."""
 PARTS = ("draft", "verify", "repair", "answerer")
 NOUNS = {
     "integer": "a whole number",

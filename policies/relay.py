@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from stepspec.orchestrator import Accept, Chain, Model, Step, Verdict
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.interfaces import AnsweredBy, unkept
+from stepspec.orchestrator.interfaces import AnsweredBy, without_open_requests
 
 from .method import Drafting
 
@@ -79,7 +79,7 @@ class Relay(Drafting):
         return self.small
 
     async def draft(self, chain: Chain) -> Step:
-        with unkept():
+        with without_open_requests():
             if self._cued(chain):
                 return await self.small.write(chain, until=ends_a_sentence)
             return await self.large.write(chain, stop=self.cues)

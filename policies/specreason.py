@@ -23,25 +23,31 @@ GRADES = "0123456789"
 @dataclass(frozen=True, slots=True)
 class SpecReason(Drafting):
     """
-    Accept a step of the small model if its grade, 0 to 9, is at least *threshold* (7 in the paper,
-    section 4.1).
+    Accept a step of the small model if its grade, 0 to 9, is at least *threshold*.
 
-    The grade is *read* as the mean of the digits, weighted by their probabilities ("expected", an
-    option of the authors' code), or as the likeliest digit ("greedy", their default). The mean
-    costs the same, and also shows the judge's doubt. A judge that puts less than *sure* of its
-    probability on digits has not understood the question, and the step is rejected.
+    The paper's threshold is 7 (section 4.1).
 
-    As in the authors' code, a small step does not end the thinking (`Ending` in `wrappers`). First
-    steps by the large model (section 5.3) are the wrapper `Led`, for any policy.
+    The large model is the judge. It gives each digit a probability. *read* says how the grade is
+    computed from the probabilities: "greedy" takes the likeliest digit, which is the default of the
+    authors' code; "expected" takes the mean digit, which is an option of that code. The mean costs
+    the same, and also shows the judge's doubt. If all digits together have a probability below
+    *sure*, the judge has not understood the question, and the step is rejected.
+
+    As in the authors' code, the small model does not end the thinking (`Ending` in `wrappers`). To
+    let the large model write the first steps (section 5.3), wrap any policy in `Led`.
     """
 
     foreseeable: ClassVar[bool] = True
+    """The repair depends neither on the draft nor on its grade: it may start before the verdict."""
     ending: ClassVar[EndedBy] = "large"
     answer: ClassVar[AnsweredBy] = "method"
 
     threshold: Grade = 7
+    """The lowest grade of an accepted step."""
     read: Literal["greedy", "expected"] = "expected"
+    """How the grade is computed."""
     sure: Share = 0.05
+    """The least probability that the judge has to put on all digits together."""
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         probabilities = await self.large.ask(
@@ -51,6 +57,7 @@ class SpecReason(Drafting):
             opening=GRADE.opening,
         )
         total = sum(probabilities.values())
+        # With sure = 0, a total of 0 would divide by zero in the mean.
         if total == 0 or total < self.sure:
             return Rollback(reason="no grade")
         grade = self.grade(probabilities)
@@ -59,18 +66,18 @@ class SpecReason(Drafting):
         return Rollback(reason="grade", score=grade)
 
     def grade(self, probabilities: Mapping[str, float]) -> float:
-        """Return the grade, 0 to 9, that the judge gave by the *probabilities* of the digits."""
+        """Compute the grade, 0 to 9, from the *probabilities* of the digits."""
         if self.read == "greedy":
             return likeliest(probabilities)
         return expected(probabilities)
 
 
 def likeliest(probabilities: Mapping[str, float]) -> float:
-    """Return the digit with the highest probability, which a greedy judge writes."""
+    """Return the digit with the highest probability. A greedy judge writes this digit."""
     return float(max(probabilities, key=lambda digit: probabilities[digit]))
 
 
 def expected(probabilities: Mapping[str, float]) -> float:
     """Return the mean digit, weighted by the *probabilities*."""
-    weighted = sum(int(digit) * share for digit, share in probabilities.items())
-    return weighted / sum(probabilities.values())
+    total = sum(probabilities.values())
+    return sum(int(digit) * share for digit, share in probabilities.items()) / total

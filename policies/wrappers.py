@@ -1,4 +1,9 @@
-"""Policies around another policy: who writes the first steps, and who may end the thinking."""
+"""
+Policies around another policy.
+
+`Led` says who writes the first steps, `Ending` who may end the thinking, and `Guarded` whether
+loops are stopped.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,18 @@ from typing import Any
 
 from stepspec.orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.interfaces import foreseeable, guarded, prepare, unkept, verify
+from stepspec.orchestrator.interfaces import (
+    foreseeable,
+    guarded,
+    start_preparing,
+    verdict_of,
+    without_open_requests,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wrapper:
-    """A policy that does what another one does. Subclasses override a part of it."""
+    """A policy that does what another policy does. Subclasses override some of its methods."""
 
     policy: Policy
     """The policy inside."""
@@ -34,7 +45,7 @@ class _Wrapper:
         return await self.policy.draft(chain)
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
-        return prepare(self.policy, chain)
+        return start_preparing(self.policy, chain)
 
     async def verify(
         self,
@@ -42,7 +53,7 @@ class _Wrapper:
         draft: Step,
         prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
-        return await verify(self.policy, chain, draft, prepared)
+        return await verdict_of(self.policy, chain, draft, prepared)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.policy.repair(chain, draft, rollback)
@@ -50,10 +61,10 @@ class _Wrapper:
 
 @dataclass(frozen=True, slots=True)
 class Guarded(_Wrapper):
-    """A policy with loops stopped, or not, whatever it declares itself."""
+    """A policy whose loops are stopped, or not stopped, whatever the policy itself declares."""
 
     stop_loops: bool = True
-    """Whether loops are stopped, as `guarded` in `interfaces` says."""
+    """Whether loops are stopped: see `guarded` in ``orchestrator/interfaces.py``."""
 
     @property
     def guarded(self) -> bool:
@@ -65,14 +76,14 @@ class Led(_Wrapper):
     """
     A policy whose first steps one model writes, without a verdict.
 
-    SpecReason (arXiv:2504.07891, section 5.3) reserves first steps for the large model. Here any
-    policy can.
+    SpecReason (arXiv:2504.07891, section 5.3) reserves the first steps for the large model. This
+    wrapper does the same for any policy.
     """
 
     author: Model
     """The model that writes the first steps."""
     first: int = 0
-    """The number of first steps."""
+    """How many steps this model writes."""
 
     async def draft(self, chain: Chain) -> Step:
         if self._leads(chain):
@@ -82,7 +93,7 @@ class Led(_Wrapper):
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         if self._leads(chain):
             return None
-        return prepare(self.policy, chain)
+        return start_preparing(self.policy, chain)
 
     async def verify(
         self,
@@ -92,7 +103,7 @@ class Led(_Wrapper):
     ) -> Verdict:
         if self._leads(chain):
             return Accept(judged=False)
-        return await verify(self.policy, chain, draft, prepared)
+        return await verdict_of(self.policy, chain, draft, prepared)
 
     def _leads(self, chain: Chain) -> bool:
         return len(chain.steps) < self.first
@@ -103,13 +114,14 @@ class Ending(_Wrapper):
     """
     A policy in which a draft of the small model does not end the thinking.
 
-    A step that is right may still come too early to be the last. The end is cut off a draft, and
-    the rest is judged. The large model writes the next step, which nobody judges, and which may
-    consist of the end alone. Models without a thinking block end their turn in the same way.
+    A step that is right may still be too early as the last step. The end is cut off a draft, and
+    the rest is judged. The large model writes the next step. Nobody judges this step, and it may
+    consist of the end alone. A model without a thinking block ends its turn instead, and this end
+    is treated in the same way.
 
-    The authors' code of SpecReason cuts off the end as well, also that of the large model's steps.
-    It lets both models continue, and stops at a step that holds a box. Here the large model writes
-    the next step, so that two models that disagree come to an end.
+    The authors' code of SpecReason cuts off the end of every step, also of the large model's steps.
+    It lets both models continue, and stops at a step with a box. Here the large
+    model writes the next step. So the run ends even if the two models disagree about the end.
     """
 
     async def draft(self, chain: Chain) -> Step:
@@ -126,7 +138,7 @@ class Ending(_Wrapper):
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         if _is_open(chain):
             return None
-        return prepare(self.policy, chain)
+        return start_preparing(self.policy, chain)
 
     async def verify(
         self,
@@ -136,17 +148,17 @@ class Ending(_Wrapper):
     ) -> Verdict:
         if draft.author == "large":
             return Accept(judged=False)
-        verdict = await verify(self.policy, chain, draft, prepared)
+        verdict = await verdict_of(self.policy, chain, draft, prepared)
         rivals = [replace(rival, step=_open(chain, rival.step)) for rival in verdict.rivals]
         return replace(verdict, rivals=tuple(rivals))
 
     async def _continue(self, chain: Chain, draft: Step) -> Step:
-        with unkept():
+        with without_open_requests():
             return await self.policy.repair(chain, draft, Rollback(reason="end"))
 
 
 def _ends(chain: Chain, draft: Step) -> bool:
-    """Whether *draft* is the small model's and ends the thinking. No draft of the answer does."""
+    """Whether *draft* was written by the small model and ends the thinking, not the answer."""
     return draft.stop == "end" and draft.author == "small" and not chain.closed
 
 
@@ -154,8 +166,8 @@ def _open(chain: Chain, draft: Step) -> Step:
     r"""
     Cut the end of the thinking off *draft*, and nothing else.
 
-    The line break before the end stays. A token may hold both text and the line break (``.\n``),
-    and after half of a token no model continues as it would after the whole token.
+    The line break before the end stays. A token may hold both text and the line break (``.\n``).
+    If only half of a token stayed, a model would go on differently.
     """
     if not _ends(chain, draft):
         return draft
@@ -164,4 +176,5 @@ def _open(chain: Chain, draft: Step) -> Step:
 
 
 def _is_open(chain: Chain) -> bool:
+    """Whether the end of the thinking was cut off the last step."""
     return bool(chain.steps) and chain.steps[-1].stop == "open"

@@ -52,7 +52,8 @@ from .settings import RunConditions, Settings, SettingsOverrides
 
 log = logging.getLogger(__name__)
 
-OUTAGE_SECONDS = 1800.0  # that work of hours waits for a model that went down, before it ends
+OUTAGE_SECONDS = 1800.0
+"""A long evaluation fails after it waited this long for a model that is down."""
 
 
 class StreamArguments(RunOverrides, total=False):
@@ -71,7 +72,7 @@ class StreamArguments(RunOverrides, total=False):
 
 
 class EventStream:
-    """The events of one run, to iterate over as they happen, and then its solution."""
+    """The events of one run. Iterate over them as they happen; then read the solution."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -79,24 +80,26 @@ class EventStream:
         self.put = self._events.put_nowait
 
     def end(self, solving: asyncio.Task[Solution]) -> None:
+        """Take the task of the run that has ended, and end the iteration."""
         self._solving = solving
         if not solving.cancelled():
-            solving.exception()  # Raised where it is asked for: by the iteration, or by `solution`.
+            # Reading the error keeps asyncio from logging it: `solution` raises it.
+            solving.exception()
         self._events.put_nowait(None)
 
     @property
     def solution(self) -> Solution:
         """
-        The solution of the run that has ended.
+        The solution of the run, after the run has ended.
 
-        Raise the error of a run that failed. Raise `RuntimeError` if the run goes on, or was
-        cancelled.
+        If the run failed, its error is raised. `RuntimeError` is raised if the run has not ended,
+        or was cancelled.
         """
         if self._solving is None:
             raise RuntimeError("the run is not over: iterate over its events first")
         if self._solving.cancelled():
             raise RuntimeError(
-                "the run was cancelled, because its block was left before it was over"
+                "the run was cancelled: the block of `solver.stream()` was left before its end"
             )
         return self._solving.result()
 
@@ -104,30 +107,31 @@ class EventStream:
         while (event := await self._events.get()) is not None:
             yield event
         self._events.put_nowait(None)  # A second iteration ends at once.
-        self.solution  # noqa: B018  # A failed run raises here.
+        self.solution  # noqa: B018  # It raises the error of a failed run.
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """What a run needs beyond its options, once its problem is known."""
+    """What a run needs besides its options."""
 
     chain: Chain
-    """The problem."""
+    """A chain without steps. It holds the problem."""
     answering: AnswerPlan
     """How the answer is written."""
     budget: Budget
-    """The tokens, steps and seconds that are left."""
+    """The tokens, steps and seconds that the run may still use."""
     lost: EndpointError | None
-    """Why the small model cannot be used; None: it can be."""
+    """The error that makes the small model useless; None: the small model can be used."""
     stop: tuple[str, ...]
     """Texts that end the answer."""
 
 
-def _decides(run: RunOptions) -> bool:
+def _uses_auto(run: RunOptions) -> bool:
     """
-    Whether the large model may write alone where that is faster.
+    Whether the run may let the large model write alone where this is faster.
 
-    By default it may not with a seed, which promises that runs repeat.
+    By default a run with a seed may not. Such a decision depends on measured times, and runs with
+    the same seed have to be equal.
     """
     if run.policy in policies.BASELINES:
         return False
@@ -137,17 +141,18 @@ def _decides(run: RunOptions) -> bool:
 
 
 REQUESTS_PER_RUN = 4
-"""Requests that a run may have at one model: a draft, a verdict, a repair and a bet."""
+"""The most requests of one run at one model: a draft, a verdict, a repair and a bet."""
 
 
 def _require_agreement(small: ReplicatedEndpoint, large: ReplicatedEndpoint) -> None:
     """
     Raise `ConfigurationError` if the models cannot be a pair.
 
-    A server that comes up later is refused in that case.
+    A server of the small model that comes up later is refused for the same reason.
     """
 
     def conflict(one: ModelEndpoint, other: ModelEndpoint) -> str:
+        """Say why the models cannot be a pair; "" if they can, or if one was never up."""
         if one.known and other.known:
             return disagreement(one.template.thinks, other.template.thinks)
         return ""
@@ -161,15 +166,19 @@ class Solver:
     """
     Keeps connections to both models, and solves many problems, also at the same time.
 
-    It takes complete `Settings`, or both models and other settings as keyword arguments. Arguments
-    come before variables, the TOML file and the defaults (see `stepspec.settings`)::
+    A solver is made of both models, with other settings as keyword arguments, or of complete
+    `Settings` as its only argument. An argument overrides a variable of the environment, which
+    overrides the TOML file, which overrides the default (see `stepspec.settings`)::
 
-        async with Solver(small="http://localhost:8001/v1", large="http://localhost:8002/v1") as
-        solver:
+        async with Solver(
+            small="http://localhost:8001/v1",
+            large="http://localhost:8002/v1",
+        ) as solver:
             solutions = await asyncio.gather(*map(solver.solve, problems))
 
-    Raise `ConfigurationError` for wrong settings. Entering raises an `EndpointError` for a server
-    that cannot be used.
+    Raise `ConfigurationError` for wrong settings. ``async with`` connects the models. It raises an
+    `EndpointError` if a server cannot be used. `thinks`, `models`, `conditions` and `templates` are
+    available inside the block.
     """
 
     def __init__(
@@ -182,7 +191,8 @@ class Solver:
             settings = _load_checked({"small": small, "large": large, **overrides})
         elif large is not None or overrides:
             raise TypeError(
-                "settings are complete: use settings.with_overrides(...), or leave them out"
+                "Solver(settings) takes no further arguments: change the settings with"
+                " settings.with_overrides(...)"
             )
         else:
             settings = small
@@ -198,13 +208,14 @@ class Solver:
         self._needs_both = False
 
     def _endpoint(self, endpoint: Endpoint | None) -> Endpoint:
+        """Return the settings of *endpoint*. Fill in the concurrency if they name none."""
         if endpoint is None:
             raise configuration.without_models(self.settings)
         return endpoint.with_room(self._requests)
 
     @property
     def _requests(self) -> int:
-        """The requests that a model takes at a time if its settings name no number."""
+        """How many requests a model takes at the same time if its settings do not say it."""
         return max(MIN_CONCURRENCY, REQUESTS_PER_RUN * self.settings.service.max_running)
 
     async def __aenter__(self) -> Self:
@@ -227,12 +238,12 @@ class Solver:
 
     @property
     def down(self) -> Mapping[str, str]:
-        """The URL and the cause of every server that failed and has passed no probe since."""
+        """The error of every server that is down, by its URL."""
         return {**self.small.down, **self.large.down}
 
     @property
     def waiting(self) -> Mapping[Party, int]:
-        """The number of requests to models that wait for a slot of their endpoint, by role."""
+        """How many requests wait for a slot of their endpoint, by the role of the model."""
         waiting: dict[Party, int] = {
             "small": self.small.waiting,
             "large": self.large.waiting,
@@ -243,9 +254,10 @@ class Solver:
 
     def require_both(self) -> None:
         """
-        Let no run go on without a model. Raise `EndpointUnavailable` if the small model is down.
+        Let runs fail that cannot use both models.
 
-        From now on a run waits up to `OUTAGE_SECONDS` for a model that goes down, and then fails.
+        Raise `EndpointUnavailable` if the small model is down now. If a model goes down later, a
+        run waits for it up to `OUTAGE_SECONDS`, and then fails.
         """
         if not self.small.usable:
             causes = "; ".join(f"{url}: {cause}" for url, cause in self.down.items())
@@ -257,7 +269,11 @@ class Solver:
             self.critic.patience = OUTAGE_SECONDS
 
     async def warm_up(self) -> None:
-        """Use every server once, because the first request compiles. Then no run waits for it."""
+        """
+        Send one request to every server.
+
+        A server compiles kernels for its first request, and no run should wait for this.
+        """
         await at_once(server.warm_up() for server in (*self.small.up, *self.large.up))
 
     def policy(
@@ -269,9 +285,9 @@ class Solver:
         observe: Observer = lambda event: None,
     ) -> Policy:
         """
-        Build a policy over both models for one run that begins now.
+        Build a policy with both models, for one run that begins now.
 
-        Arguments that are None come from the settings.
+        The settings give the values of arguments that are None.
         """
         run = self.resolve(budget=budget, policy=name, options=options)
         models = self._connections.models(
@@ -293,10 +309,11 @@ class Solver:
         **overrides: Unpack[RunOverrides],
     ) -> RunOptions:
         """
-        Return *run*, or the options of the settings, changed by the other arguments.
+        Return the options of a run: *run*, changed by the other arguments.
 
-        Arguments that are None change nothing. Raise `ConfigurationError` for a wrong value, and
-        for an option that the policy lacks.
+        If *run* is None, the options of the settings are changed. An argument that is None changes
+        nothing. Raise `ConfigurationError` for a wrong value, and for an option that the policy
+        does not have.
         """
         before = run or self.settings.run
         named: Any = configuration.by_name(overrides)
@@ -327,38 +344,41 @@ class Solver:
         **overrides: Unpack[RunOverrides],
     ) -> Solution:
         """
-        Solve one *problem*: a text, or a conversation whose last turn poses it.
+        Solve one problem.
 
-        *run* has the options of the run (see `resolve`). By default they are those of the settings.
-        *sampling*, *seed*, *budget* and *overrides* change these options. None changes nothing.
+        *problem* is a text, or a conversation whose last message contains the problem. *run* has
+        the options of the run. By default the settings have them. *sampling*, *seed*, *budget* and
+        *overrides* change these options (see `resolve`).
 
-        The answer ends before the first of the *stop* strings. A *format*, "json" or a JSON schema,
-        is the form of the large model's answer. Both models read about the *tools*. The large
-        model's answer may call them (see the solution's ``calls``).
+        The answer ends before the first of the *stop* strings. *format* is the form of the large
+        model's answer: "json" or a JSON schema. The prompts of both models describe the *tools*.
+        Only the large model's answer may call a tool (see `Solution.calls`).
 
-        *seed* is the seed of the sampling. Without one a run draws its own, and the solution has
-        it. A run with ``auto`` or with one model alone has no seed, because without a seed one
-        stream writes many steps. With the same seed a run writes the same chain at any lookahead,
-        if the servers give equal requests equal tokens. With ``auto`` the chain depends on the
-        time, and the seed is not used.
+        *seed* is the seed of the sampling. If it is None, the run draws a seed, and
+        `Solution.seed` has it. With ``auto``, or with one model alone, no seed is drawn: without a
+        seed one open request can write several steps, which is faster. Two runs with the same seed
+        write the same chain, however many drafts are made ahead, if the servers answer equal
+        requests with equal tokens. With ``auto`` the chain depends on measured times, and a seed is
+        not used.
 
-        *observe* sees every event as it happens. *clock* gives the times in events and trace. It is
-        a new clock by default, and no two runs may share one. *trace_to* is the file of the trace,
-        also of a run that fails. A file that cannot be written is logged as a warning. *session* is
-        the value of the session header: the runs of a session use the same replica of each model
-        while it is up. A run without a session uses the replicas with the fewest runs.
+        *observe* is called with every event. *clock* gives the times in events and in the trace. By
+        default it is a new clock. Two runs must not share a clock. *trace_to* is the file of the
+        trace, which is also written if the run fails. If the file cannot be written, a warning is
+        logged. *session* is the value of the session header. All runs of a session use the same
+        replica of each model while this replica is up. A run without a session uses the replica
+        with the fewest runs.
 
-        If the small model fails for good, the large one goes on alone, and the solution says so.
-        Raise an `EndpointError` if the large model fails. Raise `MalformedReply` if its server does
-        not keep to the format, and `MissingCapability` if its server has no parser for calls. Raise
-        `ConfigurationError` for wrong arguments.
+        If the small model fails for good, the large model goes on alone, and the solution says it.
+        Raise an `EndpointError` if the large model fails. Raise `MalformedReply` if the large
+        model's server does not keep to the format. Raise `MissingCapability` if this server has no
+        parser for tool calls. Raise `ConfigurationError` for wrong arguments.
         """
         began = asyncio.get_running_loop().time()
         run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
         calling = tools is not None and tools.callable
         if format is not None and not self.thinks and not calling:
             raise ConfigurationError(
-                "a format needs models that think in a block of its own before they answer"
+                "a format needs a large model that thinks in a separate block before its answer"
             )
         chain = Chain.of(
             problem,
@@ -374,8 +394,9 @@ class Solver:
         recorder = trace.Recorder(clock or trace.Stopwatch())
         budget = run.budget.budget().fit(room)
         try:
-            # Only a run that decides may have to wait for its turn.
-            async with self.auto.server_load.place() if _decides(run) else nullcontext():
+            # A run with auto waits here until its chain should fit into the large model's cache.
+            place = self.auto.server_load.place() if _uses_auto(run) else nullcontext()
+            async with place:
                 prepared = PreparedRun(
                     chain=chain,
                     answering=answering,
@@ -384,13 +405,17 @@ class Solver:
                     stop=tuple(stop),
                 )
                 with (
-                    carrying(self._session(session), run.priority, session or ""),
+                    carrying(
+                        headers=self._session_header(session),
+                        run_priority=run.priority,
+                        session=session or "",
+                    ),
                     prompts.replacing(self.prompts),
                 ):
                     outcome = await self._run(run, prepared, recorder, observe)
-            # A stop string may cut the JSON.
-            complete = outcome.reason == "stop" and not outcome.calls and not stop
-            if format is not None and complete:
+            # An answer that calls tools has no format, and a stop string may cut the JSON.
+            has_format = outcome.reason == "stop" and not outcome.calls and not stop
+            if format is not None and has_format:
                 require_json(outcome.text, self.large.settings.url)
         finally:
             if trace_to is not None:
@@ -406,6 +431,8 @@ class Solver:
     ) -> Outcome:
         """Build the parts of the run, and run it."""
 
+        # The models need `watch`, and `auto` needs a policy with these models. So `auto` is
+        # assigned below, before the first event.
         def watch(event: Event) -> None:
             recorder(event)
             auto.read(recorder.last)
@@ -414,12 +441,14 @@ class Solver:
                 log.warning("the large model goes on alone: %s", event.advice)
             observe(event)
 
-        decides = _decides(run)
+        uses_auto = _uses_auto(run)
         baseline = run.policy in policies.BASELINES
         chain = prepared.chain
-        sampling = run.sampling if baseline else run.sampling.seeded()
-        if decides:
+        sampling = run.sampling
+        if uses_auto:
             sampling = sampling.model_copy(update={"seed": None})
+        elif not baseline:
+            sampling = sampling.seeded()
         models = self._connections.models(
             prepared.budget,
             sampling,
@@ -432,7 +461,7 @@ class Solver:
             run.policy,
             run.options,
             run.ahead,
-            large if decides else None,
+            large if uses_auto else None,
             run.lead,
         )
         parts = models.parts(
@@ -444,13 +473,13 @@ class Solver:
             needs_small=self._needs_both,
         )
         started = Started(
-            chain.messages,
-            run.policy,
-            tuple(self.models.items()),
-            sampling.seed if sampling.repeats else None,
-            policies.threshold(run.policy, run.options),
-            chain.tools,
-            chain.thinks,
+            messages=chain.messages,
+            policy=run.policy,
+            models=tuple(self.models.items()),
+            seed=sampling.seed if sampling.repeats else None,
+            threshold=policies.threshold(run.policy, run.options),
+            tools=chain.tools,
+            thinks=chain.thinks,
         )
         try:
             watch(started)
@@ -459,10 +488,10 @@ class Solver:
             auto.close()
             models.leave()
 
-    def _session(self, value: str | None) -> Mapping[str, str]:
-        """Return the header that keeps the requests of one run together."""
+    def _session_header(self, session: str | None) -> Mapping[str, str]:
+        """Return the header by which a router sends all requests of a run to the same server."""
         name = self.settings.session_header
-        return {name: value or uuid.uuid4().hex} if name else {}
+        return {name: session or uuid.uuid4().hex} if name else {}
 
     @property
     def _connections(self) -> Connections:
@@ -471,20 +500,20 @@ class Solver:
     @property
     def thinks(self) -> bool:
         """
-        Whether the reasoning stands in a block of its own before the answer.
+        Whether the large model thinks in a separate block before its answer.
 
-        It does if the large model thinks. The small model need not think. Known once entered.
+        The small model need not think.
         """
         return self.large.template.thinks
 
     def conditions(self, run: RunOptions) -> RunConditions:
-        """Return the values of *run* that a calibration compares. Known once entered."""
+        """Return the values of *run* that have to be those of a calibration."""
         with prompts.replacing(self.prompts):
             return RunConditions(run.policy, self.models, configuration.conditions(run))
 
     @property
     def models(self) -> Mapping[str, str]:
-        """What the models call themselves, by role; known once entered."""
+        """The name of each model at its server, by role."""
         names: dict[str, str] = {"small": self.small.name, "large": self.large.name}
         if self.critic:
             names["critic"] = self.critic.name
@@ -492,7 +521,7 @@ class Solver:
 
     @property
     def templates(self) -> list[dict[str, Any]]:
-        """The settings that change a chat template, of each model. Runs depend on them."""
+        """The settings of each model that change its chat template."""
         names = {"template", "thinks", "marks"}
         models = (self.small.settings, self.large.settings)
         return [model.model_dump(include=names, exclude_defaults=True) for model in models]
@@ -504,7 +533,7 @@ class Solver:
         **arguments: Unpack[StreamArguments],
     ) -> AsyncGenerator[EventStream]:
         """
-        Solve one problem while its events are iterated over; the *arguments* are those of `solve`.
+        Solve one problem, and give its events while they happen.
 
         ::
 
@@ -512,7 +541,8 @@ class Solver:
                 async for event in events: ...
             print(events.solution.answer)
 
-        Leaving the block early cancels the run and every request of it.
+        *arguments* are the arguments of `solve`. If the block is left early, the run and all its
+        requests are cancelled.
         """
         stream = EventStream()
         async with background(self.solve(problem, observe=stream.put, **arguments)) as (solving,):
@@ -521,7 +551,7 @@ class Solver:
 
 
 def _load_checked(arguments: Mapping[str, Any]) -> Settings:
-    """Load the settings. An error about a policy names the source that chose it."""
+    """Load the settings. An error about a policy names the source of the policy's name."""
     settings = configuration.load(**arguments)
     try:
         check_policies(settings)
@@ -537,8 +567,9 @@ async def asolve(
     **overrides: Unpack[SettingsOverrides],
 ) -> Solution:
     """
-    Solve one *problem*; *overrides* are the settings that `Solver` takes. For more than one, keep a
-    `Solver`.
+    Solve one problem.
+
+    *overrides* are the settings that `Solver` takes. Keep a `Solver` for more than one problem.
     """
     async with Solver(small, large, **overrides) as solver:
         return await solver.solve(problem)
@@ -551,12 +582,16 @@ def solve(
     **overrides: Unpack[SettingsOverrides],
 ) -> Solution:
     """
-    Solve one *problem* and wait for it; *overrides* are the settings that `Solver` takes.
+    Solve one problem, and wait for the solution.
 
-    ::
+    *overrides* are the settings that `Solver` takes::
 
-        solve("What is 6 x 7?", small="http://localhost:8001/v1",
-        large="http://localhost:8002/v1").answer
+        solution = solve(
+            "What is 6 x 7?",
+            small="http://localhost:8001/v1",
+            large="http://localhost:8002/v1",
+        )
+        print(solution.answer)
     """
     try:
         asyncio.get_running_loop()
@@ -568,7 +603,7 @@ def solve(
 
 
 def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
-    """Write a trace. A failure is logged: the run has found its solution."""
+    """Write a trace. An error is only logged, because the solution must not be lost."""
     try:
         trace.write(path, moments)
     except OSError as exc:

@@ -70,8 +70,10 @@ def check_policies(settings: Settings) -> None:
         VERIFIERS.find(settings.critic.function)
 
 
-JUDGING_TOKENS = 192  # of context that a judge's question may take after the chain
-MIN_ROOM = 32  # tokens to think and answer in
+JUDGING_TOKENS = 192
+"""Tokens of the context that are kept for a judge's question after the chain."""
+MIN_ROOM = 32
+"""The fewest tokens of the context in which a run can think and answer."""
 STEP_QUESTION = prompts.load("check")
 ANSWER_QUESTION = prompts.load("verifier.answer")
 REJECTED = prompts.load("verifier.rejected")
@@ -86,13 +88,13 @@ class AnswerPlan:
     """The form of the answer; None: any."""
 
     parser: Callable[[], AnswerParser] | None = None
-    """Makes what finds the calls of tools; None if the answer may call none."""
+    """Makes the parser that finds tool calls. None: the answer may call no tool."""
 
     by: Role = "large"
-    """The model that writes it."""
+    """The model that writes the answer."""
 
     without_calls: Format | None = None
-    """The form of an answer that may call tools and calls none; None: any."""
+    """The form of an answer that calls no tool although it may; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,12 @@ class Models:
     """Judges the answer; None: nothing does."""
 
     def policy_of(self, run: RunOptions) -> Policy:
-        """Build the policy of a run. A baseline leads, and ends the thinking, by itself."""
+        """
+        Build the policy of a run with the options *run*.
+
+        The options ``ending``, ``lead`` and ``stop_loops`` become wrappers around the method. A
+        baseline needs no wrapper for the first two: its one model writes all.
+        """
         large = Budgeted(self.large, self.budget.left)
         policy = policies.make(
             run.policy,
@@ -127,6 +134,7 @@ class Models:
             large,
             critic=self.critic,
             sampled=self.sampled,
+            guarded=run.stop_loops,
             **run.options,
         )
         if run.policy not in policies.BASELINES:
@@ -140,10 +148,10 @@ class Models:
 
     def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
         """
-        Return the one model that answers; None if the policy *name* goes on through the answer.
+        Return the model that writes the answer; None if the policy *name* writes it step by step.
 
-        *answer* says who answers; None: as in the policy's paper. The large model answers in
-        formats and calls tools. A baseline is alone.
+        *answer* says who answers; None: as in the policy's paper. Only the large model answers in a
+        format or calls tools. A baseline answers with its one model.
         """
         if self.formatting is not None:
             return _within(self.formatting, self.budget)
@@ -158,9 +166,10 @@ class Models:
 
     def parts(self, run: RunOptions, auto: AutoRun | None, **other: Any) -> RunParts:
         """
-        Put together a run with the options *run*. *other* parts of `RunParts` have no option.
+        Make the parts of a run with the options *run*.
 
-        *auto* decides when the large model writes alone; None: never.
+        *auto* decides when the large model writes alone; None: never. *other* has the parts that do
+        not follow from the options.
         """
         answerer = self.answerer(run.policy, run.answer)
         return RunParts(
@@ -269,10 +278,12 @@ async def context_room(
     needs_small: bool = False,
 ) -> tuple[int, EndpointError | None]:
     """
-    Count the tokens that both contexts hold beyond the problem and a judge's question.
+    Count the tokens that a chain may have in the contexts of both models.
+
+    The tokens of the problem and of a judge's question are subtracted from the contexts.
 
     If the small model cannot be used, or its context is too short, return the room of the large
-    model and the failure. Raise the failure if the run *needs_small*. Raise `ContextTooLong` if the
+    model and the error. Raise the error if the run *needs_small*. Raise `ContextTooLong` if the
     room is too little for a run, and an `EndpointError` if the large model's server cannot count.
     """
 
@@ -294,6 +305,7 @@ async def context_room(
 
 
 async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
+    """Count the tokens that a chain may have in the context of one model."""
     prompt = await endpoint.count(chain.messages, chain.tools)
     room = endpoint.room - prompt - JUDGING_TOKENS
     if room < MIN_ROOM:
@@ -306,7 +318,7 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
 
 
 def _instead(large: Model) -> LargeJudge:
-    """Return the judge in place of a verifier that fails."""
+    """Return the judge that replaces a verifier that fails: the large model."""
 
     def ask(stage: Stage) -> tuple[str, str]:
         prompt = STEP_QUESTION if stage == "step" else ANSWER_QUESTION
@@ -322,7 +334,7 @@ def rejected(reason: str) -> str:
 
 
 def _within(model: Model | None, budget: Budget) -> Model | None:
-    """Return the *model* of an answer, which ends when the *budget* is spent."""
+    """Return *model* with its answer limited to *budget*."""
     if model is None:
         return None
     return Budgeted(model, budget.left)

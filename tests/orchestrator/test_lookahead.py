@@ -65,9 +65,9 @@ def test_a_hedge_of_one_doubts_every_draft_of_the_small_model_and_no_step_of_the
     certain = Step("So.", "small", tokens=(Token("So.", 0.0),))
     ahead = LookaheadControl(hedge=1.0)
     assert (confidence(certain), confidence(replace(certain, tokens=()))) == (1.0, 0.0)
-    assert ahead.hedges(certain)
-    assert not ahead.hedges(replace(certain, tokens=()))
-    assert not ahead.hedges(replace(certain, author="large"))
+    assert ahead.should_hedge(certain)
+    assert not ahead.should_hedge(replace(certain, tokens=()))
+    assert not ahead.should_hedge(replace(certain, author="large"))
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -159,21 +159,21 @@ def test_a_confident_draft_is_not_hedged(hedge: float) -> None:
 def test_auto_has_drafts_hedged_where_no_other_run_uses_the_large_model() -> None:
     run_ = Auto().run("specreason", {}, 0)
     control = LookaheadControl(hedge=1.0, auto=run_)
-    assert control.hedging == 1
+    assert control.hedge_limit == 1
     server = run_.auto.server_load
     server.poll(0, 2)  # requests wait
-    assert control.hedging == 0
+    assert control.hedge_limit == 0
     server.poll(0, 0)
     for each in (run_, "another run"):
         server.grow(each, 9)
-    assert control.hedging == 0
+    assert control.hedge_limit == 0
 
 
 @pytest.mark.parametrize("then", [0, 1])
 def test_the_depth_may_change_on_the_way(then: int) -> None:
     small, large = pair()
     large.reading = lambda chain: 100.0
-    depths = iter([4, 4, then, then])
+    depths = iter([4, 4, 4, 4])  # each of the first two drafts asks twice
 
     class Changing(AutoRun):
         @property

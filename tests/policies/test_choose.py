@@ -22,11 +22,12 @@ from stepspec.orchestrator.events import (
     Repaired,
     Started,
 )
+from stepspec.orchestrator.repetition import ROUNDS_TO_REJECT, SPAN_UNITS
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, dump, parse
-from stepspec.policies import Choose, SpecReason
+from stepspec.policies import Choose, SpecReason, make
 from stepspec.policies.choose import forks, shuffle
 from tests.fakes import replay
 
@@ -231,6 +232,27 @@ def test_every_option_of_specreason_counts() -> None:
     options: dict[str, Any] = {"threshold": 5, "read": "greedy", "sure": 0.5}
     models = pair({})
     assert Choose(*models, **options).alone == SpecReason(*models, **options)
+
+
+@pytest.mark.parametrize(
+    ("stop_loops", "reason"), [(None, "repetition"), (True, "repetition"), (False, "")]
+)
+def test_a_rival_in_a_loop_is_rejected_unless_loops_are_not_stopped(
+    stop_loops: bool | None, reason: str
+) -> None:
+    small, large = pair({DRAFT: 2}, {" 2": -1.0})
+    policy = make("choose", small, large, guarded=stop_loops)
+    round_ = "".join(f" w{number}" for number in range(SPAN_UNITS))
+    looping = Chain(PROBLEM.messages, (Step(round_ * (ROUNDS_TO_REJECT - 1), "large"),))
+
+    async def branch(chain: Chain, begun: Sequence[Step], **options: Any) -> tuple[Step, ...]:
+        return (Step(round_, "small", "delimiter"),)
+
+    small.branch = branch  # type: ignore[method-assign]
+    draft = Step("So", "small", "delimiter")
+    assert isinstance(policy, Choose)
+    rivals, _ = run(policy.rivals(looping, draft, [draft]))
+    assert [rival.reason for rival in rivals] == [reason]
 
 
 @given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]), sticky=st.booleans())

@@ -1,6 +1,6 @@
 """
-One model alone, a policy whose first steps are the large model's, and drafts that are accepted at
-random.
+The wrappers `Led`, `Ending` and `Guarded`; below them, the random control of the baselines, which
+accepts drafts at random.
 """
 
 from __future__ import annotations
