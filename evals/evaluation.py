@@ -22,7 +22,7 @@ from .benchmarks import Benchmark
 from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
 from .progress import progress_bars
-from .results import Result, compare_arms, small_print, usual_baseline
+from .results import Result, compare_arms, default_baseline, small_print
 from .runner import WorkerGroup, WorkerSlot, local_worker, run
 from .sample import Sample, Task
 from .store import SampleStore
@@ -193,7 +193,7 @@ def _line(number: int, task: Task) -> bytes:
 def _summarise(evaluation: Evaluation, samples: SampleStore) -> list[Result]:
     plan = evaluation.plan
     kept = {trial.place: samples.done[trial.place] for trial in trials(plan)}
-    baseline = plan.baseline or usual_baseline(plan.arms)
+    baseline = plan.baseline or default_baseline(plan.arms)
     results = compare_arms(kept, plan.arms, plan.repeats, baseline)
     if not results:
         raise ConfigurationError(

@@ -42,7 +42,7 @@ class Plan:
     concurrency: int = 1
     """The most runs of a worker at the same time."""
     baseline: str = ""
-    """The name of the arm that all figures compare with. "": the usual one."""
+    """The name of the arm that all figures compare with. "": the default baseline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """
-The results of a run: statistics of every arm, its comparison with a baseline, and a bound.
+The results of a run: the figures of every arm, compared with those of a baseline arm.
 
-The tables of a run are made here, too.
+The oracle is one more row: an upper bound for methods that choose a model for each problem. This
+module also makes the tables of a run.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from .grading.normal import normal
 from .sample import Arm, ByRole, Outcome, Sample, sum_acceptances
 from .store import Place
 
-Z = 1.96  # standard deviations; 95% of a normal distribution lie within
-RESAMPLES = 2000
-BISECTIONS = 60  # of an interval: more than a float has bits
+Z = 1.96  # standard deviations from the mean; 95% of a normal distribution lie within them
+RESAMPLES = 2000  # resamples of a bootstrap
+BISECTIONS = 60  # steps of a bisection; a float has 53 bits, so that more steps change nothing
+RIGHT = ""  # the key of all right answers, when answers are counted
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 ORACLE = "oracle (bound)"
 BOUND = Arm.of(ORACLE, "")
@@ -39,8 +41,9 @@ KINDS: Mapping[str, ArmKind] = {
     LARGE.name: "large",
     PLAIN.name: "large",
 }
-"""The arms that are neither controls nor methods."""
+"""The kind of each arm that is neither a control nor a method, by its name."""
 OPTIONAL_OUTCOME_COLUMNS: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")
+"""The outcomes that have a column in the table only if some arm has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +81,14 @@ def _percent(share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SeveralSamples:
-    """What several samples of each problem are worth together."""
+    """pass@k and maj@k of an arm that solved each problem k times."""
 
     samples: int
-    """Samples of each problem, k."""
+    """The number of samples of each problem, k."""
     best: Interval
-    """pass@k: the share of problems with a right answer among their samples."""
+    """pass@k: the share of problems of which at least one sample is right."""
     majority: Interval
-    """maj@k: the share of problems whose most frequent answer is right; the first one of equals."""
+    """maj@k: the share of problems whose most frequent answer is right. In a tie the first wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +98,18 @@ class Result:
     arm: Arm
     """The arm."""
     n: int
-    """Samples."""
+    """The number of samples."""
     accuracy: Interval
     """The share of right samples."""
     difference: Interval
     """The arm's accuracy minus the baseline's."""
     p: float | None
     """
-    The probability from McNemar's exact test. None with several samples of each problem: such
-    samples depend on each other.
+    The p-value of McNemar's exact test. None with several samples of each problem: they depend on
+    each other, but the test assumes that they do not.
     """
     seconds: float
-    """Wall seconds of a sample, on average."""
+    """The mean of the wall seconds of a sample."""
     median: float
     """The median of the seconds of a sample."""
     tail: float
@@ -116,17 +119,20 @@ class Result:
     ratio: Interval
     """Wall time of all samples, divided by the baseline's on the same problems."""
     spent: Mapping[Party, Mapping[str, float]]
-    """The mean of each field of a party's `Account`."""
+    """The mean per sample of each field of a party's `Account`."""
     accept_rate: float | None
     """The share of accepted drafts; None for an arm that judges no drafts."""
     steps: Mapping[str, float]
-    """Mean steps of a sample: "small" and "large" are kept ones, "rejected" and "lost" drafts."""
+    """
+    The mean number of steps per sample. "small" and "large" are the kept steps of a model,
+    "rejected" and "lost" are drafts.
+    """
     outcomes: Mapping[Outcome, int]
-    """How many samples had each outcome, and how many were degraded."""
-    cut_right: int
-    """How many truncated samples are right."""
+    """The number of samples with each outcome, and the number of degraded ones."""
+    truncated_but_right: int
+    """The number of truncated samples whose answer is right."""
     several: SeveralSamples | None = None
-    """What several samples are worth together; None with one sample of each problem."""
+    """pass@k and maj@k; None with one sample of each problem."""
     speculation: ByRole = field(default_factory=dict[Role, Acceptance])
     """The tokens that the servers drafted and accepted, by role."""
 
@@ -136,11 +142,11 @@ class Result:
 
     @property
     def kind(self) -> ArmKind:
-        """What the arm is. A bound is the oracle, which is computed and never ran."""
+        """The kind of the arm. Only the oracle is a "bound": it is computed, and no arm ran it."""
         return KINDS.get(self.name) or ("control" if self.arm.like else "method")
 
     def total(self, quantity: str, *parties: Party) -> float:
-        """Return the sum of a *quantity* of the accounts of the *parties*, by default of all."""
+        """Return the sum of a *quantity*, such as "kept", over *parties*; over all by default."""
         return sum(self.spent[party][quantity] for party in parties or PARTIES)
 
     @property
@@ -150,15 +156,15 @@ class Result:
 
     @property
     def waste(self) -> float:
-        """Discarded tokens as a share of the written ones."""
+        """The discarded tokens as a share of all written tokens."""
         discarded = self.total("discarded")
         return discarded / (self.total("kept") + discarded or 1)
 
-    def count(self, outcome: Outcome) -> str:
-        """Write the number of samples with this *outcome*, and how many truncated are right."""
+    def count_text(self, outcome: Outcome) -> str:
+        """Return the number of samples with this *outcome* as text, such as ``3 (1 right)``."""
         number = self.outcomes.get(outcome, 0)
-        if outcome == "truncated" and self.cut_right:
-            return f"{number} ({self.cut_right} right)"
+        if outcome == "truncated" and self.truncated_but_right:
+            return f"{number} ({self.truncated_but_right} right)"
         return str(number)
 
     def record(self) -> dict[str, Any]:
@@ -172,13 +178,14 @@ def complete(
     repeats: int,
 ) -> dict[str, dict[int, Sample]]:
     """
-    Return the samples of the problems that all *arms* have solved *repeats* times.
+    Return the samples of the complete problems, by the arm's name and the sample's number.
 
-    They are by the arm's name and the sample's number.
+    A problem is complete if *done* has *repeats* samples of it by each of *arms*.
     """
     names = {arm.name for arm in arms}
     counts = Counter(number // repeats for number, name in done if name in names)
     needed = repeats * len(arms)
+    # The samples of problem i have the numbers from i * repeats on.
     numbers = [
         problem * repeats + repeat
         for problem, count in sorted(counts.items())
@@ -188,7 +195,7 @@ def complete(
     return {arm.name: {number: done[number, arm.name] for number in numbers} for arm in arms}
 
 
-def usual_baseline(arms: Iterable[Arm]) -> str:
+def default_baseline(arms: Iterable[Arm]) -> str:
     """Return the default baseline: ``plain`` if it is among *arms*, else the large model alone."""
     names = [arm.name for arm in arms]
     if PLAIN.name in names:
@@ -203,9 +210,10 @@ def compare_arms(
     baseline: str = "",
 ) -> list[Result]:
     """
-    Compare the *arms*, and the oracle if both models ran alone, with the *baseline*.
+    Compare the *arms* with the arm called *baseline*. "": the default baseline.
 
-    Return [] if no problem is complete.
+    If both models ran alone, the oracle is one more arm. Return [] if no problem is complete (see
+    `complete`).
     """
     numbered = complete(done, arms, repeats)
     by_arm = {name: list(samples.values()) for name, samples in numbered.items()}
@@ -213,13 +221,13 @@ def compare_arms(
     if bound:
         by_arm[ORACLE] = bound
         arms = (*arms, BOUND)
-    return _compare(by_arm, arms, repeats, baseline or usual_baseline(arms))
+    return _compare(by_arm, arms, repeats, baseline or default_baseline(arms))
 
 
 def summarise(samples: Sequence[Sample], arms: Sequence[Arm]) -> list[Result]:
-    """Compare *arms*, which all solved the same problems once, with the usual baseline."""
+    """Compare *arms* with the default baseline. All of them solved the same problems once."""
     by_arm = {arm.name: [sample for sample in samples if sample.arm == arm.name] for arm in arms}
-    return _compare(by_arm, arms, 1, usual_baseline(arms))
+    return _compare(by_arm, arms, 1, default_baseline(arms))
 
 
 def _compare(
@@ -228,57 +236,61 @@ def _compare(
     repeats: int,
     baseline: str,
 ) -> list[Result]:
-    usual = by_arm[baseline]
-    if not sum(sample.seconds for sample in usual):
+    baseline_samples = by_arm[baseline]
+    # Without samples, or if no problem fits into the context, there is no time to compare with.
+    if not sum(sample.seconds for sample in baseline_samples):
         return []
-    return [_result(arm, by_arm[arm.name], usual, repeats) for arm in arms]
+    return [_result(arm, by_arm[arm.name], baseline_samples, repeats) for arm in arms]
 
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     """
-    Return the samples of a free and perfect choice between the two models for every problem.
+    Return what a perfect choice of a model for each problem would give, if choosing cost no time.
 
-    The oracle takes the small model's sample if that is right, otherwise the large model's. No
-    router can be better. A method that mixes both models within a problem can. Return [] unless
-    both models ran alone.
+    The oracle takes the small model's sample if this is right, otherwise the large model's. No
+    method that chooses one model for each problem can be better. A method that uses both models
+    within one problem can be better. Return [] unless both models ran alone.
     """
     large = by_arm.get(LARGE.name) or by_arm.get(PLAIN.name)
     if not large or SMALL.name not in by_arm:
         return []
     pairs = zip(by_arm[SMALL.name], large, strict=True)
-    chosen = [ours if ours.correct else theirs for ours, theirs in pairs]
+    chosen = [cheap if cheap.correct else costly for cheap, costly in pairs]
     return [replace(sample, arm=ORACLE) for sample in chosen]
 
 
 def _result(
     arm: Arm,
-    ours: Sequence[Sample],
-    theirs: Sequence[Sample],
+    samples: Sequence[Sample],
+    baseline: Sequence[Sample],
     repeats: int,
 ) -> Result:
-    seconds = [sample.seconds for sample in ours]
-    their_seconds = [sample.seconds for sample in theirs]
-    firsts = [sample.first for sample in ours if sample.first is not None]
-    outcomes = Counter[Outcome](sample.outcome for sample in ours)
-    outcomes.update("degraded" for sample in ours if sample.degraded)
+    """Compute the figures of *arm* from its *samples* and those of the *baseline*."""
+    seconds = [sample.seconds for sample in samples]
+    baseline_seconds = [sample.seconds for sample in baseline]
+    firsts = [sample.first for sample in samples if sample.first is not None]
+    outcomes = Counter[Outcome](sample.outcome for sample in samples)
+    outcomes.update("degraded" for sample in samples if sample.degraded)
     return Result(
         arm=arm,
-        n=len(ours),
-        accuracy=share([sample.correct for sample in ours], repeats),
-        difference=paired_difference(ours, theirs, repeats),
-        p=mcnemar(*disagreements(ours, theirs)) if repeats == 1 else None,
+        n=len(samples),
+        accuracy=share([sample.correct for sample in samples], repeats),
+        difference=paired_difference(samples, baseline, repeats),
+        p=mcnemar(*disagreements(samples, baseline)) if repeats == 1 else None,
         seconds=fmean(seconds),
         median=median(seconds),
         tail=sorted(seconds)[int(0.95 * len(seconds))],
         first=median(firsts) if firsts else None,
-        ratio=bootstrap_ratio(by_problem(seconds, repeats), by_problem(their_seconds, repeats)),
-        spent={party: _mean_account(party, ours) for party in PARTIES},
-        accept_rate=_accept_rate(ours),
-        steps=_mean_steps(ours),
+        ratio=bootstrap_ratio(by_problem(seconds, repeats), by_problem(baseline_seconds, repeats)),
+        spent={party: _mean_account(party, samples) for party in PARTIES},
+        accept_rate=_accept_rate(samples),
+        steps=_mean_steps(samples),
         outcomes=dict(outcomes),
-        cut_right=sum(sample.correct for sample in ours if sample.outcome == "truncated"),
-        several=several_samples(ours, repeats) if repeats > 1 else None,
-        speculation=sum_acceptances(sample.speculation for sample in ours),
+        truncated_but_right=sum(
+            sample.correct for sample in samples if sample.outcome == "truncated"
+        ),
+        several=several_samples(samples, repeats) if repeats > 1 else None,
+        speculation=sum_acceptances(sample.speculation for sample in samples),
     )
 
 
@@ -294,9 +306,10 @@ def _mean_steps(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _accept_rate(samples: Sequence[Sample]) -> float | None:
-    """Return the share of accepted drafts; None if nothing was drafted, or nothing judged."""
+    """Return the share of accepted drafts; None if nothing was drafted, or nothing was judged."""
     ledgers = [sample.ledger for sample in samples]
     drafts = sum(ledger.drafts for ledger in ledgers)
+    # A judge that costs no tokens shows in the repairs only.
     judging = any(getattr(ledger, party).judging for ledger in ledgers for party in PARTIES)
     judged = judging or any(step.repair for sample in samples for step in sample.steps)
     if not drafts or not judged:
@@ -311,7 +324,11 @@ def by_time(results: Iterable[Result]) -> list[Result]:
 
 
 def several_samples(samples: Sequence[Sample], repeats: int) -> SeveralSamples:
-    """Return pass@k and maj@k of *samples*, *repeats* of each problem, which follow each other."""
+    """
+    Return pass@k and maj@k.
+
+    *samples* has *repeats* samples of each problem, one after another.
+    """
     starts = range(0, len(samples), repeats)
     problems = [samples[start : start + repeats] for start in starts]
     solved = sum(any(sample.correct for sample in problem) for problem in problems)
@@ -325,15 +342,15 @@ def several_samples(samples: Sequence[Sample], repeats: int) -> SeveralSamples:
 
 def _majority_right(samples: Sequence[Sample]) -> bool:
     """Whether the most frequent answer is right. All right answers count as one answer."""
-    counts = Counter(map(_spelled, samples))
-    answer, _ = counts.most_common(1)[0]
-    return answer == ""
+    counts = Counter(map(_answer_key, samples))
+    key, _ = counts.most_common(1)[0]
+    return key == RIGHT
 
 
-def _spelled(sample: Sample) -> str:
-    """Return "" for a right answer, else a text that equal wrong answers share."""
+def _answer_key(sample: Sample) -> str:
+    """Return a key for counting answers: `RIGHT`, or the wrong answer in its normal form."""
     if sample.correct:
-        return ""
+        return RIGHT
     return f"wrong: {normal(extract_answer(sample.answer, 'math'))}"
 
 
@@ -349,8 +366,8 @@ def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats:
     """
     Return the accuracy of *ours* minus that of *theirs* on the same problems.
 
-    The interval is Tango's score interval (`difference`). With several samples of each problem it
-    is that of `bootstrap_mean`.
+    With one sample of each problem the interval is Tango's (`difference`). With several samples
+    it is a bootstrap interval (`bootstrap_mean`).
     """
     if repeats == 1:
         return difference(len(ours), *disagreements(ours, theirs))
@@ -360,16 +377,17 @@ def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats:
 
 
 def by_problem(values: Sequence[float], repeats: int) -> list[float]:
-    """Return the sum of each problem's *repeats*, which follow each other in *values*."""
+    """Return the sum for each problem. *values* has *repeats* values of each, one after another."""
     starts = range(0, len(values), repeats)
     return [sum(values[start : start + repeats]) for start in starts]
 
 
 def share(values: Sequence[float], repeats: int = 1) -> Interval:
     """
-    Return the mean of *values*, each 0 or 1.
+    Return the mean of *values*, each of which is 0 or 1.
 
-    The interval is Wilson's. With several samples of each problem it is that of `bootstrap_mean`.
+    With one sample of each problem the interval is Wilson's (`wilson`). With several samples it is
+    a bootstrap interval (`bootstrap_mean`).
     """
     if repeats == 1:
         return wilson(sum(values), len(values))
@@ -378,11 +396,11 @@ def share(values: Sequence[float], repeats: int = 1) -> Interval:
 
 def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interval:
     """
-    Return the mean of *values*, which lie from *least* to 1, with *repeats* of every problem.
+    Return the mean of *values* with a bootstrap interval over the problems.
 
-    The interval is a percentile bootstrap over the problems. The bootstrap also draws from two
-    imagined problems, one with all values *least* and one with all values 1. They stand for kinds
-    of problems that were too rare to be measured.
+    *values* has *repeats* values of each problem, one after another, from *least* to 1. The
+    bootstrap also draws from two imagined problems: all values of one are *least*, all values of
+    the other are 1. They stand for kinds of problems that were too rare to be measured.
     """
     sums = [*by_problem(values, repeats), least * repeats, repeats]
     drawn = bootstrap_ratio(sums, [repeats] * len(sums))
@@ -401,10 +419,10 @@ def wilson(successes: float, n: float) -> Interval:
 
 def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """
-    Return the ratio of two sums over the same problems, with a percentile bootstrap over them.
+    Return the sum of *ours* divided by the sum of *theirs*, with a percentile bootstrap interval.
 
-    The percentiles are expanded, because plain ones are too narrow for few problems (Hesterberg
-    2015).
+    Both have one value for each problem, and the bootstrap draws problems. The percentiles are
+    further out than 2.5% and 97.5%, as these are too narrow for few problems (Hesterberg 2015).
     """
     rng = random.Random(0)
     n = len(ours)
@@ -415,35 +433,39 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
         if total:  # A problem that is too long for the context takes no time at all.
             ratios.append(sum(ours[i] for i in resample) / total)
     ratios.sort()
-    free = max(1, n - 1)
+    degrees_of_freedom = max(1, n - 1)
     # The quantile of Student's distribution, within 1% from six problems on.
-    student = Z + 2.37 / free + 2.82 / free**2
-    beyond = int(NormalDist().cdf(-student * math.sqrt(n / free)) * len(ratios))
-    return Interval(sum(ours) / sum(theirs), low=ratios[beyond], high=ratios[-1 - beyond])
+    student = Z + 2.37 / degrees_of_freedom + 2.82 / degrees_of_freedom**2
+    tail = NormalDist().cdf(-student * math.sqrt(n / degrees_of_freedom))
+    skipped = int(tail * len(ratios))  # at each end
+    return Interval(sum(ours) / sum(theirs), low=ratios[skipped], high=ratios[-1 - skipped])
 
 
 def mcnemar(gained: int, lost: int) -> float:
     """
-    Return the two-sided probability of a split at least this uneven between *gained* and *lost*.
+    Return the p-value of McNemar's test (1947), by the exact binomial distribution.
 
-    It assumes that gains and losses are equally likely (McNemar 1947). The binomial distribution
-    replaces McNemar's approximation.
+    This is the probability that gains and losses differ at least as much as *gained* and *lost*, if
+    a gain is as likely as a loss.
     """
     n = gained + lost
     splits = sum(math.comb(n, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, 2 * splits / (1 << n))
+    return min(1.0, 2 * splits / 2**n)
 
 
 def difference(n: int, gained: float, lost: float) -> Interval:
     """
-    Return the difference of two shares of the same *n* problems, with a score interval.
+    Return the difference of two shares of the same *n* problems, with Tango's interval (1998).
 
-    The interval is Tango's (1998). It has a width even if both arms agree on every problem, as a
-    bootstrap interval has not.
+    The interval has a width even if both arms agree on every problem. A bootstrap interval would
+    have none.
     """
     value = (gained - lost) / n
 
     def edge(outer: float, sign: int) -> float:
+        # Find the true difference from which the observed one is Z standard errors away. It lies
+        # between `inner`, which is inside of the interval, and `outer`, which is outside. `sign` is
+        # 1 for the upper end of the interval, and -1 for the lower end.
         inner = value
         for _ in range(BISECTIONS):
             middle = (inner + outer) / 2
@@ -457,7 +479,8 @@ def difference(n: int, gained: float, lost: float) -> Interval:
 
 
 def _statistic(n: int, gained: float, lost: float, true: float) -> float:
-    """Return the standard errors between the observed difference and the assumed *true* one."""
+    """Return how many standard errors the observed difference is above the assumed *true* one."""
+    # As in Tango 1998: q is the most likely share of losses, if the true difference is as assumed.
     b = (2 * n - gained + lost) * true - gained - lost
     q = (math.sqrt(max(0.0, b * b + 8 * n * lost * true * (1 - true))) - b) / (4 * n)
     variance = n * (2 * q + true * (1 - true))
@@ -473,20 +496,20 @@ def tables(results: Sequence[Result], baseline: str = LARGE.name) -> list[Table]
     """
     Return tables with one row for each arm, compared with the *baseline*.
 
-    The first table has the accuracy, the second one time and tokens. With several samples of each
-    problem, a third one has pass@k and maj@k. Each fits into 80 columns unless an arm has a long
-    name. `small_print` explains the columns.
+    The first table has the accuracy. The second one has time and tokens. With several samples of
+    each problem, a third one has pass@k and maj@k. Each table fits into 80 columns unless an arm
+    has a long name. `small_print` explains the columns.
     """
     parts = [
         accuracy_rows(results, baseline),
-        [_cost(result, baseline) for result in results],
-        [_several(result.name, result.several) for result in results if result.several],
+        [_cost_row(result, baseline) for result in results],
+        [_several_row(result.name, result.several) for result in results if result.several],
     ]
     return [_aligned(rows) for rows in parts if rows]
 
 
 def _aligned(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Return a table. The keys of a row are the columns; the first one has the names of arms."""
+    """Make a table. The keys of a row are the columns. The first column has the names of arms."""
     rendered = Table(box=None, padding=(0, 1, 0, 0))
     name, *figures = rows[0]
     rendered.add_column(name, overflow="fold")  # A name may take several lines.
@@ -498,19 +521,20 @@ def _aligned(rows: Sequence[Mapping[str, str]]) -> Table:
 
 
 def accuracy_rows(results: Sequence[Result], baseline: str) -> list[dict[str, str]]:
-    """Return the rows of the table of accuracy. Outcomes that an arm has get columns."""
+    """Return the rows of the table of accuracy. An outcome has a column if some arm has it."""
     outcomes: list[Outcome] = [
         outcome
         for outcome in OPTIONAL_OUTCOME_COLUMNS
         if any(outcome in result.outcomes for result in results)
     ]
     return [
-        _right(result, baseline) | {outcome: result.count(outcome) for outcome in outcomes}
+        _accuracy_row(result, baseline)
+        | {outcome: result.count_text(outcome) for outcome in outcomes}
         for result in results
     ]
 
 
-def _right(result: Result, baseline: str) -> dict[str, str]:
+def _accuracy_row(result: Result, baseline: str) -> dict[str, str]:
     count = str(result.n)
     if result.several is not None:
         samples = result.several.samples
@@ -530,10 +554,11 @@ def _right(result: Result, baseline: str) -> dict[str, str]:
 
 
 def _short(baseline: str) -> str:
+    """Return the name of the *baseline* for the head of a column."""
     return baseline.removesuffix(" alone")
 
 
-def _cost(result: Result, baseline: str) -> dict[str, str]:
+def _cost_row(result: Result, baseline: str) -> dict[str, str]:
     judging = result.total("judging")
     return {
         "": result.name,
@@ -547,7 +572,7 @@ def _cost(result: Result, baseline: str) -> dict[str, str]:
     }
 
 
-def _several(name: str, several: SeveralSamples) -> dict[str, str]:
+def _several_row(name: str, several: SeveralSamples) -> dict[str, str]:
     k = several.samples
     return {"": name, f"pass@{k}": f"{several.best:.1%}", f"maj@{k}": f"{several.majority:.1%}"}
 

@@ -39,7 +39,7 @@ class WorkerLost(Exception):
 
 
 class Worker(Protocol):
-    """Solves trials with a solver of its own; names are unique."""
+    """Solves trials with a solver of its own. No two workers have the same name."""
 
     @property
     def name(self) -> str: ...
@@ -113,7 +113,7 @@ async def local_worker(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker
     """
     Yield a worker in this process.
 
-    Every arm solves a short problem before that, so that no sample has one-time costs.
+    First every arm solves a short problem. So no sample contains costs that occur only once.
     """
     for arm in plan.arms:
         await solve_once(
@@ -285,7 +285,11 @@ class _Run:
                 await self._changed.wait()
 
     def _control_options(self, trial: Trial) -> Mapping[str, Any] | None:
-        """Return the options that a control has beyond its arm's; None: not known yet."""
+        """
+        Return the options of *trial* beyond those of its arm.
+
+        Only a control has any. None: its accept rate is not known yet.
+        """
         if not trial.arm.like:
             return {}
         rate = accept_rate(self.samples.done, trial.arm.like, trial.number)
@@ -312,6 +316,6 @@ class _Run:
 
 
 def trace_name(number: int, arm: str) -> str:
-    """Return the file name of a sample's trace: its number, and letters and digits of *arm*."""
+    """Return the file name of a trace: the sample's number, and letters and digits of *arm*."""
     letters = "".join(sign if sign.isalnum() else "-" for sign in arm).strip("-")
     return f"{number:05}-{letters}.jsonl"

@@ -1,4 +1,4 @@
-"""One problem solved by one arm: the task, the arm, the run, and the sample that is kept of it."""
+"""How one arm solves one problem: the arm, the task, the run, and the sample, its record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sum_acceptances(readings: Iterable[ByRole]) -> ByRole:
 
 Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed", "degraded"]
 
-CUT = frozenset({"length", "time", "context"})  # finish reasons of truncated runs
+TRUNCATED = frozenset({"length", "time", "context"})  # finish reasons of truncated runs
 FAILED = "failed"
 EMPTY_LEDGER = Ledger(Account("small"), Account("large"))
 
@@ -53,9 +53,9 @@ class Arm:
     """The options of its runs."""
     like: str = ""
     """
-    The arm whose control this arm is: the option ``p`` is the accept rate of that arm.
+    The name of the arm whose control this arm is. "": this arm is no control.
 
-    "": it is no control.
+    A control accepts drafts at random, at the accept rate of the other arm (the option ``p``).
     """
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The values that differ from the sampling of the solver."""
@@ -81,7 +81,7 @@ class Arm:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Arm:
-        """Read an arm as `record` writes it; additional fields of older versions are left out."""
+        """Make an arm of what `record` returned. Fields that this version lacks are left out."""
         overrides: Any = {name: record[name] for name in arm_options() if name in record}
         about = {name: record[name] for name in ("like", "sampling") if name in record}
         return cls.of(record["name"], record["policy"], record["options"], **about, **overrides)
@@ -101,9 +101,9 @@ class Arm:
 
     def resolve(self, defaults: R) -> R:
         """
-        Return the options of a run of this arm by a solver whose runs have the options *defaults*.
+        Return the options of a run of this arm. The solver's own options are *defaults*.
 
-        The system prompt of the solver is for every arm that has no other one.
+        An arm without a system prompt has that of the solver.
         """
         values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
         values["system"] = self.run.system or defaults.system
@@ -139,7 +139,7 @@ class StepRecord:
     reason: str
     """Why it was rejected, or repaired."""
     at: float
-    """Seconds from the begin of the run to the step's fate."""
+    """Seconds from the start of the run until the step was kept, rejected or lost."""
 
     @property
     def repair(self) -> bool:
@@ -149,7 +149,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One problem solved by one arm."""
+    """The record of a run: one arm solved one problem, once."""
 
     arm: str
     """The name of the arm."""
@@ -189,7 +189,11 @@ class Sample:
         correct: bool,
         **more: Any,
     ) -> Sample:
-        """Return the sample of a *solution*, with *more* fields. None: the problem is too long."""
+        """
+        Return the sample of a run with this *solution*. *more* are other fields of the sample.
+
+        If *solution* is None, the problem was too long for the context.
+        """
         if solution is None:
             return cls(arm.name, False, 0.0, EMPTY_LEDGER, FAILED, **more)
         steps = [
@@ -211,14 +215,14 @@ class Sample:
     @property
     def outcome(self) -> Outcome:
         """
-        The outcome of the problem.
+        The outcome of the run.
 
-        A run that spent its budget is "truncated". It still answers, from tokens reserved for the
-        answer, which may be right.
+        A run that spent its budget is "truncated". It still writes an answer, with tokens that are
+        reserved for the answer. This answer may be right.
         """
         if self.finish == FAILED:
             return "failed"
-        if self.finish in CUT:
+        if self.finish in TRUNCATED:
             return "truncated"
         if not self.graded:
             return "ungraded"
@@ -245,10 +249,10 @@ async def solve_once(
     observe: Observer = lambda event: None,
 ) -> Solution | None:
     """
-    Solve *problem* as *arm* does. Return None if the problem is too long.
+    Solve *problem* with *arm*. Return None if the problem is too long.
 
-    The sampling of the arm overrides *sampling*. If *sampling* or *budget* is None, it is that of
-    the settings. The arm finds nothing in the prefix caches that other arms wrote.
+    The sampling of the arm overrides *sampling*. If *sampling* or *budget* is None, the settings
+    decide. The arm does not use what other arms left in the servers' prefix caches.
     """
     run = arm.resolve(solver.settings.run)
     sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling))
@@ -287,7 +291,7 @@ async def sample_once(
     seed: int,
     observe: Observer = lambda event: None,
 ) -> Sample:
-    """Solve *task* as *arm* does with this sampling *seed*. Only the expected text is right."""
+    """Solve *task* with *arm* and this sampling *seed*. Only the text of the gold is right."""
     sampling = solver.settings.run.sampling.with_seed(seed)
     solution = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
     right = solution is not None and solution.answer == str(task.gold)

@@ -22,37 +22,43 @@ from stepspec.prompts import Prompt, known
 
 from ..sample import Task
 
-Row: TypeAlias = Mapping[str, str]  # those columns that hold text, or numbers, which are spelt out
+Row: TypeAlias = Mapping[str, str]
+"""
+The columns of a row as texts. A number is spelt out. A list of texts in a column that
+`Benchmark.lists` names has one line for each text. Any other value is "".
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A set of problems: from the hub, from a file, or made."""
+    """A set of problems. They come from the hub or from a file, or a function makes them."""
 
     name: str
     """Its name in commands."""
     licence: str
     """The licence of its problems."""
     columns: tuple[str, ...]
-    """The columns that every row must have."""
+    """The columns in which every row must have a value."""
     read: Callable[[Row, int], Task]
     """Makes a task of a row and the seed."""
     source: str = ""
-    """The data set on the Hugging Face hub; "": it is from a file, or made."""
+    """The data set on the Hugging Face hub. "": the problems come from elsewhere."""
     subset: str | None = None
-    """The subset on the hub; None: the only one."""
+    """The subset on the hub. None: the data set has no subsets."""
     split: str = "test"
     """The split on the hub."""
     prompt: str | None = "eval.boxed"
-    """The name of the template of every problem; None: the problem stands alone."""
+    """The name of the prompt template of every problem. None: the model reads the problem only."""
     made: Callable[[int, int], list[Task]] | None = None
-    """Makes so many problems from a seed: its arguments are the seed and the number."""
+    """Makes the problems. Its arguments are the seed and the number of problems."""
     file: Path | None = None
     """A JSONL, CSV or Parquet file with the rows."""
+    lists: tuple[str, ...] = ()
+    """The columns that hold a list of texts, such as all accepted answers."""
 
     @property
     def template(self) -> Prompt | None:
-        """The template of every problem; None: the problem stands alone."""
+        """The prompt template of every problem. None: the model reads the problem only."""
         if self.prompt is None:
             return None
         return known()[self.prompt]
@@ -65,12 +71,15 @@ class Benchmark:
 
 
 Raw: TypeAlias = Mapping[str, Any]
+"""A row as the file or the hub has it."""
 Half: TypeAlias = Literal["calibration", "report"]
-MADE_PROBLEMS = 200  # of a benchmark without an end
+MADE_PROBLEMS = 200
+"""How many problems a function makes if no limit is given."""
 HUB = "https://huggingface.co"
-HUB_SECONDS = 5.0  # to answer
+HUB_SECONDS = 5.0  # in which the hub has to answer
 HUB_LIBRARIES = ("datasets", "huggingface_hub", "httpx", "urllib3")
 CALIBRATED_ON = "calibration half"
+"""How a policy file names the half of a benchmark that it was calibrated on."""
 
 
 def load(
@@ -81,9 +90,10 @@ def load(
     limit: int | None = None,
 ) -> list[Task]:
     """
-    Return the first *limit* tasks of *benchmark* in its template, from the file *data* if given.
+    Return the first *limit* tasks of *benchmark*, in its template.
 
-    Raise `ConfigurationError`, which says what to do, if they cannot be read.
+    They come from the file *data* if it is given. If they cannot be read, raise
+    `ConfigurationError`, which says what to do.
     """
     data = data or benchmark.file
     if data is None and benchmark.made is not None:
@@ -113,6 +123,7 @@ def bare(tasks: Sequence[Task]) -> tuple[Task, ...]:
 
 
 def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
+    """Make a task of *row*. Raise `ConfigurationError`, which names the place *where* it is."""
     missing = [column for column in benchmark.columns if row.get(column) is None]
     if missing:
         raise ConfigurationError(
@@ -120,14 +131,16 @@ def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
             f"{_quoted(benchmark.columns)}, and there are {_quoted(row)}"
         )
     texts = {column: _text(value) for column, value in row.items()}
+    texts |= {column: _lines(row.get(column)) for column in benchmark.lists}
     for column in benchmark.columns:
         if not texts[column].strip():
+            expected = "a list of texts" if column in benchmark.lists else "a text or a number"
             raise ConfigurationError(
-                f"{where}: {column!r} is {row[column]!r:.80}, where a text or a number has to be"
+                f"{where}: {column!r} is {row[column]!r:.80}, where {expected} has to be"
             )
     task = benchmark.read(texts, seed)
     if not str(task.gold).strip():
-        raise ConfigurationError(f"{where}: no answer in {texts[benchmark.columns[1]]!r:.80}")
+        raise ConfigurationError(f"{where}: no answer in {texts!r:.200}")
     return task
 
 
@@ -136,7 +149,8 @@ def _quoted(columns: Iterable[str]) -> str:
 
 
 def _text(value: object) -> str:
-    """Spell out a text or a number. Return "" for other values, and for half of a character."""
+    """Spell out a text or a number. Return "" for other values, and for broken characters."""
+    # Half of a surrogate pair is no character, and cannot be encoded.
     if isinstance(value, str) and value == value.encode(errors="ignore").decode():
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -146,8 +160,15 @@ def _text(value: object) -> str:
     return ""
 
 
+def _lines(value: Any) -> str:
+    """Write a list of texts, or one text, with a line for each. Return "" for other values."""
+    values = value if isinstance(value, list) else [value]
+    lines = [" ".join(_text(each).split()) for each in values]
+    return "\n".join(lines) if all(lines) else ""
+
+
 def from_file(path: Path) -> Sequence[Raw]:
-    """Read a JSONL, a CSV or a Parquet file."""
+    """Return the rows of a JSONL, CSV or Parquet file."""
     if not path.is_file():
         raise ConfigurationError(f"no data at {path}")
     if path.suffix == ".parquet":
@@ -187,12 +208,13 @@ def _row(line: bytes, where: str) -> Raw:
 
 
 def from_hub(benchmark: Benchmark) -> Sequence[Raw]:
-    """Fetch the data set, or take it from the hub's cache on this machine."""
+    """Return the rows of a data set on the hub, or in the hub's cache on this machine."""
     if not _hub_answers():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # else the library tries again for half a minute
+        os.environ["HF_HUB_OFFLINE"] = "1"  # Otherwise the library tries again for half a minute.
     datasets = _library("datasets", f"the data set {benchmark.source}")
     for library in HUB_LIBRARIES:
-        logging.getLogger(library).setLevel(logging.CRITICAL)  # the error below says the same
+        # What they would log is in the error below.
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
         loaded = datasets.load_dataset(benchmark.source, benchmark.subset, split=benchmark.split)
     except Exception as exc:  # The hub's errors have no common root.
@@ -218,7 +240,7 @@ def _hub_answers() -> bool:
 
 
 def _library(name: str, what: str) -> Any:
-    """Import a library that the core does without."""
+    """Import a library that only *what* needs. Raise `ConfigurationError` if it is missing."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
@@ -231,7 +253,7 @@ def half(task: Task) -> Half:
     """
     Return the half of its benchmark that *task* belongs to.
 
-    It depends on the question alone, not on the template or the order of choices.
+    The half depends on the question alone, not on the template or the order of the choices.
     """
     digest = blake2b(_question(task).encode(), digest_size=1).digest()
     return "calibration" if digest[0] % 2 else "report"
@@ -239,21 +261,21 @@ def half(task: Task) -> Half:
 
 def duplicates(tasks: Sequence[Task]) -> list[str]:
     """Return a remark if some of *tasks* have the same question."""
-    again = len(tasks) - len(set(map(_question, tasks)))
-    if not again:
+    repeated = len(tasks) - len(set(map(_question, tasks)))
+    if not repeated:
         return []
     return [
-        f"{again} of {len(tasks)} problems are there before: they count as independent, so that the"
-        " intervals are too narrow."
+        f"{repeated} of {len(tasks)} problems are there before: they count as independent, so that"
+        " the intervals are too narrow."
     ]
 
 
 def overlaps(calibrated: Mapping[str, str], benchmark: str, part: str | None) -> list[str]:
     """
-    Return remarks about arms that were calibrated on the problems that are measured here.
+    Return a remark for each arm that was calibrated on problems that are measured now.
 
-    *calibrated* has the problems of the calibration by the name of the arm. *part* is the half of
-    *benchmark* that is measured; None: all of it.
+    *calibrated* maps the name of an arm to the problems of its calibration. *part* is the half of
+    *benchmark* that is measured. None: both halves are measured.
     """
     if part == "report":
         return []

@@ -25,7 +25,7 @@ _SIZE = (
     r" ])\d{3}(?!\d))+|\d+)(?:\.\d+)?|\.\d+"
 )
 _SIGN = r"(?:(?<![\w)}])[-−–]|(?:(?<=is )|(?<=[=:] )|(?<=^ ))[-−–] )?"
-# Words after a number that make another number of it.
+# Words after a number that change its value, such as "doubled" and "thirds".
 _CHANGE = (
     r"(?:halve[sd]|thirds|quarters|doubled|tripled|quadrupled|squared|cubed|factorial"
     r"|(?:four|fif|six|seven|eigh|ten|eleven|twelf|[a-z]{3,5}teen|[a-z]{3,5}tie|hundred"
@@ -174,8 +174,7 @@ def extract_answer(text: str, metric: Metric) -> str:
     r"""
     Return the answer in *text*: the content of its last boxes, or else what looks like an answer.
 
-    *text* is the text after the thinking, without the problem and without drafts. Empty if it has
-    no answer.
+    *text* is what the model wrote after its thinking. Return "" if it has no answer.
     """
     inside = boxed(text)
     if inside is not None:
@@ -200,7 +199,7 @@ def _unboxed(text: str, inside: str) -> str:
 
 
 def _stated_value(text: str, metric: Metric) -> str:
-    """Return what *text* states as the answer, or else its last formula or number."""
+    """Return what *text* says is the answer, or else its last formula or number."""
     for stated in reversed(_ANSWER_IS.findall(text)):
         sentence = _AFTERTHOUGHT.sub("", _SENTENCE_END.split(stated.strip())[0])
         value = _last_value(" " + sentence, metric, _LISTED)
@@ -225,8 +224,8 @@ def _last_value(text: str, metric: Metric, joint: re.Pattern[str] = _BOTH) -> st
     """
     Return the last formula or number in *text*, with the values that are joined to it.
 
-    *joint* is what may stand between the last two of them. Values that "and" or "or" joins are one
-    answer.
+    Values that "and" or "or" joins are one answer. *joint* is what may stand between the last two
+    values.
     """
     text = _ASIDE.sub("", text)
     values = _values(text, metric)
@@ -267,7 +266,10 @@ def _content(value: re.Match[str]) -> str:
 
 
 def _stated_letter(text: str) -> str:
-    """Return the letter that *text* states as the answer, or which is its last or first line."""
+    """
+    Return the letter that *text* says is the answer, or else the letter in its last line, or
+    else in its first line.
+    """
     plain = _marked(_plain(text))
     found = [match for statement in _STATEMENTS for match in statement.finditer(plain)]
     found = found or list(_MENTIONED.finditer(plain))
@@ -288,7 +290,7 @@ def same_letter(answer: str, gold: str) -> bool:
 
 
 def _letter(plain: str, *others: str) -> str:
-    """Return the one letter that *plain* names; "" if it, or one of *others*, has another one."""
+    """Return the only letter of a choice in *plain*; "" if it or *others* have a second letter."""
     alone = _ONLY_LETTER.fullmatch(plain)
     if alone:
         return alone[1]
@@ -299,7 +301,7 @@ def _letter(plain: str, *others: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """Put a mark in place of the letters that list the choices in *text*, which state nothing."""
+    """Replace the letters of a list of choices by a mark, because such a list names no answer."""
     runs: list[list[re.Match[str]]] = []
     for item in _ITEM.finditer(text):
         if item[1] == "A":
@@ -318,7 +320,7 @@ def _starts_line(item: re.Match[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return *text* without markup; in upper case, if it is one letter."""
+    """Return *text* without markup. A text of one letter gets upper case."""
     text = unicodedata.normalize("NFKC", text)
     for _ in range(3):  # one style within another
         text = _WORDS.sub(r"\1", text)

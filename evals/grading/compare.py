@@ -1,9 +1,12 @@
 r"""
-Compare two answers: this module compares lists, pairs, intervals and texts, item by item.
+Decide whether an answer means the same as the gold, the true answer.
+
+This module compares lists, pairs, intervals and texts, item by item. `Algebra` compares two
+expressions without lists, words and units.
 
 A false "right" is worse than a false "wrong". Answers of different kinds are different, such as the
 list ``2, 3`` and the pair ``(2, 3)``. A decimal number differs from the exact number that it
-approximates. `Algebra` compares two expressions without lists, words and units.
+approximates.
 """
 
 from __future__ import annotations
@@ -17,82 +20,99 @@ from .groups import LETTER, LIST, PAIR, Group, bracketed, group_of, split
 from .normal import POWERS, Quantity, normal, quantity
 
 Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]
-"""Compares the true answer and another one. It returns None if that takes too long."""
+"""Compares two expressions, the gold first. It returns None if that takes too long."""
 Verdict: TypeAlias = bool | None
 """Whether two answers mean the same; None if algebra took too long."""
 MAX_ITEMS = 16  # of a list or a pair; algebra compares each item with each
 
+# What may stand before "=" as the name of a value. Each line has examples.
 _NAME = re.compile(
-    r"\{[a-zA-Z]\}(?:\^\{-1\})?|\\vec\{?[a-zA-Z]\}?"
-    r"|[a-zA-Z](?:_\w|_\{[\w,]+\}|'|\^\{-1\})*(?:\((?:[a-z]|-?\d+)(?:,[a-z])*\))?"
-    r"|\\[a-z]+(?:_\w)?"
-    r"|\\(?:sin|cos|tan|cot|det) ?(?:[a-zA-Z]|\\theta|\\angle ?[A-Z]{1,3})"
-    r"|(?:\\Pr|\{P\})\([^()]*\)"
-    r"|[a-zA-Z](?:_\w)?(?:(?:[-+]| ?\\times ?)?[a-zA-Z](?:_\w)?){1,9}"
-    r"|\d{0,4}[a-zA-Z](?:[-+]\d{0,4}[a-zA-Z]){1,9}"
-    r"|\\frac\{[a-zA-Z]{1,2}\}\{[a-zA-Z]{1,2}\}"
-    r"|m?\\(?:(?:measured)?angle|triangle|overline|overrightarrow)\{? ?[A-Z]{1,3}\}?"
-    r"|\|[A-Z](?:(?:\\c[au]p ?)?[A-Z])?\|"
-    r"|\[[A-Z]{3,4}\]|P\([^()]*\)|\\text\{[^{}]*\}(?:\([^()]*\))?|[a-zA-Z ]{4,}"
+    r"\{[a-zA-Z]\}(?:\^\{-1\})?"  # {A}, {A}^{-1}
+    r"|\\vec\{?[a-zA-Z]\}?"  # \vec{v}
+    r"|[a-zA-Z](?:_\w|_\{[\w,]+\}|'|\^\{-1\})*"  # x, a_1, a_{n,k}, f', f^{-1}
+    r"(?:\((?:[a-z]|-?\d+)(?:,[a-z])*\))?"  # the same with arguments: f(x), g(2), h(x,y)
+    r"|\\[a-z]+(?:_\w)?"  # \theta, \alpha_1
+    r"|\\(?:sin|cos|tan|cot|det) ?(?:[a-zA-Z]|\\theta|\\angle ?[A-Z]{1,3})"  # \sin x, \cos\theta
+    r"|(?:\\Pr|\{P\})\([^()]*\)"  # \Pr(A), {P}(A)
+    r"|[a-zA-Z](?:_\w)?(?:(?:[-+]| ?\\times ?)?[a-zA-Z](?:_\w)?){1,9}"  # AB, x+y, a_1-b_1
+    r"|\d{0,4}[a-zA-Z](?:[-+]\d{0,4}[a-zA-Z]){1,9}"  # 2x+3y
+    r"|\\frac\{[a-zA-Z]{1,2}\}\{[a-zA-Z]{1,2}\}"  # \frac{AB}{CD}
+    r"|m?\\(?:(?:measured)?angle|triangle|overline|overrightarrow)"  # m\angle ABC, \triangle ABC,
+    r"\{? ?[A-Z]{1,3}\}?"  # \overline{AB}
+    r"|\|[A-Z](?:(?:\\c[au]p ?)?[A-Z])?\|"  # |A|, |AB|, |A\cup B|
+    r"|\[[A-Z]{3,4}\]"  # [ABC]
+    r"|P\([^()]*\)"  # P(A \cap B)
+    r"|\\text\{[^{}]*\}(?:\([^()]*\))?"  # \text{Area}, \text{Area}(ABC)
+    r"|[a-zA-Z ]{4,}"  # total cost
 )
-_BASED = re.compile(r"\d[\dA-F]{0,40}_(?:\d|\{\d{1,4}\})")
-_INDEXED = re.compile(r"[a-zA-Z]_(?:\w|\{\w+\})")
-_POINT = re.compile(r"[A-Z](?:_\w|')?(?=\([^()]+(?:,[^()]+)+\)$)")
+_BASED = re.compile(r"\d[\dA-F]{0,40}_(?:\d|\{\d{1,4}\})")  # 101_2, 1A_{16}: a number and its base
+_INDEXED = re.compile(r"[a-zA-Z]_(?:\w|\{\w+\})")  # a_1, a_{10}
+_POINT = re.compile(r"[A-Z](?:_\w|')?(?=\([^()]+(?:,[^()]+)+\)$)")  # the P of P(1,2)
 # In a text with words: numbers with their signs, words, and signs other than punctuation.
 _TOKEN = re.compile(
     r"(?<![\w)])-(?= ?\d)|\d+(?:\.\d+)?|[^\W\d_]+(?:'[^\W\d_]+)*|[^\w\s.,;:!?'\"()\[\]{}-]"
 )
+# A number with a modulus. It gives 33 and 1000 for each of 33\pmod{1000}, 33 (mod 1000),
+# x\equiv 33\pmod{1000} and 33 \text{modulo 1000}.
 _MODULUS = re.compile(
-    r"(?:(?:[a-zA-Z] ?)?\\equiv ?)?(\d{1,40}) ?"
-    r"\(?(?:\\text\{)?\(?\\?[pb]?mod(?:ulo)?[ }{(]*(\d{1,40})[)} ]*"
+    r"(?:(?:[a-zA-Z] ?)?\\equiv ?)?"  # x\equiv
+    r"(\d{1,40}) ?"  # 33
+    r"\(?(?:\\text\{)?\(?\\?[pb]?mod(?:ulo)?[ }{(]*"  # \pmod{, (mod, \bmod, \text{modulo
+    r"(\d{1,40})[)} ]*"  # 1000
 )
 _UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
-_COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")
-_RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")
-_FRACTION = re.compile(r":|/|\\frac|\bto\b")
-_TIME = re.compile(r"\d{1,2}:[0-5]\d")
+_COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")  # 3, -2, + (a+b), and none
+_RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")  # 7:3, 7 to 3
+_DIVISION = re.compile(r":|/|\\frac|\bto\b")  # a sign of a ratio or a fraction
+_TIME = re.compile(r"\d{1,2}:[0-5]\d")  # 7:30
 _IMPLIES = re.compile(
     r"\\(?:implies|Rightarrow|Longrightarrow)(?![a-zA-Z])"
     r"|,? ?\\text\{(?:so|thus|hence|then|therefore|giving|and)\b[a-z, ]*\}"
 )
-_SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")
+_SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")  # m+n, a_1-b
+# What the algebra library misreads: words, dots, 5 6, other indices than a_1, 3', 1:2.
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
+# The left side of an equation for several variables: x+y, 2\times x, \frac{x}{2}, xy.
 _SEVERAL_VARIABLES = re.compile(
     r"(?<!\^\{)[-+*]|\\times|\\frac|(?<![a-zA-Z\\])[a-z]{2,3}(?![a-zA-Z(])"
 )
-_NAMED_VALUE = re.compile(rf"({LETTER})=(.*)")
-_SIMPLE_NAMED_VALUE = re.compile(rf"{LETTER}=([^=]+)")
+_NAMED_VALUE = re.compile(rf"({LETTER})=(.*)")  # x=1
+_SIMPLE_NAMED_VALUE = re.compile(rf"{LETTER}=([^=]+)")  # x=1, but not x=1+1=2
 
 
 async def same(answer: str, gold: str, algebra: Algebra) -> Verdict:
     """Whether *answer* means the same as *gold*, the true answer."""
+    if not answer.strip():
+        return False
     if [part.strip() for part in answer.split(",")] == [part.strip() for part in gold.split(",")]:
-        return answer.strip() != ""
+        return True
     return await _same(normal(answer), normal(gold), algebra)
 
 
-async def _same(ours: str, theirs: str, algebra: Algebra) -> Verdict:
-    if not ours or not theirs:
+async def _same(answer: str, gold: str, algebra: Algebra) -> Verdict:
+    """Compare two answers of any kind. Both are in the notation of `normal`."""
+    if not answer or not gold:
         return False
-    if ours == theirs:
+    if answer == gold:
         return True
-    left = _vector(_without_point_name(ours, theirs))
-    right = _vector(_without_point_name(theirs, ours))
-    left = _conclusion(left, right)
-    left_group = group_of(left)
-    right_group = group_of(right)
-    if left_group is None and right_group is None and (_words(left) or _words(right)):
-        return _same_words(left, right)
-    value = _named(left)[1]
-    if left_group is None and group_of(value):
-        return await _same(value, right, algebra)
-    value = _named(right)[1]
-    if right_group is None and group_of(value):
-        return await _same(left, value, algebra)
-    if left_group or right_group:
-        return await _same_groups(left, right, algebra)
-    return await _same_atoms(left, right, algebra)
+    answer = _without_point_name(answer, gold)
+    gold = _vector(_without_point_name(gold, answer))
+    answer = _conclusion(_vector(answer), gold)
+    answer_group = group_of(answer)
+    gold_group = group_of(gold)
+    if answer_group is None and gold_group is None and (_words(answer) or _words(gold)):
+        return _same_words(answer, gold)
+    # Values with a name may be groups, such as the pair in A = (1,2).
+    _, answer_value = _named(answer)
+    if answer_group is None and group_of(answer_value):
+        return await _same(answer_value, gold, algebra)
+    _, gold_value = _named(gold)
+    if gold_group is None and group_of(gold_value):
+        return await _same(answer, gold_value, algebra)
+    if answer_group or gold_group:
+        return await _same_groups(answer, gold, algebra)
+    return await _same_single_values(answer, gold, algebra)
 
 
 def _without_point_name(text: str, other: str) -> str:
@@ -104,7 +124,7 @@ def _without_point_name(text: str, other: str) -> str:
 
 
 def _vector(text: str) -> str:
-    r"""Spell ``3\vec{i}-2\vec{j}`` as the pair or triple of its coefficients."""
+    r"""Write ``3\vec{i}-2\vec{j}`` as ``(3,-2)``, and other texts as they are."""
     *pieces, rest = _UNIT_VECTOR.split(text)
     coefficients = [piece.strip() for piece in pieces[::2]]
     axes = pieces[1::2]
@@ -121,45 +141,50 @@ def _vector(text: str) -> str:
     return f"({','.join(values.values())})"
 
 
-def _conclusion(text: str, gold: str) -> str:
+def _conclusion(answer: str, gold: str) -> str:
     r"""
-    Return what follows the last ``\implies`` in *text*, if *gold* is one value.
+    Return what follows the last ``\implies`` in *answer*, if *gold* is a single value.
 
-    If that is a list that ends with a sum such as ``m+n = 5``, return the sum alone.
+    If the conclusion is a list whose last item is such as ``m+n = 5``, return only that item.
     """
     if group_of(gold) is not None or _IMPLIES.search(gold):
-        return text
-    last = _IMPLIES.split(text)[-1].strip()
-    *others, final = split(last, ",")
+        return answer
+    conclusion = _IMPLIES.split(answer)[-1].strip()
+    *others, final = split(conclusion, ",")
     if others and _SUM.fullmatch(split(final, "=")[0]):
         return final
-    return last
+    return conclusion
 
 
-async def _same_groups(our_text: str, their_text: str, algebra: Algebra) -> Verdict:
-    ours, theirs = _alike(our_text, their_text)
-    if ours is None or theirs is None or ours.kind != theirs.kind:
+async def _same_groups(answer: str, gold: str, algebra: Algebra) -> Verdict:
+    """Compare two answers of which at least one is a group."""
+    answer_group, gold_group = _as_same_kind(answer, gold)
+    if answer_group is None or gold_group is None or answer_group.kind != gold_group.kind:
         return False
-    if max(len(ours.items), len(theirs.items)) > MAX_ITEMS:
+    items = answer_group.items
+    gold_items = gold_group.items
+    if max(len(items), len(gold_items)) > MAX_ITEMS:
         return False
-    if ours.variable and theirs.variable and ours.variable != theirs.variable:
+    variables = {answer_group.variable, gold_group.variable} - {""}
+    if len(variables) > 1:
         return False
-    if ours.kind == LIST:
-        return await _same_sets(ours.items, theirs.items, algebra)
-    if len(ours.items) != len(theirs.items):
+    if answer_group.kind == LIST:
+        return await _same_sets(items, gold_items, algebra)
+    if len(items) != len(gold_items):
         return False
-    pairs = zip(ours.items, theirs.items, strict=True)
-    return _all([await _same(item, other, algebra) for item, other in pairs])
+    pairs = zip(items, gold_items, strict=True)
+    return _all([await _same(item, gold_item, algebra) for item, gold_item in pairs])
 
 
-async def _same_sets(ours: Sequence[str], theirs: Sequence[str], algebra: Algebra) -> Verdict:
-    """Whether each item of one list is also in the other one."""
-    rows = [[await _same(item, other, algebra) for other in theirs] for item in ours]
+async def _same_sets(items: Sequence[str], gold_items: Sequence[str], algebra: Algebra) -> Verdict:
+    """Whether each item of either list is also in the other one."""
+    rows = [[await _same(item, gold_item, algebra) for gold_item in gold_items] for item in items]
     columns = zip(*rows, strict=True)
     return _all([_any(verdicts) for verdicts in (*rows, *columns)])
 
 
 def _all(verdicts: Sequence[Verdict]) -> Verdict:
+    """Whether all *verdicts* are true; None if this depends on the unknown ones."""
     if False in verdicts:
         return False
     if None in verdicts:
@@ -168,6 +193,7 @@ def _all(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _any(verdicts: Sequence[Verdict]) -> Verdict:
+    """Whether one of *verdicts* is true; None if this depends on the unknown ones."""
     if True in verdicts:
         return True
     if None in verdicts:
@@ -175,52 +201,56 @@ def _any(verdicts: Sequence[Verdict]) -> Verdict:
     return False
 
 
-def _alike(our_text: str, their_text: str) -> tuple[Group | None, Group | None]:
+def _as_same_kind(answer_text: str, gold_text: str) -> tuple[Group | None, Group | None]:
     """
-    Return the parts of both answers, as groups of one kind if that is possible.
+    Return both answers as groups, of the same kind if that is possible.
 
-    A single item is a list of one. Values of variables, ``x = 1, y = 2``, are a pair if the other
-    answer is a pair.
+    A single value becomes a list of one item, if the other answer is a list. The list
+    ``x = 1, y = 2`` becomes a pair, if the other answer is a pair.
     """
-    ours = group_of(our_text)
-    theirs = group_of(their_text)
-    if ours and theirs and (ours.kind == LIST) != (theirs.kind == LIST):
-        ours = _without_outer_group(ours)
-        theirs = _without_outer_group(theirs)
-    if ours is None and theirs is not None and theirs.kind == LIST:
-        ours = Group(LIST, (our_text,))
-    if theirs is None and ours is not None and ours.kind == LIST:
-        theirs = Group(LIST, (their_text,))
-    if ours is None or theirs is None:
-        return ours, theirs
-    match ours.kind, theirs.kind:
-        case "list", "list":
-            return _without_names(ours, theirs)
-        case "list", "()":
-            return _in_order_of_names(ours), theirs
-        case "()", "list":
-            return ours, _in_order_of_names(theirs)
-        case _:
-            return ours, theirs
+    answer = group_of(answer_text)
+    gold = group_of(gold_text)
+    if answer and gold and (answer.kind == LIST) != (gold.kind == LIST):
+        answer = _without_outer_group(answer)
+        gold = _without_outer_group(gold)
+    if answer is None and gold is not None and gold.kind == LIST:
+        answer = Group(LIST, (answer_text,))
+    if gold is None and answer is not None and answer.kind == LIST:
+        gold = Group(LIST, (gold_text,))
+    if answer is None or gold is None:
+        return answer, gold
+    if answer.kind == LIST and gold.kind == LIST:
+        return _as_pairs_if_gold_has_names(answer, gold)
+    if answer.kind == LIST:
+        return _in_order_of_names(answer), gold
+    if gold.kind == LIST:
+        return answer, _in_order_of_names(gold)
+    return answer, gold
 
 
 def _without_outer_group(group: Group) -> Group:
-    """Return the pair in a list that has one item, a pair; other groups as they are."""
+    """Return the only item of *group* if this item is a group too, else *group*."""
     if len(group.items) > 1:
         return group
     return group_of(group.items[0]) or group
 
 
-def _without_names(ours: Group, theirs: Group) -> tuple[Group, Group]:
-    """Compare ``1, 2`` with ``x = 1, y = 2`` in this order, as two pairs."""
-    if any(map(_SIMPLE_NAMED_VALUE.fullmatch, ours.items)):
-        return ours, theirs
-    matches = [_SIMPLE_NAMED_VALUE.fullmatch(item) for item in theirs.items]
+def _as_pairs_if_gold_has_names(answer: Group, gold: Group) -> tuple[Group, Group]:
+    """
+    Return two lists as pairs if only the items of *gold* have names, as in ``x = 1, y = 2``.
+
+    The answer ``1, 2`` then means these values in this order.
+    """
+    if any(map(_SIMPLE_NAMED_VALUE.fullmatch, answer.items)):
+        return answer, gold
+    matches = [_SIMPLE_NAMED_VALUE.fullmatch(item) for item in gold.items]
     values = [match[1] for match in matches if match]
-    names = {item.partition("=")[0] for item in theirs.items}
-    if len(names) == len(values) == len(matches) > 1:
-        return Group(PAIR, ours.items), Group(PAIR, values)
-    return ours, theirs
+    names = {item.partition("=")[0] for item in gold.items}
+    all_have_names = len(values) == len(matches)
+    names_differ = len(names) == len(values)
+    if all_have_names and names_differ and len(values) > 1:
+        return Group(PAIR, answer.items), Group(PAIR, values)
+    return answer, gold
 
 
 def _in_order_of_names(group: Group) -> Group:
@@ -232,45 +262,52 @@ def _in_order_of_names(group: Group) -> Group:
     return Group(PAIR, [match[2] for match in matches if match])
 
 
-async def _same_atoms(ours: str, theirs: str, algebra: Algebra) -> Verdict:
-    ours, theirs = _sides(ours, theirs)
-    if ours == theirs:
-        return ours != ""
-    if r"\approx" in ours:  # An exact value with its decimals is right if either is.
-        parts = [part.strip() for part in ours.split(r"\approx") if part.strip()]
-        return _any([await _same(part, theirs, algebra) for part in parts])
-    our_ratio = _as_fraction(ours)
-    their_ratio = theirs if _TIME.fullmatch(theirs) else _as_fraction(theirs)
-    has_ratio = our_ratio != ours or their_ratio != theirs
-    if has_ratio and _FRACTION.search(ours) and _FRACTION.search(theirs):
-        return await _same_atoms(our_ratio, their_ratio, algebra)
-    our_modulus = _MODULUS.fullmatch(ours)
-    their_modulus = _MODULUS.fullmatch(theirs)
-    if our_modulus and their_modulus:
-        return our_modulus.groups() == their_modulus.groups()
-    return await _same_quantities(quantity(_residue(ours)), quantity(theirs), algebra)
+async def _same_single_values(answer: str, gold: str, algebra: Algebra) -> Verdict:
+    """Compare two answers that are neither groups nor words."""
+    answer, gold = _without_names(answer, gold)
+    if answer == gold:
+        return answer != ""
+    if r"\approx" in answer:  # 1/3 \approx 0.333 is right if one of its parts is right.
+        parts = [part.strip() for part in answer.split(r"\approx") if part.strip()]
+        return _any([await _same(part, gold, algebra) for part in parts])
+    answer_fraction = _ratio_as_fraction(answer)
+    # A gold such as 7:30 may be a time. A time equals no fraction.
+    gold_fraction = gold if _TIME.fullmatch(gold) else _ratio_as_fraction(gold)
+    has_ratio = answer_fraction != answer or gold_fraction != gold
+    # The ratio 2:1 equals 4:2 and 2/1, but not the number 2.
+    if has_ratio and _DIVISION.search(answer) and _DIVISION.search(gold):
+        return await _same_single_values(answer_fraction, gold_fraction, algebra)
+    answer_modulus = _MODULUS.fullmatch(answer)
+    gold_modulus = _MODULUS.fullmatch(gold)
+    if answer_modulus and gold_modulus:
+        return answer_modulus.groups() == gold_modulus.groups()
+    return await _same_quantities(quantity(_residue(answer)), quantity(gold), algebra)
 
 
-async def _same_quantities(ours: Quantity, theirs: Quantity, algebra: Algebra) -> Verdict:
-    if _other_unit(ours, theirs):
+async def _same_quantities(answer: Quantity, gold: Quantity, algebra: Algebra) -> Verdict:
+    """Compare two numbers or expressions with their units."""
+    if _units_differ(answer.unit, gold.unit):
         return False
-    if ours.value is not None and theirs.value is not None:
-        # "0.25%" is not 0.25, but the sign is often left out where the gold has it.
-        added = "percent" in ours.unit and "percent" not in theirs.unit
-        if ours.value == theirs.value and not (added and abs(ours.value) < 1):
+    if answer.value is not None and gold.value is not None:
+        # Either side may leave out "%". But a gold below 1 without "%" is a share: 0.25 is not
+        # 0.25%.
+        added = "percent" in answer.unit and "percent" not in gold.unit
+        wrongly_added = added and abs(answer.value) < 1
+        if answer.value == gold.value and not wrongly_added:
             return True
-        return _share(ours.value, ours.unit) == _share(theirs.value, theirs.unit)
-    if ours.expression == theirs.expression:
+        return _share(answer.value, answer.unit) == _share(gold.value, gold.unit)
+    if answer.expression == gold.expression:
         return True
-    if _unreadable(ours.expression) or _unreadable(theirs.expression):
+    if _unreadable(answer.expression) or _unreadable(gold.expression):
         return False
-    if ("=" in ours.expression) != ("=" in theirs.expression):
+    # An equation and an expression are answers of different kinds.
+    if ("=" in answer.expression) != ("=" in gold.expression):
         return False
-    return await algebra(theirs.expression, ours.expression)
+    return await algebra(gold.expression, answer.expression)
 
 
-def _as_fraction(text: str) -> str:
-    """Return a ratio, ``7:3``, as a fraction; other texts as they are."""
+def _ratio_as_fraction(text: str) -> str:
+    """Return a ratio, ``7:3``, as a fraction, and other texts as they are."""
     match = _RATIO.fullmatch(text)
     if match is None:
         return text
@@ -278,7 +315,7 @@ def _as_fraction(text: str) -> str:
 
 
 def _residue(text: str) -> str:
-    r"""Leave out the modulus of ``33\pmod{1000}``, if the number is smaller."""
+    r"""Leave out the modulus of ``33\pmod{1000}``, if the number is smaller than the modulus."""
     match = _MODULUS.fullmatch(text)
     if match and int(match[1]) < int(match[2]):
         return match[1]
@@ -292,17 +329,19 @@ def _unreadable(expression: str) -> bool:
     return _UNREADABLE.search(_INDEXED.sub("x", expression)) is not None
 
 
-def _other_unit(left: Quantity, right: Quantity) -> bool:
+def _units_differ(answer: frozenset[str], gold: frozenset[str]) -> bool:
     """
-    Whether both have units that differ.
+    Whether both have a unit, and the units differ.
 
-    Units differ if they have no word in common, or different powers, such as cm^2 and cm^3.
+    Units differ if they have no word in common. Units also differ if one is a square and the other
+    a cube, as cm^2 and cm^3.
     """
-    ours = left.unit - POWERS
-    theirs = right.unit - POWERS
-    if ours and theirs and ours.isdisjoint(theirs):
+    answer_words = answer - POWERS
+    gold_words = gold - POWERS
+    if answer_words and gold_words and answer_words.isdisjoint(gold_words):
         return True
-    return (left.unit ^ right.unit) >= POWERS
+    in_one_only = answer ^ gold
+    return in_one_only >= POWERS
 
 
 def _share(value: Fraction, unit: frozenset[str]) -> Fraction:
@@ -312,33 +351,34 @@ def _share(value: Fraction, unit: frozenset[str]) -> Fraction:
     return value
 
 
-def _sides(ours: str, theirs: str) -> tuple[str, str]:
+def _without_names(answer: str, gold: str) -> tuple[str, str]:
     """
-    Leave out a name of the value, as in ``x = 5`` or ``f(x) = 2x``.
+    Leave out the name of a value, as in ``x = 5`` or ``f(x) = 2x``.
 
-    A name that both answers have must be the same one. A true answer that is an equation for
-    several variables keeps its left side.
+    If both have a name, the names stay unless they are equal. If the gold is an equation for
+    several variables, its left side stays.
     """
-    our_name, our_value = _named(ours)
-    their_name, their_value = _named(theirs)
-    if our_name and their_name:
-        if our_name == their_name:
-            return our_value, their_value
-        return ours, theirs
-    if our_name and "=" not in theirs:
-        return our_value, theirs
-    if their_name and "=" not in ours:
-        left_side = split(theirs, "=")[0]
+    answer_name, answer_value = _named(answer)
+    gold_name, gold_value = _named(gold)
+    if answer_name and gold_name:
+        if answer_name == gold_name:
+            return answer_value, gold_value
+        return answer, gold
+    if answer_name and "=" not in gold:
+        return answer_value, gold
+    if gold_name and "=" not in answer:
+        left_side = split(gold, "=")[0]
         if not _SEVERAL_VARIABLES.search(left_side):
-            return ours, their_value
-    return ours, theirs
+            return answer, gold_value
+    return answer, gold
 
 
 def _named(text: str) -> tuple[str, str]:
-    """
+    r"""
     Return the name and the value in *text*.
 
-    The name is "=" for a chain of numbers. It is "" for an equation to solve, and without "=".
+    The name is "=" for a computation, such as ``2+3 = 5``. It is "" for an equation to solve, such
+    as ``x^2 = 4``, and for a text without an equals sign.
     """
     first, *rest = split(text, "=")
     if not rest:
@@ -346,27 +386,31 @@ def _named(text: str) -> tuple[str, str]:
     value = rest[-1]
     if _NAME.fullmatch(first):
         return first, value
-    without_commands = re.sub(r"\\[a-zA-Z]+", "", first)
-    if bracketed(value) or not re.search(r"[a-zA-Z]", without_commands):
+    # The parts in brackets are a result, as in A \cap B = \{1,2\}.
+    if bracketed(value):
         return "=", value
-    return "", text
+    without_commands = re.sub(r"\\[a-zA-Z]+", "", first)
+    has_variables = re.search(r"[a-zA-Z]", without_commands)
+    return ("", text) if has_variables else ("=", value)
 
 
-def _same_words(ours: str, theirs: str) -> bool:
-    """Compare two texts, at least one of which has words."""
-    if _other_case(ours, theirs):
+def _same_words(answer: str, gold: str) -> bool:
+    """Compare two texts of which at least one has words."""
+    if _different_letters(answer, gold):
         return False
-    if _words(ours) == _words(theirs):
+    if _words(answer) == _words(gold):
         return True
-    letters = _letters(ours)
-    return letters != "" and letters == _letters(theirs)
+    letters = _letters(answer)
+    return letters != "" and letters == _letters(gold)
 
 
 def _words(text: str) -> str:
-    r"""Return the words of ``\text{East}`` in lower case; "" if *text* is an expression."""
+    r"""Return "east" for ``\text{East}``, and likewise for other words; "" for an expression."""
     bare = _TEXT.sub(r" \1 ", text)
     has_words = bare != text or re.search(r"[a-zA-Z]{4}", bare)
-    if not has_words or re.search(r"[\\=<>^_+*/]", bare) or not re.match(r"[ (]*[a-zA-Z]", bare):
+    is_expression = re.search(r"[\\=<>^_+*/]", bare)
+    begins_with_letter = re.match(r"[ (]*[a-zA-Z]", bare)
+    if is_expression or not (has_words and begins_with_letter):
         return ""
     without_ordinals = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", bare.lower())
     words: list[str] = _TOKEN.findall(without_ordinals)
@@ -383,8 +427,8 @@ def _letters(text: str) -> str:
     return ""
 
 
-def _other_case(ours: str, theirs: str) -> bool:
-    """Whether both are different single letters, such as ``R`` and ``r``: they may be variables."""
-    left = _TEXT.sub(r"\1", ours).strip()
-    right = _TEXT.sub(r"\1", theirs).strip()
-    return len(left) == len(right) == 1 and left != right
+def _different_letters(answer: str, gold: str) -> bool:
+    """Whether both are single letters that differ, if only in case: r and R may be variables."""
+    letter = _TEXT.sub(r"\1", answer).strip()
+    gold_letter = _TEXT.sub(r"\1", gold).strip()
+    return len(letter) == len(gold_letter) == 1 and letter != gold_letter

@@ -1,7 +1,8 @@
 """
-Grade answers against a true answer, or by a check of the benchmark.
+Grade the answers of models.
 
-Processes with a time limit do the algebra.
+The gold of a task decides whether an answer is right. Processes with a time limit do the algebra
+for it.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ from .compare import same
 from .normal import with_mixed_numbers
 
 Mark: TypeAlias = Literal["right", "wrong", "ungraded"]
+"""The grade of an answer."""
 
 WORKERS = 2  # processes
 ANSWER_SECONDS = 10.0  # of computing; the slowest of MATH500's solutions takes 0.2
-WALL_FACTOR = 20.0  # Wall seconds for a second of computing, for a process that does not compute.
+WALL_FACTOR = 20.0  # wall seconds for each of these, after which a process counts as stuck
 START_SECONDS = 120.0  # to import the algebra library on a busy machine
 NEEDS_ALGEBRA: frozenset[Metric] = frozenset({"math", "number"})
 LIBRARY = "math_verify"
 REPLIES = {b"true\n": True, b"false\n": False}
-# By its path and in safe mode, so that it imports nothing of ours and is ready in half a second.
+# The script is run by its path and in safe mode. So it imports nothing of stepspec, and is ready in
+# half a second.
 SCRIPT = (sys.executable, "-P", str(Path(worker_script.__file__).resolve()))
 
 
 class Graders:
     """
-    A few processes that compare answers, started when they are first needed.
+    A few processes that compare answers. Each is started when it is first needed.
 
-    An answer is "ungraded" if it takes more than *seconds* of computing, or ends its process.
+    An answer is "ungraded" if comparing it takes more than *seconds* of computing, or ends the
+    process.
     """
 
     def __init__(self, workers: int = WORKERS, seconds: float = ANSWER_SECONDS) -> None:
@@ -62,7 +66,7 @@ class Graders:
         await asyncio.gather(*(worker.kill() for worker in self._workers))
 
     async def grade(self, text: str, gold: str, metric: Metric) -> Mark:
-        """Grade the answer that *text* gives, against *gold*."""
+        """Grade the answer in *text* against the true answer, *gold*."""
         answer = extract_answer(text, metric)
         if not answer:
             return "wrong"
@@ -92,13 +96,14 @@ class Graders:
 
 
 class _Worker:
-    """One process of `worker`, started again after it was killed."""
+    """A process that runs `worker`. It is started again after it was killed."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._process: Process | None = None
 
     async def ask(self, answer: str, gold: str) -> bool | None:
+        """Whether algebra finds both equal. None if the process gives no valid reply in time."""
         try:
             process = self._process or await self._start()
             line = orjson.dumps({"gold": gold, "answer": answer}) + b"\n"
@@ -140,41 +145,52 @@ class _Worker:
 
 
 async def _exchange(process: Process, line: bytes) -> bytes:
-    """Send *line* and return the next one. Raise `EOFError` if none comes."""
+    """Send *line* to *process* and return its next line. Raise `EOFError` if there is none."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         process.stdin.write(line)
         await process.stdin.drain()
-        line_read = await process.stdout.readline()
-    except (ConnectionError, ValueError) as exc:  # ValueError: a line longer than any that we know
+        reply = await process.stdout.readline()
+    except (ConnectionError, ValueError) as exc:  # ValueError: the line is too long for a reply.
         raise EOFError from exc
-    if not line_read.endswith(b"\n"):
+    if not reply.endswith(b"\n"):
         raise EOFError
-    return line_read
+    return reply
 
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 class Gold(Protocol):
-    """Decides whether an answer to one problem is right. ``str()`` is its text for people."""
+    """
+    Decides whether an answer to one problem is right. A benchmark may bring a class of its own.
+
+    It needs the two methods below and `__str__`, the text that reports show as the true answer. If
+    `grade` uses *graders* for algebra, it also has ``needs_algebra = True``, so that a missing
+    library is an error before the run and not during it.
+    """
 
     async def grade(self, text: str, graders: Graders) -> Mark:
         """Grade the *text* that a model wrote after its thinking. *graders* do the algebra."""
         ...
 
     def record(self) -> Mapping[str, Any]:
-        """Return the values that a run folder keeps. Runs with other records do not mix."""
+        """
+        Return the values that identify the gold, for the problem's line in the run folder.
+
+        The keys ``number``, ``name`` and ``problem`` are taken. A run goes on in a folder only if
+        all records are the same.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One true answer."""
+    """A gold with one true answer."""
 
     text: str
-    """The answer."""
+    """The true answer."""
     metric: Metric = "math"
     """How other answers are compared with it."""
 
@@ -193,9 +209,13 @@ class Answer:
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def needs_algebra(self) -> bool:
+        return self.metric in NEEDS_ALGEBRA
+
 
 def require_graders(golds: Iterable[Gold]) -> None:
-    """Raise `ConfigurationError` if some of *golds* need what is not installed."""
-    algebra = any(isinstance(gold, Answer) and gold.metric in NEEDS_ALGEBRA for gold in golds)
+    """Raise `ConfigurationError` if one of *golds* needs algebra, and its library is missing."""
+    algebra = any(getattr(gold, "needs_algebra", False) for gold in golds)
     if algebra and importlib.util.find_spec(LIBRARY) is None:
         raise ConfigurationError(f"grading needs math-verify: {install_command('evals')}")

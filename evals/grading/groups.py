@@ -1,7 +1,8 @@
 r"""
-Read an answer that has several parts: a list, a pair, a set, an interval or an inequality.
+Read one answer that has several parts: a list, a pair, a set, an interval or an inequality.
 
-The answers are in the notation of `normal`.
+The answer is in the notation of `normal`. (A problem with several right answers is another matter:
+its `Gold` accepts them.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Group:
     items: Sequence[str]
     """The parts. An interval has its two ends."""
     variable: str = ""
-    """The variable of the inequality, or ``(x,y)``, that the group had; "" if it had none."""
+    """The variable of an inequality, or the ``(x,y)`` before a group; "" if there is none."""
 
 
 def group_of(text: str) -> Group | None:
@@ -73,7 +74,7 @@ def bracketed(text: str) -> Group | None:
 
 
 def split(text: str, separator: str) -> list[str]:
-    """Split *text* at the *separator* outside of brackets."""
+    """Split *text* at each *separator* that is outside of brackets."""
     items: list[str] = []
     depth = 0
     begin = 0
@@ -104,7 +105,7 @@ def _balanced(text: str) -> bool:
 
 
 def _list_of(items: Iterable[str]) -> Group:
-    """Return a list of the different values of *items*."""
+    """Return *items* as a list, with each value once."""
     values = [value for item in items for value in _signs(item)]
     return Group(LIST, tuple(dict.fromkeys(values)))
 

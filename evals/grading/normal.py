@@ -1,9 +1,9 @@
 r"""
 Rewrite answers so that equal answers look alike.
 
-Spaces, fractions, mixed numbers, decimals and units get one notation. The text of a model reaches
-the algebra library only in this notation, because the library guesses at others: it reads ``5 6``
-as 56 and ``2\frac{1}{2}`` as a product.
+Spaces, fractions, mixed numbers, decimals and units get one notation. The algebra library gets
+answers only in this notation, because it misreads others: it takes ``5 6`` for 56 and
+``2\frac{1}{2}`` for a product.
 """
 
 # ruff: noqa: RUF001 (the characters that models write)
@@ -152,13 +152,13 @@ def with_mixed_numbers(text: str) -> str:
     r"""
     Spell ``1 and 1/2`` as ``1 1/2``, and ``6k`` as ``6\text{k}``, in an answer that is one number.
 
-    In a list the first text is two numbers. In an expression the second one is a product.
+    In a list, ``1 and 1/2`` would be two numbers. In an expression, ``6k`` would be a product.
     """
     return _LETTERED.sub(r"\1\\text{\2}\3", _AND.sub(r"\1 ", text))
 
 
 def _undelimited(text: str) -> str:
-    """Take a style, braces and marks of a formula off an answer that stands in them as a whole."""
+    """Take off a style, braces or marks of a formula, if the whole answer stands in them."""
     text = _MARGIN.sub("", text)
     inside = text
     style = _STYLE.match(text)
@@ -177,14 +177,14 @@ def _undelimited(text: str) -> str:
 
 
 def _closed(text: str) -> bool:
-    """Whether each brace of *text* is closed in it."""
-    for _ in range(9):  # levels
+    """Whether all braces in *text* have their partners in *text*."""
+    for _ in range(9):  # levels of braces
         text = re.sub(r"\\.|\{[^{}]*\}", "", text)
     return "{" not in text and "}" not in text
 
 
 def _matrix(array: re.Match[str]) -> str:
-    """Write an array in parentheses or brackets, or alone, as the matrix that it looks like."""
+    """Write an array as a matrix, with brackets if the array stands in brackets."""
     kind = "bmatrix" if array[1] == "[" else "pmatrix"
     return f"\\begin{{{kind}}}{array[2]}\\end{{{kind}}}"
 
@@ -201,12 +201,12 @@ def _column(match: re.Match[str]) -> str:
 
 
 def _power(match: re.Match[str]) -> str:
-    """Spell a decimal exponent as a fraction. Algebra takes decimal powers for approximations."""
+    """Spell a decimal exponent as a fraction, because algebra only approximates decimal powers."""
     return f"^{{{_fraction(Fraction(match[1] or match[2]))}}}"
 
 
 def _repeating(match: re.Match[str]) -> str:
-    """Spell the repeating decimal as a fraction."""
+    """Spell a repeating decimal as a fraction."""
     if len(match[0]) > MAX_NUMBER_CHARACTERS:
         return match[0]
     whole = match[1] or "0"
@@ -293,7 +293,7 @@ def _canonical(word: str) -> str:
 
 
 def _value(text: str) -> Fraction | None:
-    """Return the number that *text* is; None for other or too long texts."""
+    """Return the number in *text*; None if *text* is more than a number, or too long."""
     if len(text) > MAX_NUMBER_CHARACTERS:
         return None
     if re.fullmatch(r"\(-?[\d.]+\)|\{-?[\d.]+\}", text):

@@ -12,7 +12,7 @@ import orjson
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..evaluation import PROBLEMS, RUN, SAMPLES, TRACES
-from ..results import usual_baseline
+from ..results import default_baseline
 from ..runner import trace_name
 from ..sample import Arm, Sample
 from ..store import JsonlStore, Place, SampleStore
@@ -50,7 +50,7 @@ class Run:
     @property
     def baseline(self) -> str:
         """The arm that the run was measured against."""
-        return self.record.get("baseline") or usual_baseline(self.arms)
+        return self.record.get("baseline") or default_baseline(self.arms)
 
     def trace(self, number: int, arm: str) -> Path | None:
         """Return the path of the trace of a sample; None if the trace was not kept."""

@@ -24,12 +24,12 @@ PROMISED_LEVEL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Graded answers to the problems that both have answered in time."""
+    """Graded answers of a method and of the large model alone to the same problems."""
 
     right: int
     """Right answers of the large model as one ordinary request."""
     paired: Paired
-    """The problems, and those that only one of the two solved."""
+    """How many problems both answered in time, and how many only one of them solved."""
 
     @property
     def sentence(self) -> str:
@@ -58,8 +58,9 @@ async def compare_answers(
     """
     Solve *tasks* with *arm* and with the large model alone, *users* at the same time.
 
-    After so many *seconds* those count that both have answered. Raise `EndpointUnreachable` if
-    a server is gone; a problem that fails otherwise does not count.
+    After so many *seconds* the measurement ends. Only problems that both have answered by then
+    count. Raise `EndpointUnreachable` if a server is gone. A problem that fails for another reason
+    does not count.
     """
     outcomes: list[tuple[bool, bool]] = []
     gate = asyncio.Semaphore(users)
@@ -79,4 +80,4 @@ async def compare_answers(
         async with at_most(seconds):
             await at_once(map(both, count(), tasks))
     alone = [large for large, _ in outcomes]
-    return Accuracy(sum(alone), Paired.of(alone, [ours for _, ours in outcomes]))
+    return Accuracy(sum(alone), Paired.of(alone, [method for _, method in outcomes]))

@@ -1,9 +1,9 @@
 """
-How good verdicts are: which errors of the small model they let through.
+Measure how good verdicts are: which share of the small model's errors they let through.
 
-A draft counts as an error if the large model, which goes on after it, does not reach the next
-number of its own chain, or does so without a number that only the draft has. That needs no labels.
-Some right drafts that take another way count as errors, too.
+Errors are found without labels. The large model goes on after a draft. The draft counts as an error
+if the large model does not reach the next number of its own chain, or reaches it without any of the
+numbers that only the draft has. Some right drafts that take another way count as errors, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stepspec.orchestrator.interfaces import Model
 from ..results import Interval, bootstrap_ratio
 from .drafts import Place
 
-ROOM_TOKENS = 16  # of a continuation, beyond the large model's own steps
+ROOM_TOKENS = 16  # that a continuation may be longer than the large model's own steps
 NUMBER = re.compile(r"(?m)(?!^\d+[.)]\s)(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
 
 
@@ -56,14 +56,15 @@ def numbers(text: str) -> list[str]:
 
 def share_by_problem(outcomes: Sequence[tuple[int, bool]]) -> Interval:
     """
-    The share of true *outcomes*, each with the number of its problem, and its 95% interval.
+    Return the share of true *outcomes*, with a bootstrap interval over the problems.
 
-    It is a bootstrap over problems. Two more are drawn from, of which all outcomes are true or
-    false: problems of a kind too rare to be among these.
+    Each outcome comes with the number of its problem. The bootstrap also draws from two imagined
+    problems: all outcomes of one are true, all outcomes of the other are false. They stand for
+    kinds of problems that were too rare to be measured.
     """
     sizes = Counter(problem for problem, _ in outcomes)
     true = Counter(problem for problem, value in outcomes if value)
-    usual = fmean(sizes.values())
-    shares = [*(true[problem] for problem in sizes), 0, usual]
-    drawn = bootstrap_ratio(shares, [*sizes.values(), usual, usual])
+    mean_size = fmean(sizes.values())
+    trues = [*(true[problem] for problem in sizes), 0, mean_size]
+    drawn = bootstrap_ratio(trues, [*sizes.values(), mean_size, mean_size])
     return Interval(true.total() / len(outcomes), drawn.low, drawn.high)

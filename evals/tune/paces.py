@@ -14,8 +14,8 @@ from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import RunModel
 
 STREAM_TOKENS = 48
-ONE_PIECE_SECONDS = 0.0005  # tokens that arrive closer together came in one piece
-MAX_RATIO = 0.8  # of the large model's seconds a token, above which no small model can pay
+ONE_PIECE_SECONDS = 0.0005  # between two arrivals; tokens that are closer came in one piece
+MAX_RATIO = 0.8  # of the seconds per token, small to large model; above it, no method can pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ServerPace:
     """How fast one server writes."""
 
     tokens: tuple[float, ...]
-    """Seconds between two tokens of a stream that is alone, one value a measurement."""
+    """Seconds between two tokens, one value for each stream; no other streams ran beside it."""
     first: float
     """Seconds from a request to its first token, while nothing else runs."""
 
@@ -118,8 +118,8 @@ def seconds_per_token(arrivals: Sequence[Arrival]) -> float | None:
     """
     Seconds between two tokens of a stream, from its first tokens to its last.
 
-    Tokens that arrive together came in one piece, and count from there. None if tokens arrived at
-    fewer than two times.
+    Tokens that arrived together came in one piece, and the time counts from this piece. None if
+    all tokens came in one piece.
     """
     tokens = arrivals[1:]
     later = [each for each in tokens if each.seconds > tokens[0].seconds + ONE_PIECE_SECONDS]
@@ -130,5 +130,5 @@ def seconds_per_token(arrivals: Sequence[Arrival]) -> float | None:
 
 
 def paces_of(streams: Sequence[Sequence[Arrival]]) -> tuple[float, ...]:
-    """The seconds between two tokens of each of *streams* in which that is known."""
+    """The seconds between two tokens of each of *streams* that has enough tokens to tell."""
     return tuple(pace for arrivals in streams if (pace := seconds_per_token(arrivals)) is not None)

@@ -25,11 +25,11 @@ Verdict: TypeAlias = Literal["pays", "does not pay", "not known"]
 Outcomes: TypeAlias = list[tuple[int, bool]]
 """For each case the number of its problem, and whether it was let through."""
 
-MIN_GAIN = 1.03  # times as fast as the large model alone: less is not worth a second server
-MAX_PASSED = 1 / 3  # of the errors: a method that lets more through is not used
-MIN_CASES = 5  # errors, below which their share says nothing
-MIN_RUN_ROUNDS = 6  # of runs that correct the prediction
-ALIKE = 1.1  # times: of methods whose gains differ by less, the one that catches more is chosen
+MIN_GAIN = 1.03  # times as fast as the large model alone; less is not worth a second server
+MAX_PASSED = 1 / 3  # of the errors; a method that lets more through is not used
+MIN_CASES = 5  # errors; the share of fewer errors says nothing
+MIN_RUN_ROUNDS = 6  # rounds of short runs; fewer do not correct the prediction
+ALIKE = 1.1  # ratio of two gains; below it, the method that lets fewer errors through is chosen
 
 
 @dataclass
@@ -97,7 +97,8 @@ def predict(measured: MethodTrials, paces: PairPaces, chains: Mapping[int, int])
     """
     Return the figures of the method.
 
-    A trial stands for a part of its problem's chain. *chains* has the tokens of each problem's.
+    *chains* maps the number of a problem to the tokens of its chain. Trials cover a part of a
+    chain, and stand for all of it.
     """
     verdict = _verdict_seconds(measured.trials)
     by_problem: dict[int, list[Trial]] = {}
@@ -163,10 +164,10 @@ def _correction(runs: Sequence[SeenRun], paces: PairPaces, verdict: float) -> fl
 
 def ranked(methods: Sequence[Figures]) -> tuple[Figures, ...]:
     """
-    Return *methods*: the one to use, the others by their gains, the careless ones.
+    Return *methods* in this order: the method to use, the others by their gains, the careless ones.
 
-    Of methods that are about as fast as the fastest one, the one to use lets the fewest errors
-    through. Of equal ones, it is faster with several users.
+    The method to use is about as fast as the fastest method, and lets the fewest errors through. In
+    a tie, it is the method that is fastest with several users.
     """
     ordered = sorted(methods, key=lambda method: (method.careless, -method.alone.value))
     usable = [method for method in ordered if not method.careless]

@@ -21,6 +21,7 @@ import orjson
 import pytest
 
 from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, choose, find, load, read_benchmark
+from stepspec.evals.benchmarks.loading import Row
 from stepspec.evals.grading.answers import LETTERS
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Task
@@ -119,7 +120,7 @@ def test_answers_may_be_numbers_in_the_data(
         (
             "gsm8k",
             {"question": "q", "answer": "so it is ####  "},
-            "row 1: no answer in 'so it is ####",
+            "row 1: no answer in {'question': 'q', 'answer': 'so it is ####",
         ),
         (
             "math500",
@@ -140,6 +141,49 @@ def test_a_value_that_is_neither_text_nor_number_is_refused_with_its_row(
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"rows\.jsonl, {complaint}"):
         load(find(name), write(tmp_path / "rows.jsonl", row))
+
+
+def trivia(row: Row, seed: int) -> Task:
+    return Task(row["question"], Answer(row["answers"], "exact"))
+
+
+TRIVIA = Benchmark(
+    "trivia", "CC0", ("question", "answers"), trivia, prompt=None, lists=("answers",)
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "lines"),
+    [
+        (["Ulm", "Ulm an der\nDonau"], "Ulm\nUlm an der Donau"),
+        ([1879, "1879 AD"], "1879\n1879 AD"),
+        ("Ulm", "Ulm"),
+    ],
+)
+def test_a_column_may_hold_a_list_of_texts_of_which_each_has_a_line(
+    tmp_path: Path, answers: Any, lines: str
+) -> None:
+    path = write(tmp_path / "rows.jsonl", {"question": "Where?", "answers": answers})
+    (task,) = load(TRIVIA, path)
+    assert str(task.gold) == lines
+
+
+@pytest.mark.parametrize("answers", [[], ["Ulm", ["Ulm"]], ["Ulm", " "], {"text": "Ulm"}])
+def test_a_list_of_anything_but_texts_is_refused(tmp_path: Path, answers: Any) -> None:
+    path = write(tmp_path / "rows.jsonl", {"question": "Where?", "answers": answers})
+    with pytest.raises(
+        ConfigurationError, match=r"row 1: 'answers' is .* a list of texts has to be"
+    ):
+        load(TRIVIA, path)
+
+
+def test_a_benchmark_of_one_column_may_lack_an_answer(tmp_path: Path) -> None:
+    def read(row: Row, seed: int) -> Task:
+        return Task(row["text"], Answer("", "exact"))
+
+    path = write(tmp_path / "rows.jsonl", {"text": "Where?"})
+    with pytest.raises(ConfigurationError, match=r"row 1: no answer in \{'text': 'Where\?'\}"):
+        load(Benchmark("one", "CC0", ("text",), read), path)
 
 
 def test_a_parquet_file_has_the_same_rows(tmp_path: Path) -> None:

@@ -147,3 +147,14 @@ def test_a_missing_library_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatc
         ConfigurationError, match=re.escape(f"needs math-verify: {install_command('evals')}")
     ):
         require_graders([Answer("7", "exact"), Answer("7", "math")])
+
+
+def test_a_gold_of_a_benchmark_says_whether_it_needs_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Check(Answer):
+        needs_algebra = True
+
+    monkeypatch.setattr(graders_module, "LIBRARY", "no_such_library")
+    with pytest.raises(ConfigurationError, match="needs math-verify"):
+        require_graders([Check("7", "exact")])

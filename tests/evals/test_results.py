@@ -177,7 +177,7 @@ def test_runs_that_ended_badly_are_counted_and_shown() -> None:
         "failed": 1,
         "degraded": 1,
     }
-    assert shipped.cut_right == 2
+    assert shipped.truncated_but_right == 2
     console = Console(width=250)
     with console.capture() as captured:
         console.print(tables(compare_arms(samples, ARMS))[0])

@@ -183,13 +183,16 @@ async def test_every_sample_has_an_outcome(tmp_path: Path) -> None:
 
 
 class Multiple:
-    """A gold that accepts several answers, as a benchmark may bring along."""
+    """A gold of its own, as a benchmark may bring along: it accepts every even number."""
 
     async def grade(self, text: str, graders: Graders) -> Mark:
         return "right" if extract(text).isdigit() and int(extract(text)) % 2 == 0 else "wrong"
 
     def record(self) -> Mapping[str, Any]:
         return {"divisor": 2}
+
+    def __str__(self) -> str:
+        return "an even number"
 
 
 async def test_a_benchmark_may_bring_its_own_check(tmp_path: Path) -> None:

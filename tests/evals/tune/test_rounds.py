@@ -18,6 +18,14 @@ from stepspec.orchestrator.reason import reason
 from ...fakes import run
 from .world import BAD, GOOD, PACES, World, drawn
 
+VERDICT = 0.3  # seconds
+# By the paces of `world`: a request takes 0.02 s until its first token, and 0.2 s at the large
+# model. Drafts and repairs have ten tokens, each of 0.01 s and 0.1 s; a first token is in the wait
+# of the large model, but not in that of the small one.
+FIRST_DRAFT = 0.02 + 10 * 0.01
+NEXT_DRAFT = 10 * 0.01
+REPAIR = 0.2 + 9 * 0.1
+
 
 def step(author: Any, count: int) -> Step:
     return Step("w" * count, author, "delimiter", (Token("w"),) * count)
@@ -70,19 +78,28 @@ def test_a_rival_is_accepted_and_a_step_of_the_large_model_is_no_draft() -> None
 
 
 def test_drafts_ahead_hide_the_verdicts_of_accepted_ones() -> None:
-    times = commit_times([GOOD] * 7, PACES, 0.3)
-    # the third draft may begin at once, the fourth when the first one is in the chain
-    drafted = [0.12, 0.22, 0.32, 0.52, 0.62, 0.72, 0.92]
-    assert times == pytest.approx([each + 0.3 for each in drafted])
-    sequential = commit_times([GOOD] * 2, replace(PACES, ahead=0), 0.3)
-    assert sequential == pytest.approx([0.42, 0.82])
+    times = commit_times([GOOD] * 7, PACES, VERDICT)
+    first = FIRST_DRAFT + VERDICT
+    # The third draft begins at once. The fourth begins when the first one is in the chain, and the
+    # seventh when the fourth one is.
+    in_chain = [first, first + NEXT_DRAFT, first + 2 * NEXT_DRAFT]
+    in_chain += [each + NEXT_DRAFT + VERDICT for each in in_chain]
+    in_chain += [in_chain[3] + NEXT_DRAFT + VERDICT]
+    assert times == pytest.approx(in_chain)
+    sequential = commit_times([GOOD] * 2, replace(PACES, ahead=0), VERDICT)
+    assert sequential == pytest.approx([first, first + NEXT_DRAFT + VERDICT])
 
 
 def test_a_rejected_draft_waits_for_its_verdict_and_its_repair() -> None:
-    times = commit_times([BAD, GOOD], PACES, 0.3)
-    assert times == pytest.approx([0.42 + 0.2 + 0.9, 1.52 + 0.12 + 0.3])
+    repaired = FIRST_DRAFT + VERDICT + REPAIR
+    times = commit_times([BAD, GOOD], PACES, VERDICT)
+    assert times == pytest.approx([repaired, repaired + FIRST_DRAFT + VERDICT])
+
+
+def test_a_step_of_the_large_model_takes_no_draft_and_no_verdict() -> None:
     by_large = Round(0, accepted=True, tokens=10, written=10)
-    assert commit_times([by_large, GOOD], PACES, 0.3) == pytest.approx([1.1, 1.52])
+    times = commit_times([by_large, GOOD], PACES, VERDICT)
+    assert times == pytest.approx([REPAIR, REPAIR + FIRST_DRAFT + VERDICT])
 
 
 @pytest.mark.parametrize("accepted", [0.0, 0.3, 0.7, 1.0])
