@@ -26,6 +26,10 @@ TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
 VOCABULARIES = "vocabularies"
 DOCKER = "docker"
+VLLM = "vLLM's own code"
+IMPORTING_VLLM = ("test_tool_parsers", "test_clients", "test_padded")
+"""Files that import vLLM or torch into the process of the tests, which takes many seconds."""
+
 TOGETHER = {  # files whose tests use the same servers
     **dict.fromkeys(
         ("test_tutorial", "test_dying", "test_priorities", "test_ray_serve", "test_tune"),
@@ -34,20 +38,18 @@ TOGETHER = {  # files whose tests use the same servers
     **dict.fromkeys(("test_endpoint", "test_solve"), "a small model of another vocabulary"),
 }
 FIRST = (  # what takes longest: groups and files
-    "test_tool_parsers",
-    *(
-        "the paced pair",
-        "test_eval",
-        "a small model of another vocabulary",
-        "test_speculation",
-    ),
-    *(
-        "test_load_generators",
-        "test_random_pair",
-        "test_policies",
-        "test_soak",
-    ),
-    *("test_lm_eval", "test_serving", "test_regular_expressions"),
+    "the paced pair",
+    "test_eval",
+    VLLM,
+    "a small model of another vocabulary",
+    "test_speculation",
+    "test_load_generators",
+    "test_random_pair",
+    "test_policies",
+    "test_soak",
+    "test_lm_eval",
+    "test_serving",
+    "test_regular_expressions",
 )
 GROUPS = "groups.json"
 DEATHS = "deaths.txt"
@@ -80,6 +82,8 @@ def _group(item: pytest.Item) -> str | None:
     """
     if item.get_closest_marker("servers"):
         return TOGETHER.get(item.path.stem, item.path.stem)
+    if item.path.stem in IMPORTING_VLLM:
+        return VLLM
     if TESTS / "docker" in item.path.parents:
         return DOCKER
     names = vars(getattr(item, "module", None) or item)
