@@ -7,6 +7,7 @@ pair's, with the marks of a model family as special tokens.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -161,12 +162,10 @@ class ParsingVllm(RealVllm):
 
     scale_out: bool = True
     parser: Derenderer = field(init=False)
-    answers: dict[bytes, tuple[int, dict[str, Any]]] = field(
-        default_factory=dict[bytes, tuple[int, dict[str, Any]]]
-    )
+    answers: dict[bytes, tuple[int, bytes]] = field(default_factory=dict[bytes, tuple[int, bytes]])
     """
-    The status and the answer of each request so far. vLLM keeps no state: it parses all tokens of a
-    stream again for each token, and equal requests have equal answers.
+    The status and the answer of each request so far. vLLM keeps no state: equal requests have equal
+    answers.
     """
 
     def __post_init__(self) -> None:
@@ -184,17 +183,17 @@ class ParsingVllm(RealVllm):
     async def parse_tools(self, request: web.Request) -> web.Response:
         if request.path != DERENDER:
             return await super().parse_tools(request)
-        content = await request.read()
-        body = orjson.loads(content)
-        self.requests.append((request.path, body))
-        if content not in self.answers:
-            self.answers[content] = self._parsed(body)
-        status, answer = self.answers[content]
-        return web.json_response(answer, status=status)
+        status, answer = self.derendered(await request.read())
+        return web.Response(body=answer, status=status, content_type="application/json")
 
-    def _parsed(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The status and the answer of vLLM's route."""
-        try:
-            return 200, self.parser.answer(body)
-        except Exception as exc:  # vLLM's route answers so, too
-            return 400, {"error": {"message": str(exc), "code": 400}}
+    def derendered(self, content: bytes) -> tuple[int, bytes]:
+        """Return the status and the answer of vLLM's route to a request."""
+        if content not in self.answers:
+            status = 200
+            try:
+                answer = self.parser.answer(orjson.loads(content))
+            except Exception as exc:  # vLLM's route answers so, too
+                status = 400
+                answer = {"error": {"message": str(exc), "code": 400}}
+            self.answers[content] = status, json.dumps(answer).encode()
+        return self.answers[content]
