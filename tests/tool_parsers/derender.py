@@ -140,7 +140,7 @@ class Derenderer:
         window = (tuple(state.prev_tokens), state.prefix_offset, state.read_offset)
         key = (tuple(ids), window, tuple(options.items()))
         if key not in self._texts:
-            find = OnlineDerenderer._detokenize_delta
+            find: Any = OnlineDerenderer._detokenize_delta  # pyright: ignore[reportPrivateUsage]
             self._texts[key] = find(self._derenderer, tokenizer, list(ids), state, **options)
         return self._texts[key]
 

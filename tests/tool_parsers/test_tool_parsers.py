@@ -264,7 +264,7 @@ def without_network(server: ParsingVllm, vllm: VllmEndpoint) -> Generator[None]:
     """Let *vllm* have answers parsed by a call of *server*, which is quicker, and the same."""
     by_network = vllm.connection.post
 
-    async def post(call: Call, path: str, body: Mapping[str, Any]) -> Any:
+    async def post(call: Call, path: str, body: dict[str, Any]) -> Any:
         if path != DERENDER:
             return await by_network(call, path, body)
         status, answer = server.derendered(write_body(body))
