@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 .PHONY: help install browser clients demo test quick check size ratchet coverage bench bench-overhead faults soak real fuzz versions mutate docs docs-serve lock clean \
-  pyright mypy lint-imports format lint codespell dense
+  pyright mypy lint-imports format lint codespell dense torch locked-0 locked-1
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
 # distributions build Python with profile-guided optimisation, pyenv by default without, and most CPU time of the tests is
@@ -12,7 +12,9 @@ RUN := .venv/bin
 # Installed again only when what is installed changes.
 STAMP := .venv/.installed-$(shell cat requirements/*.txt pyproject.toml | cksum | cut -d' ' -f1)
 PIP := $(RUN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install -qq --no-deps
+INSTALL := $(PIP) install -qq --no-deps --no-compile
+# The bytecode of all packages, but not of their tests, in as many processes as there are cores.
+COMPILE := $(RUN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests?/' .venv/lib
 # The core: the loop and what it is made of, but neither HTTP nor servers, which `make test` tries for real.
 CORE := policies/*,orchestrator/*.py
 UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/test_solver.py
@@ -128,8 +130,15 @@ $(STAMP):
 	  { echo "stepspec needs Python 3.11 or later, as in: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	[ -x $(RUN)/python ] || $(PYTHON) -m venv .venv
 	@echo "Installing torch, vLLM for CPUs and the tools into .venv: once, a few minutes."
+	@$(MAKE) --no-print-directory --jobs 3 torch locked-0 locked-1
+	$(INSTALL) --no-build-isolation --editable .
+	$(COMPILE) || true # some have files of other versions of Python
+	@rm -f .venv/.installed-* && touch $@
+
+torch:
 	$(INSTALL) -r requirements/torch.txt 2>/dev/null || \
 	  $(INSTALL) -r requirements/torch.txt --index-url $(CPU_WHEELS)
-	$(INSTALL) -r requirements/lock.txt
-	$(INSTALL) --no-build-isolation --editable .
-	@rm -f .venv/.installed-* && touch $@
+
+# Every second package of the lock: pip installs one after the other.
+locked-0 locked-1:
+	$(INSTALL) $$(awk 'NR % 2 == $(@:locked-%=%)' requirements/lock.txt)

@@ -9,6 +9,7 @@ workers end together. Without xdist, all tests run in the order of their files.
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import sys
@@ -26,6 +27,10 @@ TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
 VOCABULARIES = "vocabularies"
 DOCKER = "docker"
+VLLM = "vLLM's own code"
+IMPORTING_VLLM = ("test_tool_parsers", "test_clients", "test_padded")
+"""Files that import vLLM or torch into the process of the tests, which takes many seconds."""
+
 TOGETHER = {  # files whose tests use the same servers
     **dict.fromkeys(
         ("test_tutorial", "test_dying", "test_priorities", "test_ray_serve", "test_tune"),
@@ -34,20 +39,18 @@ TOGETHER = {  # files whose tests use the same servers
     **dict.fromkeys(("test_endpoint", "test_solve"), "a small model of another vocabulary"),
 }
 FIRST = (  # what takes longest: groups and files
-    "test_tool_parsers",
-    *(
-        "the paced pair",
-        "test_eval",
-        "a small model of another vocabulary",
-        "test_speculation",
-    ),
-    *(
-        "test_load_generators",
-        "test_random_pair",
-        "test_policies",
-        "test_soak",
-    ),
-    *("test_lm_eval", "test_serving", "test_regular_expressions"),
+    "the paced pair",
+    "test_eval",
+    VLLM,
+    "a small model of another vocabulary",
+    "test_speculation",
+    "test_load_generators",
+    "test_random_pair",
+    "test_policies",
+    "test_soak",
+    "test_lm_eval",
+    "test_serving",
+    "test_regular_expressions",
 )
 GROUPS = "groups.json"
 DEATHS = "deaths.txt"
@@ -80,6 +83,8 @@ def _group(item: pytest.Item) -> str | None:
     """
     if item.get_closest_marker("servers"):
         return TOGETHER.get(item.path.stem, item.path.stem)
+    if item.path.stem in IMPORTING_VLLM:
+        return VLLM
     if TESTS / "docker" in item.path.parents:
         return DOCKER
     names = vars(getattr(item, "module", None) or item)
@@ -151,11 +156,20 @@ def pytest_configure() -> None:
 
     Programs that the tests start would ignore it too, and with it the Ctrl-C that some tests send
     them.
+
+    While modules are imported, garbage collections would take a fifth of the time for nothing.
     """
+    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, but never look at what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

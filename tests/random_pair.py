@@ -253,8 +253,8 @@ async def measure(
     cache: Path = CACHE,
 ) -> list[MethodRow]:
     """
-    Execute *runs* runs of each of the *methods*, *at_once* in parallel, with budgets of *tokens*
-    tokens.
+    Execute *runs* runs of each of the *methods*, *at_once* of all of them in parallel, with budgets
+    of *tokens* tokens.
     """
     rows = [MethodRow(method) for method in methods]
     free = asyncio.Semaphore(at_once)
@@ -271,6 +271,5 @@ async def measure(
             async with free:
                 await attempt(solver, sides, row, number, Budget(tokens=tokens))
 
-        for row in rows:
-            await asyncio.gather(*(run(row, number) for number in range(runs)))
+        await asyncio.gather(*(run(row, number) for row in rows for number in range(runs)))
     return rows

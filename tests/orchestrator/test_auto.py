@@ -145,7 +145,7 @@ class World:
                 )
             recorder(event)  # type: ignore[arg-type]
             if deciding is not None:
-                deciding.read(recorder.moments[-1])
+                deciding.read(recorder.last)
 
         small.observe = large.observe = observe
         async with auto.server_load.place() if auto else nullcontext():
@@ -153,7 +153,7 @@ class World:
             control = LookaheadControl(AHEAD, auto=deciding)
             policy = aside if arm == "large" else method
             await reason(policy, PROBLEM, ahead=control, spent=budget.spent, observe=observe)
-            observe(Finished("stop", "", recorder.moments[-1].at))
+            observe(Finished("stop", "", recorder.last.at))
         assert (small.open, large.open) == (0, 0)
         return recorder.moments
 
@@ -408,7 +408,7 @@ def test_stepping_aside_costs_no_request_no_draft_and_no_token_of_the_budget() -
 
         def observe(event: Event) -> None:
             recorder(event)
-            deciding.read(recorder.moments[-1])
+            deciding.read(recorder.last)
 
         await reason(SpecReason(small, large), PROBLEM, ahead=control, observe=observe)
 
@@ -695,7 +695,7 @@ def test_what_fails_a_shadow_draft_fails_the_run_as_the_method_would() -> None:
 
         def observe(event: Event) -> None:
             recorder(event)
-            deciding.read(recorder.moments[-1])
+            deciding.read(recorder.last)
 
         control = LookaheadControl(AHEAD, auto=deciding)
         await reason(SpecReason(small, large), PROBLEM, ahead=control, observe=observe)

@@ -7,6 +7,7 @@ pair's, with the marks of a model family as special tokens.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +49,28 @@ def vocabulary(marks: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
+class ReadingOn:
+    """vLLM's *parser* after the first *count* parts of an answer, which it is not given again."""
+
+    def __init__(self, parser: Any, count: int) -> None:
+        self._parser = parser
+        self._known = count
+
+    def parse_delta(self, *arguments: Any, **options: Any) -> Any:
+        if self._known:
+            self._known -= 1
+            return None
+        return self._parser.parse_delta(*arguments, **options)
+
+
 class Derenderer:
-    """vLLM's parsers *tool* and *reasoning*, by their names for the command line."""
+    """
+    vLLM's parsers *tool* and *reasoning*, by their names for the command line.
+
+    For each token of a stream, vLLM lets a new parser read all tokens again, which takes most of
+    the time. Here a stream that goes on has the parser of its last request, which has read the
+    same.
+    """
 
     def __init__(self, tokenizer: Tokenizer, tool: str | None, reasoning: str | None) -> None:
         known: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -66,29 +87,62 @@ class Derenderer:
         made.chat_template = None
         made.chat_template_content_format = "auto"
         made.default_chat_template_kwargs = {}
+        made._detokenize_delta = self._detokenized
         self._derenderer = made
+        self._texts: dict[object, Any] = {}
+        self._goes_on: dict[str, Any] | None = None
+        """What the next request of the last stream has in common with the last answer."""
+        self._reading: Any = None
+        """The parser of the last stream."""
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """Answer the *body* of a request to `DERENDER`."""
         if body.get("stream"):
-            return self._tokens(DerenderChatStreamRequest.model_validate(body))
+            return self._tokens(body)
         request = DerenderChatRequest.model_validate(body)
         choices = self._derenderer._derender_chat(
             request.generate_response, request.chat_request, request.prompt_token_ids
         )
         return {"choices": [choice.model_dump() for choice in choices]}
 
-    def _tokens(self, request: DerenderChatStreamRequest) -> dict[str, Any]:
+    def _tokens(self, body: dict[str, Any]) -> dict[str, Any]:
+        request = DerenderChatStreamRequest.model_validate(body)
+        state = request.stream_state or DerenderStreamState()
+        goes_on = self._goes_on is not None and self._goes_on.items() <= body.items()
+        known = ReadingOn(self._reading, len(state.output_chunk_lens)) if goes_on else None
+        self._goes_on = None  # a parser that fails here is not used again
+
+        def parser(*arguments: Any, **options: Any) -> Any:
+            if known is not None:
+                return known
+            self._reading = self._derenderer.parser(*arguments, **options)
+            return self._reading
+
         chunk, state = self._derenderer._derender_chat_stream_parsed(
-            self._derenderer.parser,
+            parser,
             MODEL,
             request.generate_chunk,
-            request.stream_state or DerenderStreamState(),
+            state,
             request.chat_request,
             None,
             request.prompt_token_ids,
         )
-        return {"chunk": chunk.model_dump(), "stream_state": state.model_dump()}
+        after = state.model_dump()
+        if not any(choice.finish_reason for choice in request.generate_chunk.choices):
+            self._goes_on = {**body, "stream_state": after}
+            del self._goes_on["generate_chunk"]
+        return {"chunk": chunk.model_dump(), "stream_state": after}
+
+    def _detokenized(
+        self, tokenizer: Any, ids: Sequence[int], state: DerenderStreamState, **options: bool
+    ) -> Any:
+        """Remember the texts of tokens, which vLLM finds again for each token of a stream."""
+        window = (tuple(state.prev_tokens), state.prefix_offset, state.read_offset)
+        key = (tuple(ids), window, tuple(options.items()))
+        if key not in self._texts:
+            find: Any = OnlineDerenderer._detokenize_delta  # pyright: ignore[reportPrivateUsage]
+            self._texts[key] = find(self._derenderer, tokenizer, list(ids), state, **options)
+        return self._texts[key]
 
 
 @dataclass
@@ -108,12 +162,10 @@ class ParsingVllm(RealVllm):
 
     scale_out: bool = True
     parser: Derenderer = field(init=False)
-    answers: dict[bytes, tuple[int, dict[str, Any]]] = field(
-        default_factory=dict[bytes, tuple[int, dict[str, Any]]]
-    )
+    answers: dict[bytes, tuple[int, bytes]] = field(default_factory=dict[bytes, tuple[int, bytes]])
     """
-    The status and the answer of each request so far. vLLM keeps no state: it parses all tokens of a
-    stream again for each token, and equal requests have equal answers.
+    The status and the answer of each request so far. vLLM keeps no state: equal requests have equal
+    answers.
     """
 
     def __post_init__(self) -> None:
@@ -131,17 +183,17 @@ class ParsingVllm(RealVllm):
     async def parse_tools(self, request: web.Request) -> web.Response:
         if request.path != DERENDER:
             return await super().parse_tools(request)
-        content = await request.read()
-        body = orjson.loads(content)
-        self.requests.append((request.path, body))
-        if content not in self.answers:
-            self.answers[content] = self._parsed(body)
-        status, answer = self.answers[content]
-        return web.json_response(answer, status=status)
+        status, answer = self.derendered(await request.read())
+        return web.Response(body=answer, status=status, content_type="application/json")
 
-    def _parsed(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The status and the answer of vLLM's route."""
-        try:
-            return 200, self.parser.answer(body)
-        except Exception as exc:  # vLLM's route answers so, too
-            return 400, {"error": {"message": str(exc), "code": 400}}
+    def derendered(self, content: bytes) -> tuple[int, bytes]:
+        """Return the status and the answer of vLLM's route to a request."""
+        if content not in self.answers:
+            status = 200
+            try:
+                answer = self.parser.answer(orjson.loads(content))
+            except Exception as exc:  # vLLM's route answers so, too
+                status = 400
+                answer = {"error": {"message": str(exc), "code": 400}}
+            self.answers[content] = status, json.dumps(answer).encode()
+        return self.answers[content]
