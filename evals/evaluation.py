@@ -95,7 +95,13 @@ async def evaluate(
     folder = evaluation.folder
     about = orjson.loads(orjson.dumps(evaluation.about(solver)))
     with SampleStore(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
-        record = await _begin(solver, evaluation, about, workers, resumed=len(samples.done))
+        record = await _begin(
+            solver,
+            evaluation,
+            about,
+            workers,
+            resumed=len(samples.done),
+        )
         try:
             await _measure(solver, evaluation, samples, console, workers)
         except ConfigurationError:
@@ -130,7 +136,11 @@ async def _measure(
         slots = workers.slots(solver.settings, plan)
     async with Graders() as graders:
         with progress_bars(console) as progress:
-            bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
+            bar = progress.add_task(
+                evaluation.benchmark.name,
+                total=len(places),
+                completed=done,
+            )
 
             def advance(_: Sample) -> None:
                 progress.advance(bar)

@@ -73,7 +73,13 @@ def trials(plan: Plan) -> Iterator[Trial]:
         for repeat in range(plan.repeats):
             number = index * plan.repeats + repeat
             for arm in (*turns(free, number), *controls):
-                yield Trial(number, repeat, derive_seed(plan.seed, index, repeat), task, arm)
+                yield Trial(
+                    number,
+                    repeat,
+                    derive_seed(plan.seed, index, repeat),
+                    task,
+                    arm,
+                )
 
 
 def identity(plan: Plan) -> Mapping[str, Any]:

@@ -91,7 +91,12 @@ class WorkerPool:
         self._alone_since = asyncio.get_running_loop().time()
         rules = replace(plan, tasks=())
         return [
-            partial(self._slot, settings.turned(number), rules) for number in range(self._workers)
+            partial(
+                self._slot,
+                settings.turned(number),
+                rules,
+            )
+            for number in range(self._workers)
         ]
 
     @asynccontextmanager
@@ -276,7 +281,12 @@ async def _join(address: str, workers: int) -> None:
     elif address != "auto":
         await _reach(address)
     try:  # In this thread: a local cluster ends with the thread that started it.
-        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            **options,
+        )
     except (ConnectionError, RuntimeError, ValueError) as exc:
         raise ConfigurationError(
             f"cannot join the Ray cluster at {address!r}: {' '.join(str(exc).split())}; every"

@@ -89,7 +89,11 @@ class WorkerSession:
         with tempfile.TemporaryDirectory(prefix="stepspec-") as folder:
             path = Path(folder, "trace.jsonl")
             try:
-                solved = await self._worker.solve(trial, options, path if traced else None)
+                solved = await self._worker.solve(
+                    trial,
+                    options,
+                    path if traced else None,
+                )
             except StepspecError as exc:
                 return exc, _read(path)
             return solved, _read(path)

@@ -438,7 +438,11 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     student = Z + 2.37 / degrees_of_freedom + 2.82 / degrees_of_freedom**2
     tail = NormalDist().cdf(-student * math.sqrt(n / degrees_of_freedom))
     skipped = int(tail * len(ratios))  # at each end
-    return Interval(sum(ours) / sum(theirs), low=ratios[skipped], high=ratios[-1 - skipped])
+    return Interval(
+        sum(ours) / sum(theirs),
+        low=ratios[skipped],
+        high=ratios[-1 - skipped],
+    )
 
 
 def mcnemar(gained: int, lost: int) -> float:

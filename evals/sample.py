@@ -84,7 +84,13 @@ class Arm:
         """Make an arm of what `record` returned. Fields that this version lacks are left out."""
         overrides: Any = {name: record[name] for name in arm_options() if name in record}
         about = {name: record[name] for name in ("like", "sampling") if name in record}
-        return cls.of(record["name"], record["policy"], record["options"], **about, **overrides)
+        return cls.of(
+            record["name"],
+            record["policy"],
+            record["options"],
+            **about,
+            **overrides,
+        )
 
     def record(self) -> dict[str, Any]:
         """The arm as one table of names and values, for files."""
@@ -197,7 +203,13 @@ class Sample:
         if solution is None:
             return cls(arm.name, False, 0.0, EMPTY_LEDGER, FAILED, **more)
         steps = [
-            StepRecord(step.author, step.fate, step.grade, step.reason, round(step.at, 4))
+            StepRecord(
+                step.author,
+                step.fate,
+                step.grade,
+                step.reason,
+                round(step.at, 4),
+            )
             for step in solution.steps
         ]
         return cls(
@@ -275,7 +287,13 @@ async def solve_once(
         return None
 
 
-async def is_right(solver: Solver, arm: Arm, task: Task, seed: int, graders: Graders) -> bool:
+async def is_right(
+    solver: Solver,
+    arm: Arm,
+    task: Task,
+    seed: int,
+    graders: Graders,
+) -> bool:
     """Whether *arm* solves *task* with this sampling *seed*. An ungraded answer is not right."""
     sampling = solver.settings.run.sampling.with_seed(seed)
     solution = await solve_once(solver, arm, task.problem, sampling=sampling)
@@ -293,6 +311,12 @@ async def sample_once(
 ) -> Sample:
     """Solve *task* with *arm* and this sampling *seed*. Only the text of the gold is right."""
     sampling = solver.settings.run.sampling.with_seed(seed)
-    solution = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
+    solution = await solve_once(
+        solver,
+        arm,
+        task.problem,
+        sampling=sampling,
+        observe=observe,
+    )
     right = solution is not None and solution.answer == str(task.gold)
     return Sample.of(solution, arm, correct=right, seed=seed)

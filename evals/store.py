@@ -43,7 +43,13 @@ class JsonlStore:
     remedy: ClassVar[str] = REMEDY
     """What to do about a file with another header."""
 
-    def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        about: Mapping[str, Any],
+        *,
+        fresh: bool = False,
+    ) -> None:
         self.path = path
         self._head = orjson.dumps(dict(about)) + b"\n"
         self._fresh = fresh

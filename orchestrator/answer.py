@@ -155,7 +155,14 @@ class AnswerStream:
 
     def update(self, text: str) -> None:
         """Emit the new part of *text*, to which more will be added."""
-        self._emit_rest(answer_text(text, self._stops, complete=False, thought=self._thought))
+        self._emit_rest(
+            answer_text(
+                text,
+                self._stops,
+                complete=False,
+                thought=self._thought,
+            )
+        )
 
     def finish(self, text: str) -> None:
         """Emit the rest of *text*, which is complete."""
@@ -229,7 +236,11 @@ class CallStream(AnswerStream):
         for piece in self._pieces:
             call = found.get(piece.index, ToolCall("", "", ""))
             arguments = call.arguments + piece.arguments
-            found[piece.index] = ToolCall(piece.id or call.id, piece.name or call.name, arguments)
+            found[piece.index] = ToolCall(
+                piece.id or call.id,
+                piece.name or call.name,
+                arguments,
+            )
         return tuple(found[index] for index in sorted(found))
 
     @property
@@ -329,7 +340,14 @@ class CallStream(AnswerStream):
     def _emit_parsed(self) -> None:
         complete = bool(self._pieces)
         content = "" if self._content.isspace() else self._content
-        self._emit_rest(answer_text(content, self._stops, complete=complete, thought=self._thought))
+        self._emit_rest(
+            answer_text(
+                content,
+                self._stops,
+                complete=complete,
+                thought=self._thought,
+            )
+        )
         self._emit_pieces()
 
     def _emit_pieces(self) -> None:

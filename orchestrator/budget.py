@@ -120,7 +120,12 @@ class Budgeted:
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
-        return await self.model.branch(chain, begun, stop=stop, limit=self._most(chain, limit))
+        return await self.model.branch(
+            chain,
+            begun,
+            stop=stop,
+            limit=self._most(chain, limit),
+        )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         return await self.model.score(chain, *spans, top=top)

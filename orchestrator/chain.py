@@ -175,7 +175,12 @@ class Step:
                 token = replace(token, text=token.text[:left], id=-1)
             tokens.append(token)
             left -= len(token.text)
-        return replace(self, text=self.text[:keep], stop="length", tokens=Tokens.of(tokens))
+        return replace(
+            self,
+            text=self.text[:keep],
+            stop="length",
+            tokens=Tokens.of(tokens),
+        )
 
 
 def beginning(steps: Iterable[Step], keep: int) -> tuple[Step, ...]:

@@ -198,7 +198,11 @@ class GuardedStream(io.TextIOBase):
     """
 
     def write(self, text: str, /) -> int:
-        with suppress(OSError, ValueError, AttributeError):  # without a stream, sys.stderr is None
+        with suppress(
+            OSError,
+            ValueError,
+            AttributeError,
+        ):  # without a stream, sys.stderr is None
             return sys.stderr.write(text)
         return len(text)
 

@@ -250,7 +250,13 @@ class Lookahead:
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
                 judging = self._start(
-                    self._verify(index, chain, draft, prepared), self._context("verify", index)
+                    self._verify(
+                        index,
+                        chain,
+                        draft,
+                        prepared,
+                    ),
+                    self._context("verify", index),
                 )
                 self._pending.put_nowait(PendingDraft(index, draft, judging))
                 chain = chain.extend(draft)

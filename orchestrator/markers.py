@@ -110,7 +110,11 @@ BRACKETS = ThinkingMarkers("[THINK]", "[/THINK]", "[THINK][/THINK]")
 SEED = ThinkingMarkers("<seed:think>", "</seed:think>", "<seed:think>\n</seed:think>\n")
 """Seed-OSS."""
 
-CHANNEL = ThinkingMarkers("<|channel>thought\n", "<channel|>", "<|channel>thought\n<channel|>")
+CHANNEL = ThinkingMarkers(
+    "<|channel>thought\n",
+    "<channel|>",
+    "<|channel>thought\n<channel|>",
+)
 """Gemma 4."""
 
 HARMONY = ThinkingMarkers(

@@ -414,7 +414,12 @@ class _CurrentRun:
             self(Calling(index, call.id, call.name, call.arguments))
         return outcome
 
-    async def _check(self, check: AnswerCheck, answer: CheckedAnswer, outcome: Outcome) -> Outcome:
+    async def _check(
+        self,
+        check: AnswerCheck,
+        answer: CheckedAnswer,
+        outcome: Outcome,
+    ) -> Outcome:
         def keep(latest: CheckedAnswer) -> None:
             nonlocal answer
             answer = latest
@@ -423,7 +428,14 @@ class _CurrentRun:
         timeout = asyncio.timeout_at(self._deadline(self.budget.seconds))
         try:
             async with timeout:
-                await check.run(answer, len(self.chain.steps), self._left, self.stop, self, keep)
+                await check.run(
+                    answer,
+                    len(self.chain.steps),
+                    self._left,
+                    self.stop,
+                    self,
+                    keep,
+                )
         except TimeoutError:
             if not timeout.expired():
                 raise

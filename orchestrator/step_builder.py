@@ -121,7 +121,13 @@ class StepBuilder:
 
     def so_far(self) -> Step:
         """Return the partial step."""
-        return Step(self._text, self._author, "until", tuple(self._tokens), self._vocabulary)
+        return Step(
+            self._text,
+            self._author,
+            "until",
+            tuple(self._tokens),
+            self._vocabulary,
+        )
 
     def end(self, stop: Stop) -> Step:
         """
@@ -133,7 +139,13 @@ class StepBuilder:
         tokens = list(self._tokens)
         while tokens and not tokens[-1].text:
             tokens.pop()
-        return Step(self._text, self._author, stop, Tokens.of(tokens, self._text), self._vocabulary)
+        return Step(
+            self._text,
+            self._author,
+            stop,
+            Tokens.of(tokens, self._text),
+            self._vocabulary,
+        )
 
     def add(self, token: Token) -> Stop | None:
         """Append *token*. Return why the step ends with it, or None if the step goes on."""
@@ -257,7 +269,11 @@ class StepBuilder:
             if end > start:
                 straddled = straddled or place < start
                 kept = token.text[: max(0, start - place)]
-                self._tokens[index] = replace(token, text=kept, id=-1 if straddled else token.id)
+                self._tokens[index] = replace(
+                    token,
+                    text=kept,
+                    id=-1 if straddled else token.id,
+                )
             place = end
         last = self._tokens[-1]
         self._tokens[-1] = replace(last, text=last.text + self._closing.spelt)

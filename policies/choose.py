@@ -109,7 +109,12 @@ class Choose(Drafting):
             beginnings = shuffle(beginnings, self.temperature, self.seed, chain)
         return beginnings[: self.candidates - 1]
 
-    async def rivals(self, chain: Chain, draft: Step, begun: Sequence[Step]) -> list[Rival]:
+    async def rivals(
+        self,
+        chain: Chain,
+        draft: Step,
+        begun: Sequence[Step],
+    ) -> list[Rival]:
         """
         Write the rivals of *draft*.
 
@@ -160,7 +165,12 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
     return sorted(beginnings, key=lambda begun: begun.tokens[-1].logprob, reverse=True)
 
 
-def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) -> list[Step]:
+def shuffle(
+    begun: Sequence[Step],
+    temperature: float,
+    seed: int,
+    chain: Chain,
+) -> list[Step]:
     """
     Order *begun* by sampling without replacement (Gumbel's top k).
 
@@ -174,7 +184,14 @@ def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) 
     keys = {
         place: step.tokens[-1].logprob / temperature + gumbel() for place, step in enumerate(begun)
     }
-    return [begun[place] for place in sorted(keys, key=lambda place: keys[place], reverse=True)]
+    return [
+        begun[place]
+        for place in sorted(
+            keys,
+            key=lambda place: keys[place],
+            reverse=True,
+        )
+    ]
 
 
 def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival, ...]:

@@ -92,7 +92,11 @@ class Drafting:
         written = await self.large.write(chain, stop=(), limit=tokens)
         if written.text or written.stop == "end":
             return written
-        return await self.large.write(chain, stop=(), until=lambda partial: bool(partial.text))
+        return await self.large.write(
+            chain,
+            stop=(),
+            until=lambda partial: bool(partial.text),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,11 @@ class Method:
 
     def describe_options(self) -> Mapping[str, Option]:
         return {
-            key: Option(option.default, describe(self.kinds[key]), meaning(self.documentation, key))
+            key: Option(
+                option.default,
+                describe(self.kinds[key]),
+                meaning(self.documentation, key),
+            )
             for key, option in self.options.items()
         }
 

@@ -82,7 +82,13 @@ class Reflective(Drafting):
         """Read *draft* twice. Return each token with the fused probabilities of its position."""
         bridge = f"{_break(chain, draft)}{REFLECT.text}{chain.ends.text}{anchor(chain)}"
         top = self.top or (2 if self.rule == "match" else 20)
-        first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
+        first, _, second = await self.large.score(
+            chain,
+            draft.text,
+            bridge,
+            draft.text,
+            top=top,
+        )
         return [
             (token, fuse(token, again, self.alpha))
             for token, again in zip(first, second, strict=True)

@@ -134,7 +134,13 @@ class Clients:
                 f"client {request.client!r} has used up its {emptiest.limit}: try again in {wait} s"
             )
             headers = {"Retry-After": str(wait)}
-            raise ApiError(429, message, code="rate_limit_exceeded", retry=True, headers=headers)
+            raise ApiError(
+                429,
+                message,
+                code="rate_limit_exceeded",
+                retry=True,
+                headers=headers,
+            )
         if REQUESTS in buckets:
             buckets[REQUESTS].take(1)
 

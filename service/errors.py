@@ -154,11 +154,22 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
             return ApiError(503, str(exc), code="overloaded", retry=True)
         case EndpointUnavailable():
             after = {"Retry-After": str(ceil(exc.retry_after))} if exc.retry_after else None
-            return ApiError(503, str(exc), code="upstream_unavailable", retry=retry, headers=after)
+            return ApiError(
+                503,
+                str(exc),
+                code="upstream_unavailable",
+                retry=retry,
+                headers=after,
+            )
         case EndpointError() | StepspecError():
             return ApiError(500, str(exc), code="upstream_error", retry=retry)
         case TimeoutError():
-            return ApiError(504, "no answer before the deadline", code="deadline", retry=False)
+            return ApiError(
+                504,
+                "no answer before the deadline",
+                code="deadline",
+                retry=False,
+            )
         case _:
             message = "the service failed; see its log for the cause"
             return ApiError(500, message, code=INTERNAL_ERROR, retry=retry)

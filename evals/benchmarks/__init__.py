@@ -65,7 +65,13 @@ def read_benchmark(name: str, value: object) -> Benchmark:
     return replace(value, name=name)
 
 
-BENCHMARKS = Registry("benchmark", "benchmarks", "stepspec.benchmarks", BUILT_IN, read_benchmark)
+BENCHMARKS = Registry(
+    "benchmark",
+    "benchmarks",
+    "stepspec.benchmarks",
+    BUILT_IN,
+    read_benchmark,
+)
 """The built-in benchmarks and those of plugins, by name."""
 
 

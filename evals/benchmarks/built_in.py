@@ -112,7 +112,13 @@ def amc23(row: Row, seed: int) -> Task:
     )
 
 
-AMC23 = Benchmark("amc23", "none stated", ("question", "answer"), amc23, source="math-ai/amc23")
+AMC23 = Benchmark(
+    "amc23",
+    "none stated",
+    ("question", "answer"),
+    amc23,
+    source="math-ai/amc23",
+)
 
 
 RIGHT = "Correct Answer"
@@ -135,7 +141,12 @@ def gpqa_diamond(row: Row, seed: int) -> Task:
     choices = [row[column].strip() for column in (RIGHT, *WRONG)]
     order = random.Random(f"{seed} {question}").sample(range(len(choices)), len(choices))
     listed = "\n".join(
-        f"({letter}) {choices[place]}" for letter, place in zip(LETTERS, order, strict=False)
+        f"({letter}) {choices[place]}"
+        for letter, place in zip(
+            LETTERS,
+            order,
+            strict=False,
+        )
     )
     name = row.get("Record ID", "")
     return Task(

@@ -216,7 +216,11 @@ def from_hub(benchmark: Benchmark) -> Sequence[Raw]:
         # What they would log is in the error below.
         logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
-        loaded = datasets.load_dataset(benchmark.source, benchmark.subset, split=benchmark.split)
+        loaded = datasets.load_dataset(
+            benchmark.source,
+            benchmark.subset,
+            split=benchmark.split,
+        )
     except Exception as exc:  # The hub's errors have no common root.
         cause = " ".join(str(exc).split()) or type(exc).__name__
         raise ConfigurationError(

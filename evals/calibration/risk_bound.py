@@ -86,7 +86,16 @@ def _of_difference(paired: Paired, limit: float, level: float) -> float:
     if paired.gained < paired.n:
         most = float(beta.ppf(1 - spent, paired.gained + 1, paired.n - paired.gained))
     gains = np.linspace(0.0, min(most, (1 - limit) / 2), NUISANCE_POINTS)
-    worst = float(np.max(_at_most(paired.lost - paired.gained, paired.n, limit + gains, gains)))
+    worst = float(
+        np.max(
+            _at_most(
+                paired.lost - paired.gained,
+                paired.n,
+                limit + gains,
+                gains,
+            )
+        )
+    )
     return min(1.0, worst + spent)
 
 
@@ -175,7 +184,16 @@ class LossTest:
             return None
 
         def enough(n: int) -> bool:
-            return self.p(Paired(n, math.ceil(n * lost), math.floor(n * gained))) <= self.level
+            return (
+                self.p(
+                    Paired(
+                        n,
+                        math.ceil(n * lost),
+                        math.floor(n * gained),
+                    )
+                )
+                <= self.level
+            )
 
         most = 1
         while not enough(most):

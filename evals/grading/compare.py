@@ -178,7 +178,17 @@ async def _same_groups(answer: str, gold: str, algebra: Algebra) -> Verdict:
 
 async def _same_sets(items: Sequence[str], gold_items: Sequence[str], algebra: Algebra) -> Verdict:
     """Whether each item of either list is also in the other one."""
-    rows = [[await _same(item, gold_item, algebra) for gold_item in gold_items] for item in items]
+    rows = [
+        [
+            await _same(
+                item,
+                gold_item,
+                algebra,
+            )
+            for gold_item in gold_items
+        ]
+        for item in items
+    ]
     columns = zip(*rows, strict=True)
     return _all([_any(verdicts) for verdicts in (*rows, *columns)])
 

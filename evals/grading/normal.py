@@ -125,7 +125,11 @@ def normal(text: str) -> str:
     r"""Return an answer in one notation: ``\dfrac12`` and ``½`` become ``\frac{1}{2}``."""
     text = re.sub("[⁻⁰¹²³⁴-⁹]+", lambda match: f"^{{{_plain(match)}}}", text)
     text = re.sub("[₀-₉]+", lambda match: f"_{{{_plain(match)}}}", text)
-    text = re.sub("[¼-¾⅐-⅞]", lambda match: rf"\frac{{{_plain(match).replace('⁄', '}{')}}}", text)
+    text = re.sub(
+        "[¼-¾⅐-⅞]",
+        lambda match: rf"\frac{{{_plain(match).replace('⁄', '}{')}}}",
+        text,
+    )
     text = _OVERLINED.sub(lambda match: rf"\overline{{{match[0][::2]}}}", text)
     text = _undelimited(unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).strip())
     for pattern, replacement in _SPELLINGS:

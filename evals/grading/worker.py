@@ -77,7 +77,11 @@ def _parse(library: Any, expression: str) -> list[Any]:
         equations=False,
     )
     latex = [library.LatexExtractionConfig(boxed_match_priority=0, normalization_config=plain)]
-    found: list[Any] = library.parse(rf"\boxed{{{expression}}}", latex, parsing_timeout=None)
+    found: list[Any] = library.parse(
+        rf"\boxed{{{expression}}}",
+        latex,
+        parsing_timeout=None,
+    )
     return [value if isinstance(value, str) else value.xreplace(_exact(value)) for value in found]
 
 

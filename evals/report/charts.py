@@ -65,7 +65,11 @@ def scatter(arms: Sequence[Result]) -> Markup:
     for arm in arms:
         _point(axes, arm, markers[arm.name])
     lowest = min(arm.accuracy.low for arm in arms)
-    axes.set(xlim=(0, longest), ylim=(max(0.0, lowest - 0.03), 1.04), xlabel="seconds per problem")
+    axes.set(
+        xlim=(0, longest),
+        ylim=(max(0.0, lowest - 0.03), 1.04),
+        xlabel="seconds per problem",
+    )
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(visible=True, axis="y")
     figure.legend(
@@ -104,9 +108,22 @@ def speed_chart(arms: Sequence[Result], baseline: str = LARGE.name) -> Markup:
     markers = shapes(ran)
     for place, arm in enumerate(ran):
         colour = COLOURS[arm.kind]
-        axes.plot((arm.ratio.low, arm.ratio.high), (place, place), color=colour, linewidth=2)
+        axes.plot(
+            (arm.ratio.low, arm.ratio.high),
+            (place, place),
+            color=colour,
+            linewidth=2,
+        )
         marker = markers[arm.name]
-        axes.plot(arm.ratio.value, place, marker, color=colour, mec=CARD, ms=9, gid="mark")
+        axes.plot(
+            arm.ratio.value,
+            place,
+            marker,
+            color=colour,
+            mec=CARD,
+            ms=9,
+            gid="mark",
+        )
     axes.axvline(1.0, color=EDGE, linewidth=1.5, zorder=0)
     above = ("data", "axes fraction")
     axes.annotate(baseline, (1.0, 1), (0, 3), above, "offset points", ha="center")
@@ -121,5 +138,12 @@ def speed_chart(arms: Sequence[Result], baseline: str = LARGE.name) -> Markup:
     axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(7))
     axes.grid(visible=True, axis="x")
-    described = "; ".join(f"{arm.name}: {text}" for arm, text in zip(ran, words, strict=True))
+    described = "; ".join(
+        f"{arm.name}: {text}"
+        for arm, text in zip(
+            ran,
+            words,
+            strict=True,
+        )
+    )
     return svg(figure, f"Time of a problem, divided by that of {baseline}. {described}")

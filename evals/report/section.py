@@ -201,7 +201,13 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
         run=run,
         figures=figures,
         cases=choose_cases(figures, samples, run.repeats, baseline),
-        verdicts=judge_methods(by_time(figures), samples, run.repeats, max_loss, baseline),
+        verdicts=judge_methods(
+            by_time(figures),
+            samples,
+            run.repeats,
+            max_loss,
+            baseline,
+        ),
         max_loss=max_loss,
         baseline=baseline,
     )

@@ -156,7 +156,12 @@ def _steps(result: Result) -> Row:
     }
 
 
-def _case_table(title: str, cases: Sequence[Case], section: Section, links: Links) -> Table:
+def _case_table(
+    title: str,
+    cases: Sequence[Case],
+    section: Section,
+    links: Links,
+) -> Table:
     rows = [_case_row(case, section) for case in cases]
     targets = [links.get((case.number, case.arm)) for case in cases]
     if not any(targets):

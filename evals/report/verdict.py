@@ -113,7 +113,13 @@ def judge_methods(
     return verdicts
 
 
-def _judge(result: Result, repeats: int, gained: int, lost: int, max_loss: float) -> Verdict:
+def _judge(
+    result: Result,
+    repeats: int,
+    gained: int,
+    lost: int,
+    max_loss: float,
+) -> Verdict:
     problems = result.n // repeats
     apart = result.difference
     loss = _loss(apart, max_loss)
@@ -150,7 +156,12 @@ def _reciprocal(ratio: Interval) -> Interval:
     return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
 
 
-def further_for_loss(problems: int, gained: int, lost: int, max_loss: float) -> int | None:
+def further_for_loss(
+    problems: int,
+    gained: int,
+    lost: int,
+    max_loss: float,
+) -> int | None:
     """
     Return how many further problems exclude a loss above *max_loss*.
 
@@ -164,7 +175,14 @@ def further_for_loss(problems: int, gained: int, lost: int, max_loss: float) -> 
 
     def excluded(further: int) -> bool:
         added = half * further
-        return difference(problems + further, gained + added, lost + added).low >= -max_loss
+        return (
+            difference(
+                problems + further,
+                gained + added,
+                lost + added,
+            ).low
+            >= -max_loss
+        )
 
     # If a number of problems excludes the loss, all larger numbers do.
     least = bisect_left(range(MAX_FURTHER_PROBLEMS + 1), True, lo=1, key=excluded)

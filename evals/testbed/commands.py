@@ -95,8 +95,22 @@ async def demo(
         for number, task in enumerate(fresh_tasks(problems, seed)):
             for arm in turns(ARMS, number):
                 is_shown = arm.name == SHIPPED.name
-                observe: Observer = _shown_run(task, printer, console) if is_shown else _ignore
-                sample = await sample_once(solver, arm, task, derive_seed(0, number, 0), observe)
+                observe: Observer = (
+                    _shown_run(
+                        task,
+                        printer,
+                        console,
+                    )
+                    if is_shown
+                    else _ignore
+                )
+                sample = await sample_once(
+                    solver,
+                    arm,
+                    task,
+                    derive_seed(0, number, 0),
+                    observe,
+                )
                 mark = ("right", "green") if sample.correct else ("wrong", "red")
                 seconds = (f"{sample.seconds:6.2f} s  {arm.name}: ", "dim")
                 console.print(Text.assemble(seconds, mark))

@@ -19,9 +19,17 @@ def main() -> None:
     """Execute the server of a role. Raise `ConfigurationError` for an unknown profile."""
     parser = argparse.ArgumentParser(description="Serve one model of the miniature pair.")
     parser.add_argument("role", choices=ROLES)
-    parser.add_argument("--host", default="0.0.0.0", help="the address to listen on (default: all)")
+    parser.add_argument(
+        "--host",
+        default="0.0.0.0",
+        help="the address to listen on (default: all)",
+    )
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
-    parser.add_argument("--profile", default="paced", help="the pacing profile, from profiles.toml")
+    parser.add_argument(
+        "--profile",
+        default="paced",
+        help="the pacing profile, from profiles.toml",
+    )
     options = parser.parse_args()
     (server,) = miniature_servers(options.profile, (options.role,))
     command = dataclasses.replace(server, host=options.host).command(options.port)

@@ -248,7 +248,13 @@ def miniature_servers(
     counts = Counter[str]()
     servers: list[ServerCommand] = []
     for role in roles:
-        server = _server(profile, role, world.model(role), world.flags, drafting.get(role))
+        server = _server(
+            profile,
+            role,
+            world.model(role),
+            world.flags,
+            drafting.get(role),
+        )
         counts[role] += 1
         if counts[role] > 1:
             server = replace(server, name=f"{role}-{counts[role]}")
@@ -328,6 +334,11 @@ async def running(
             drafter=drafter,
         )
         with show_progress(console) as on_progress:
-            launching = launch(servers, log_dir=log_dir, on_progress=on_progress, prepare=_warm_up)
+            launching = launch(
+                servers,
+                log_dir=log_dir,
+                on_progress=on_progress,
+                prepare=_warm_up,
+            )
             served = await stack.enter_async_context(launching)
         yield served

@@ -71,7 +71,18 @@ async def compare_answers(
                 try:
                     seed = derive_seed(0, number, 0)
                     alone = await is_right(solver, PLAIN, task, seed, graders)
-                    outcomes.append((alone, await is_right(solver, arm, task, seed, graders)))
+                    outcomes.append(
+                        (
+                            alone,
+                            await is_right(
+                                solver,
+                                arm,
+                                task,
+                                seed,
+                                graders,
+                            ),
+                        )
+                    )
                 except EndpointUnreachable:
                     raise
                 except StepspecError:

@@ -138,7 +138,13 @@ class Measuring:
         async with at_most(self._left(PACES_SHARE)):
             await write_streams(self._solver.large, problems, streams)
         loaded = fmean(paces_of(streams) or large.tokens)
-        return PairPaces(small, large, loaded, self._users, self._solver.settings.run.ahead)
+        return PairPaces(
+            small,
+            large,
+            loaded,
+            self._users,
+            self._solver.settings.run.ahead,
+        )
 
     async def _pace(self, endpoint: ModelEndpoint, seconds: float) -> ServerPace:
         """
@@ -238,7 +244,14 @@ class Measuring:
 
     async def _runs(self, paces: PairPaces) -> None:
         """Run the methods that may pay for some seconds each, alone and with all users."""
-        figures = [predict(method, paces, self.found.lengths) for method in self.found.tried]
+        figures = [
+            predict(
+                method,
+                paces,
+                self.found.lengths,
+            )
+            for method in self.found.tried
+        ]
         figures.sort(key=lambda method: (method.careless, -method.alone.value))
         worth = [method.arm.name for method in figures if method.alone.value > 1]
         cells = [(name, size) for name in worth for size in (1, self._users)]
@@ -256,7 +269,12 @@ class Measuring:
         watches: list[RoundWatch] = []
 
         async def user(first: int) -> None:
-            for problem in islice(cycle(self._problems), first, first + len(self._problems), size):
+            for problem in islice(
+                cycle(self._problems),
+                first,
+                first + len(self._problems),
+                size,
+            ):
                 watches.append(RoundWatch())
                 await self._solver.solve(problem, options, observe=watches[-1])
 

@@ -109,7 +109,12 @@ async def write_streams(
             return False
 
         async with opened(endpoint) as model:
-            await model.write(Chain.of(problem), stop=(), limit=STREAM_TOKENS, until=until)
+            await model.write(
+                Chain.of(problem),
+                stop=(),
+                limit=STREAM_TOKENS,
+                until=until,
+            )
 
     await at_once(map(stream, problems))
 

@@ -45,7 +45,13 @@ class Report:
     """Chains of the large model that ended."""
 
     @classmethod
-    def of(cls, measured: Measured, minutes: float, problems: str, **more: Any) -> Report:
+    def of(
+        cls,
+        measured: Measured,
+        minutes: float,
+        problems: str,
+        **more: Any,
+    ) -> Report:
         """Predict what every method gains, and choose one."""
         paces = measured.paces
         methods: tuple[Figures, ...] = ()
@@ -194,7 +200,12 @@ class Report:
                 " STEPSPEC_LARGE__API_KEY.",
             )
         head = [
-            textwrap.fill(line, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
+            textwrap.fill(
+                line,
+                COMMENT_COLUMNS,
+                initial_indent="# ",
+                subsequent_indent="# ",
+            )
             for line in comments
         ]
         text = document(
@@ -255,7 +266,11 @@ class Report:
 
 def endpoint_table(settings: Any) -> Mapping[str, Any]:
     """Return the fields of an endpoint that are set, as a table of a settings file."""
-    fields = settings.model_dump(mode="json", exclude_unset=True, exclude={"role", "api_key"})
+    fields = settings.model_dump(
+        mode="json",
+        exclude_unset=True,
+        exclude={"role", "api_key"},
+    )
     return {name: value for name, value in fields.items() if value not in (None, [], {})}
 
 

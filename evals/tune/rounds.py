@@ -80,7 +80,14 @@ class RoundWatch:
         if step.author == "large":
             self._add(Round(0, accepted=True, tokens=tokens, written=tokens))
         else:
-            self._add(Round(tokens, accepted=True, tokens=tokens, verdict_seconds=seconds))
+            self._add(
+                Round(
+                    tokens,
+                    accepted=True,
+                    tokens=tokens,
+                    verdict_seconds=seconds,
+                )
+            )
 
     def _repair(self, step: Step) -> None:
         """Take in the repair of the oldest judged draft; later drafts are lost."""

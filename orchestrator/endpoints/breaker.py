@@ -174,7 +174,11 @@ class ProbedServers:
         await self._probing.aclose()
         self.stopped = True
         for replica in self.replicas:  # A run that goes on would wait for ever for a probe.
-            closed = EndpointUnavailable("the solver is closed", role=self.role, url=replica.url)
+            closed = EndpointUnavailable(
+                "the solver is closed",
+                role=self.role,
+                url=replica.url,
+            )
             replica.breaker.open(closed)
         await self._exit.aclose()
 
@@ -229,8 +233,19 @@ class ProbedServers:
             failed = [replica for replica in self.replicas if replica.breaker.error]
             causes = "; ".join(f"{replica.url}: {replica.breaker.cause}" for replica in failed)
             urls = ", ".join(replica.url for replica in self.replicas)
-            error = EndpointUnavailable(f"no replica is left: {causes}", role=self.role, url=urls)
-        error.retry_after = min(getattr(failure, "retry_after", 0.0) for failure in failures)
+            error = EndpointUnavailable(
+                f"no replica is left: {causes}",
+                role=self.role,
+                url=urls,
+            )
+        error.retry_after = min(
+            getattr(
+                failure,
+                "retry_after",
+                0.0,
+            )
+            for failure in failures
+        )
         return error
 
     async def _connect(self, replica: Replica) -> None:

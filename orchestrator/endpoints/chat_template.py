@@ -209,7 +209,11 @@ class Template:
                 " switches it on in the endpoint's template (chat_template_kwargs), for example"
                 " template = { enable_thinking = true }, or { thinking = true } for DeepSeek"
             )
-        return self._opened_by_the_model(f"{self.pairs[0].opening}\n", self.pairs[0], "setting")
+        return self._opened_by_the_model(
+            f"{self.pairs[0].opening}\n",
+            self.pairs[0],
+            "setting",
+        )
 
     def _opened_by_the_model(
         self,
@@ -247,14 +251,36 @@ def template_from_renderings(rendered: Sequence[str], marks: Marks | None = None
         raise MissingCapability(
             "the chat template puts nothing between two turns, so that no question can be asked"
         )
-    pairs = (paired(*marks[:2]),) if marks else (*KNOWN, *_shown_pairs(start, head, reasoned))
+    pairs = (
+        (paired(*marks[:2]),)
+        if marks
+        else (
+            *KNOWN,
+            *_shown_pairs(
+                start,
+                head,
+                reasoned,
+            ),
+        )
+    )
     reply_head, ending = _around_reply(start, head, reply, wrapped)
     if marks and marks[2:]:
         reply_head = marks[2]
         pairs = (pairs[0].replying(reply_head),)
     if marks and marks[3:]:
         ending = marks[3]
-    pairs = tuple([_handing_over(markers, start, head, reasoned, reply_head) for markers in pairs])
+    pairs = tuple(
+        [
+            _handing_over(
+                markers,
+                start,
+                head,
+                reasoned,
+                reply_head,
+            )
+            for markers in pairs
+        ]
+    )
     for markers in pairs:
         found = _with_block(markers, start, head, turn, answer)
         if found is not None:
@@ -368,7 +394,14 @@ def _with_block(
     """
     opened_at = markers.open_at(start)
     if opened_at >= 0:
-        return _with_open_block(markers, start[:opened_at], start[opened_at:], head, turn, answer)
+        return _with_open_block(
+            markers,
+            start[:opened_at],
+            start[opened_at:],
+            head,
+            turn,
+            answer,
+        )
     added = head[len(start) :] if head.startswith(start) else ""
     if markers.closed_in(start):
         space = added if not added.strip() else ""

@@ -96,7 +96,11 @@ async def choose(
                 replica.breaker.wanted.set()
             await _change(left, None, asyncio.ALL_COMPLETED)
         else:
-            await _change(probed or left, None if probed else seconds, asyncio.FIRST_COMPLETED)
+            await _change(
+                probed or left,
+                None if probed else seconds,
+                asyncio.FIRST_COMPLETED,
+            )
 
 
 async def _change(replicas: Sequence[Replica], seconds: float | None, return_when: str) -> None:
@@ -125,7 +129,12 @@ class Placement:
     A call waits for *patience* seconds for a server while none works.
     """
 
-    def __init__(self, servers: ProbedServers, observe: Observer, patience: float) -> None:
+    def __init__(
+        self,
+        servers: ProbedServers,
+        observe: Observer,
+        patience: float,
+    ) -> None:
         self._servers = servers
         self._observe = observe
         self._patience = patience
@@ -232,7 +241,12 @@ class ReplicatedModel(SingleModel):
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
         return await self._placement.call(
-            lambda endpoint: self._model(endpoint).branch(chain, begun, stop=stop, limit=limit)
+            lambda endpoint: self._model(endpoint).branch(
+                chain,
+                begun,
+                stop=stop,
+                limit=limit,
+            )
         )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
@@ -249,7 +263,12 @@ class ReplicatedModel(SingleModel):
         opening: str = "",
     ) -> Mapping[str, float]:
         return await self._placement.call(
-            lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
+            lambda endpoint: self._model(endpoint).ask(
+                chain,
+                question,
+                choices,
+                opening=opening,
+            )
         )
 
     def _model(self, endpoint: Server) -> Model:
@@ -372,7 +391,12 @@ class ReplicatedEndpoint(ProbedServers):
         Let any server parse, as `ModelEndpoint.parse_tokens` does: *state* is all that it needs.
         """
         return await self.call(
-            lambda endpoint: endpoint.parse_tokens(toolset, tokens, state, finished=finished)
+            lambda endpoint: endpoint.parse_tokens(
+                toolset,
+                tokens,
+                state,
+                finished=finished,
+            )
         )
 
     async def queue(self) -> QueueGauges | None:

@@ -317,7 +317,14 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
         turns = [(message.role, message.content) for message in chain.messages]
         totals = chain.totals
         text = totals.count, totals.tokens, totals.hashed.digest(), opening
-        return _digest(self.seed, role, verb, turns, *text, *(["again"] if again else []))
+        return _digest(
+            self.seed,
+            role,
+            verb,
+            turns,
+            *text,
+            *(["again"] if again else []),
+        )
 
 
 def _digest(*key: object) -> int:

@@ -195,7 +195,16 @@ class Connection:
         deadlines = self.endpoint.deadlines
         async with self.slots.held():
             ends = asyncio.get_running_loop().time() + deadlines.total
-            beginning = self._retry(partial(self._begin, call, path, body, ends), deadlines.first)
+            beginning = self._retry(
+                partial(
+                    self._begin,
+                    call,
+                    path,
+                    body,
+                    ends,
+                ),
+                deadlines.first,
+            )
             events = await _within(
                 call,
                 deadlines.unstreamed,
@@ -210,7 +219,13 @@ class Connection:
     async def _begin(self, call: Call, path: str, body: Body, ends: float) -> Events:
         response = await self._send(call, path, body)
         pieces = response.content.iter_any()
-        events = Events(call, pieces, partial(_release, response), self.endpoint.deadlines, ends)
+        events = Events(
+            call,
+            pieces,
+            partial(_release, response),
+            self.endpoint.deadlines,
+            ends,
+        )
         try:
             await events.prime()
         except BaseException:
@@ -262,7 +277,12 @@ class Connection:
             await self.slots.start()
         yield
 
-    async def _send(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
+    async def _send(
+        self,
+        call: Call,
+        path: str,
+        body: Body | None,
+    ) -> aiohttp.ClientResponse:
         """
         Send one request, with its priority and the salt of its cache; return the response with its
         body unread.
@@ -280,7 +300,12 @@ class Connection:
                 self.priorities = False
         return await self._send_once(call, path, body)
 
-    async def _send_once(self, call: Call, path: str, body: Body | None) -> aiohttp.ClientResponse:
+    async def _send_once(
+        self,
+        call: Call,
+        path: str,
+        body: Body | None,
+    ) -> aiohttp.ClientResponse:
         method = "GET"
         content: bytes | None = None
         headers = CARRIED.get()
@@ -303,7 +328,12 @@ class Connection:
             if response.status >= 400:
                 raise await _refusal(call, response, path)
         except CONNECTION_ERRORS as exc:
-            raise connection_error(call, exc, self.endpoint.deadlines.connect, self.proxy) from exc
+            raise connection_error(
+                call,
+                exc,
+                self.endpoint.deadlines.connect,
+                self.proxy,
+            ) from exc
         return response
 
     async def _retry(
@@ -508,7 +538,12 @@ def _pause(failure: EndpointUnavailable | LocalShortage, failures: int) -> float
     return pause
 
 
-async def _within(call: Call, seconds: float, message: str, work: Coroutine[Any, Any, T]) -> T:
+async def _within(
+    call: Call,
+    seconds: float,
+    message: str,
+    work: Coroutine[Any, Any, T],
+) -> T:
     """Wait for *work*. Raise `EndpointUnavailable` with the *message* after that many *seconds*."""
     try:
         async with asyncio.timeout(seconds):

@@ -37,7 +37,12 @@ def shortage(exc: BaseException) -> str:
     return ""
 
 
-def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = None) -> str:
+def no_connection(
+    exc: Exception,
+    url: str,
+    seconds: float,
+    proxy: str | None = None,
+) -> str:
     """
     Return why a request to *url* failed before its answer, with the exception *exc*.
 

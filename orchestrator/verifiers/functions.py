@@ -54,7 +54,12 @@ class Candidate:
     def final(cls, chain: Chain, answer: str) -> Candidate:
         """Return the *answer* at the end of *chain*, after the thinking if there is any."""
         thinking = chain.parts()[0].steps if chain.closed else ()
-        return cls("answer", chain.messages, tuple(step.reasoning for step in thinking), answer)
+        return cls(
+            "answer",
+            chain.messages,
+            tuple(step.reasoning for step in thinking),
+            answer,
+        )
 
     @property
     def answer(self) -> str:

@@ -220,7 +220,11 @@ class Verifier:
                 raise VerifierFailed(cause, verifier=settings.name) from failure
 
     def _judgement(self, rating: Rating) -> Judgement:
-        return Judgement(rating.score >= self._connected.settings.threshold, rating, rating.reason)
+        return Judgement(
+            rating.score >= self._connected.settings.threshold,
+            rating,
+            rating.reason,
+        )
 
     async def _rate(self, candidate: Candidate) -> Rating:
         url = getattr(self._connected.settings, "url", "")
@@ -294,7 +298,16 @@ class AnswerCheck:
             score = judgement.rating.score if judgement.rating else None
             verified = answer.verified
             reason = judgement.reason
-            observe(AnswerJudged(index, answer.step, verified, score, reason, final=limit < 1))
+            observe(
+                AnswerJudged(
+                    index,
+                    answer.step,
+                    verified,
+                    score,
+                    reason,
+                    final=limit < 1,
+                )
+            )
             keep(answer)
             if limit < 1:
                 return

@@ -143,7 +143,12 @@ def _about_context(report: EndpointReport) -> Findings:
             cure,
         )
     elif context is not None and context < CHAIN_CONTEXT_TOKENS:
-        yield Finding("costs", "context", f"chains of thought end after {context} tokens", cure)
+        yield Finding(
+            "costs",
+            "context",
+            f"chains of thought end after {context} tokens",
+            cure,
+        )
     if report.faithful is False:
         yield Finding(
             "costs",

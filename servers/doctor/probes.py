@@ -137,7 +137,11 @@ class _Examination:
             problem = _cause(exc)
             if self.report.model is not None and isinstance(exc, EndpointUnreachable):
                 problem = f"it stopped answering while it was examined: {problem}"
-            self.report = EndpointReport(self.report.role, self.report.url, problem=problem)
+            self.report = EndpointReport(
+                self.report.role,
+                self.report.url,
+                problem=problem,
+            )
 
     async def capabilities(self, stack: AsyncExitStack) -> EndpointReport:
         """Try what the server can do. Leave the connection open until *stack* closes it."""

@@ -178,7 +178,12 @@ def _model_errors(pair: Pair, path: str, server: StartedServer) -> Iterator[str]
         yield f"{path}.speculation: the pair has no smaller model that could draft: set `model`"
 
 
-def _memory_errors(pair: Pair, path: str, server: StartedServer, machine: Machine) -> Iterator[str]:
+def _memory_errors(
+    pair: Pair,
+    path: str,
+    server: StartedServer,
+    machine: Machine,
+) -> Iterator[str]:
     """Compare the weights on this machine with the server's share of a card."""
     card = pair.card or machine.card
     if card is None or not server.gpus or server.flags.keys() & SHRINKING_FLAGS:

@@ -74,7 +74,11 @@ def waves(pair: Pair, visible: Visible = None) -> tuple[tuple[ServerCommand, ...
     """
     found = defaultdict[int, list[ServerCommand]](list)
     next_wave: dict[int, int] = {}
-    for server, settings in zip(servers(pair, visible), pair.started.values(), strict=True):
+    for server, settings in zip(
+        servers(pair, visible),
+        pair.started.values(),
+        strict=True,
+    ):
         wave = max((next_wave.get(card, 0) for card in settings.gpus), default=0)
         found[wave].append(server)
         next_wave.update(dict.fromkeys(settings.gpus, wave + 1))

@@ -232,9 +232,20 @@ class _ServerProcess:
         with self._reserve_port() as reserved:
             port = int(reserved.getsockname()[1])
             command = server.command(port)
-            async with child(command, env=env, log=self.log, grace=self.grace) as process:
+            async with child(
+                command,
+                env=env,
+                log=self.log,
+                grace=self.grace,
+            ) as process:
                 url = f"http://{server.host}:{port}/v1"
-                served = Served(server.name, url, server.served_name, process.pid, self.log)
+                served = Served(
+                    server.name,
+                    url,
+                    server.served_name,
+                    process.pid,
+                    self.log,
+                )
                 is_ready = await self._wait_until_ready(served, process)
                 # The future is cancelled if the block is cancelled just when the server is ready.
                 if is_ready and not self.served.done():
@@ -263,7 +274,11 @@ class _ServerProcess:
                         self._report(f"did not answer within {self.ready_timeout:g} s"),
                     )
                 self._report_progress("starting")
-                await asyncio.wait(tasks, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    tasks,
+                    timeout=POLL_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
         if process.ended.done():
             return False
         ready.result()

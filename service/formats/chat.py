@@ -191,7 +191,14 @@ class ChatRequest(OpenaiRequest):
     )
     """The form of the answer."""
     tools: Offered[
-        Annotated[ToolPart, refusing_others("tool", "function", hint=FUNCTION_TOOLS_HINT)]
+        Annotated[
+            ToolPart,
+            refusing_others(
+                "tool",
+                "function",
+                hint=FUNCTION_TOOLS_HINT,
+            ),
+        ]
     ] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"

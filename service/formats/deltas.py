@@ -352,7 +352,12 @@ def response_error(status: int, message: str) -> JsonObject:
     return {"code": code, "message": message}
 
 
-def response_failed(response: JsonFields, number: int, status: int, message: str) -> bytes:
+def response_failed(
+    response: JsonFields,
+    number: int,
+    status: int,
+    message: str,
+) -> bytes:
     """
     Return the last event of a stream of the Responses API that fails.
 

@@ -380,7 +380,11 @@ class ToolChoice(Part):
         """
         if self.type == "tool":
             if self.name is None:
-                raise bad_request("tool_choice.name is missing", "tool_choice.name", "missing")
+                raise bad_request(
+                    "tool_choice.name is missing",
+                    "tool_choice.name",
+                    "missing",
+                )
             return self.name
         return "required" if self.type == "any" else self.type
 
@@ -607,10 +611,19 @@ class ContentBlocks(MessageParts):
         self.parts.append(block)
         self._complete = False
         content = {**block, **event_fields}
-        return named_event("content_block_start", index=self._index, content_block=content)
+        return named_event(
+            "content_block_start",
+            index=self._index,
+            content_block=content,
+        )
 
     def _delta(self, delta: JsonFields, **fields: Any) -> bytes:
-        return named_event("content_block_delta", index=self._index, delta=delta, **fields)
+        return named_event(
+            "content_block_delta",
+            index=self._index,
+            delta=delta,
+            **fields,
+        )
 
 
 class MessagesReply(SingleReply):
@@ -641,7 +654,12 @@ class MessagesReply(SingleReply):
         events = self._finish()
         usage = _usage(await self._runs.usage())
         extension = self._runs.extension()
-        events += named_event("message_delta", delta=self._ended(), usage=usage, **extension)
+        events += named_event(
+            "message_delta",
+            delta=self._ended(),
+            usage=usage,
+            **extension,
+        )
         return events + named_event("message_stop")
 
     async def body(self) -> JsonObject:

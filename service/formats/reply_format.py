@@ -186,7 +186,12 @@ class MessageParts(ABC):
 class SingleReply(ReplyFormat):
     """The reply of an API whose requests have one run."""
 
-    def __init__(self, runs: RequestRuns, request: ServiceRequest, thinking: Thinking) -> None:
+    def __init__(
+        self,
+        runs: RequestRuns,
+        request: ServiceRequest,
+        thinking: Thinking,
+    ) -> None:
         self._runs = runs
         (self._run_request,) = runs.run_requests
         self._id = request.id

@@ -279,7 +279,12 @@ class Resolver:
         )
         return tuple([run.with_seed_offset(choice) for choice in range(wanted.choices)])
 
-    def _run_options(self, request: Request, sampling: Sampling, limits: Limits) -> RunOptions:
+    def _run_options(
+        self,
+        request: Request,
+        sampling: Sampling,
+        limits: Limits,
+    ) -> RunOptions:
         """Return all options of the run. Only the options of the method are validated here."""
         overrides = request.stepspec
         chosen = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
@@ -291,7 +296,11 @@ class Resolver:
         }
         if self.best_priority is not None:
             asked: int | None = getattr(overrides, "priority", None)
-            values["priority"] = _allowed_priority(asked, self.best_priority, "stepspec.priority")
+            values["priority"] = _allowed_priority(
+                asked,
+                self.best_priority,
+                "stepspec.priority",
+            )
         run = self.offer.defaults.model_copy(update=chosen | values)
         if run.auto is None:
             seed = getattr(request, "seed", None)
@@ -471,4 +480,10 @@ def _toolset(wanted: Wanted, *, live: bool) -> Toolset | None:
             raise bad_request(f"tool_choice names {name!r}, which is no tool{hint}", "tool_choice")
     if wanted.allowed:
         tools = tuple([tool for tool in tools if tool.name in wanted.allowed])
-    return Toolset(tools, choice, wanted.parallel, wanted.tool_named and choice in CHOICES, live)
+    return Toolset(
+        tools,
+        choice,
+        wanted.parallel,
+        wanted.tool_named and choice in CHOICES,
+        live,
+    )

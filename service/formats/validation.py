@@ -138,7 +138,11 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     unknown = error["type"] == "extra_forbidden"
     synonym = _synonym(name, schema)
     if unknown and synonym:
-        return bad_request(f"{param} is called {synonym} in this API", param, "unknown_parameter")
+        return bad_request(
+            f"{param} is called {synonym} in this API",
+            param,
+            "unknown_parameter",
+        )
     hint = HINTS.get(name)
     if hint is not None:
         verb = "is not supported" if unknown else "cannot have this value"
@@ -146,7 +150,11 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
         return bad_request(f"{param} {verb}: {hint}", param, code)
     if unknown:
         suggestion = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
-        return bad_request(f"unknown parameter {param!r}{suggestion}", param, "unknown_parameter")
+        return bad_request(
+            f"unknown parameter {param!r}{suggestion}",
+            param,
+            "unknown_parameter",
+        )
     if error["type"] == "none_required":
         return bad_request(
             f"{param} is not supported: leave it out",

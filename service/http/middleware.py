@@ -71,7 +71,12 @@ class RequestMiddleware:
         scope["stepspec.request"] = request
         self._context.observe(RequestArrived(request))
         try:
-            await self._handle(request, scope, receive, self._with_headers(request, send))
+            await self._handle(
+                request,
+                scope,
+                receive,
+                self._with_headers(request, send),
+            )
         finally:
             request.status = request.status or CLIENT_CLOSED
             self._context.clients.charge(request)
@@ -97,7 +102,12 @@ class RequestMiddleware:
                 self._context.observe(RequestFailed(request, exc))
             if not request.status:  # otherwise the response has begun, and the server breaks it off
                 body = request.error_body(error)
-                response = Response(body, error.status, error.all_headers, "application/json")
+                response = Response(
+                    body,
+                    error.status,
+                    error.all_headers,
+                    "application/json",
+                )
                 await response(scope, receive, send)
 
     def _check(self, request: ServiceRequest) -> None:
@@ -124,7 +134,11 @@ class RequestMiddleware:
         """Raise `ApiError` if a body of *size* bytes is too large."""
         limit = self._context.settings.max_body_bytes
         if size > limit:
-            raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+            raise ApiError(
+                413,
+                f"the body is larger than {limit} bytes",
+                code="body_too_large",
+            )
 
     def _limited(self, receive: Receive) -> Receive:
         """Return *receive* with limits for the size of the body and the time until its end."""

@@ -111,7 +111,12 @@ class ServiceContext:
                 yield max(self.settings.max_seconds - waited, MIN_SECONDS)
 
     def respond(self, request: ServiceRequest, work: Work) -> StreamedResponse:
-        return StreamedResponse(request, work, self.settings.send_seconds, self.admission.aborted)
+        return StreamedResponse(
+            request,
+            work,
+            self.settings.send_seconds,
+            self.admission.aborted,
+        )
 
 
 class Runs(RequestRuns):

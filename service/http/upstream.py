@@ -261,7 +261,12 @@ class Forwarding:
         """
         assert isinstance(server, VllmEndpoint)
         settings = server.settings
-        call = Call(self._model.role, settings.url, "forward", settings.api_key is not None)
+        call = Call(
+            self._model.role,
+            settings.url,
+            "forward",
+            settings.api_key is not None,
+        )
         connection = server.connection
         priority = self._priority if connection.priorities else None
         # vLLM cannot answer such a request and a question by token ids in one batch
@@ -275,7 +280,12 @@ class Forwarding:
                 if self._request.calls[-1].status < 400:
                     connection.priorities = False
 
-    async def _attempt(self, server: VllmEndpoint, call: Call, priority: int | None) -> None:
+    async def _attempt(
+        self,
+        server: VllmEndpoint,
+        call: Call,
+        priority: int | None,
+    ) -> None:
         """
         Send the request once, and the answer to the client. None: send no *priority*.
 
@@ -285,7 +295,12 @@ class Forwarding:
         with request.calling(self._model.role, self._model.name, call.url) as record:
             async with await self._open(server, call, priority) as response:
                 record.answered(response.status, request.seconds)
-                reply = ServerReply(server, call, response, prioritised=priority is not None)
+                reply = ServerReply(
+                    server,
+                    call,
+                    response,
+                    prioritised=priority is not None,
+                )
                 pass_on = self._pass_on_answer if response.ok else self._pass_on_failure
                 try:
                     await pass_on(reply)
@@ -405,7 +420,14 @@ class Forwarding:
             message = f"the answer broke off: {exc}"
             self._endpoint.report(call.url, call.error(EndpointUnavailable, message))
             self._request.calls[-1].failure = type(exc).__name__
-            await connection.fail(ApiError(503, message, code="upstream_error", retry=False))
+            await connection.fail(
+                ApiError(
+                    503,
+                    message,
+                    code="upstream_error",
+                    retry=False,
+                )
+            )
             return
         finally:
             self._charge(answer.written)

@@ -115,7 +115,11 @@ class Tracing:
 
     def _arrived(self, request: ServiceRequest) -> None:
         parent = PROPAGATOR.extract(request.headers)
-        span = self._tracer.start_span(f"{request.method} {request.path}", parent, SpanKind.SERVER)
+        span = self._tracer.start_span(
+            f"{request.method} {request.path}",
+            parent,
+            SpanKind.SERVER,
+        )
         span.set_attributes(
             {
                 "http.request.method": request.method,

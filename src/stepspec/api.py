@@ -224,7 +224,11 @@ class Solver:
             await all_entered(stack, (self.small, self.large, *critics))
             _require_agreement(self.small, self.large)
             for url, cause in self.down.items():
-                log.warning("%s is down, going on without it until it works: %s", url, cause)
+                log.warning(
+                    "%s is down, going on without it until it works: %s",
+                    url,
+                    cause,
+                )
             if self.settings.calibration:
                 self.settings.calibration.warn_of_differences(self.conditions(self.settings.run))
             await stack.enter_async_context(
@@ -319,7 +323,11 @@ class Solver:
         named: Any = configuration.by_name(overrides)
         resolved = before.with_overrides(named) if named else before
         if (resolved.policy, resolved.options) != (before.policy, before.options):
-            policies.check(resolved.policy, resolved.options, has_critic=self.settings.rates_steps)
+            policies.check(
+                resolved.policy,
+                resolved.options,
+                has_critic=self.settings.rates_steps,
+            )
         values = {
             "sampling": (sampling or before.sampling).with_seed(seed),
             "budget": before.budget if budget is None else Limits.of(budget),
@@ -389,7 +397,12 @@ class Solver:
         answering = await self._connections.answering(tools, run, format)
         # The policy "large" does not use the small model.
         small = self.large if run.policy == "large" else self.small
-        room, lost = await context_room(chain, small, self.large, needs_small=run.policy == "small")
+        room, lost = await context_room(
+            chain,
+            small,
+            self.large,
+            needs_small=run.policy == "small",
+        )
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         recorder = trace.Recorder(clock or trace.Stopwatch())
         budget = run.budget.budget().fit(room)
@@ -545,7 +558,13 @@ class Solver:
         requests are cancelled.
         """
         stream = EventStream()
-        async with background(self.solve(problem, observe=stream.put, **arguments)) as (solving,):
+        async with background(
+            self.solve(
+                problem,
+                observe=stream.put,
+                **arguments,
+            )
+        ) as (solving,):
             solving.add_done_callback(stream.end)
             yield stream
 

@@ -231,7 +231,12 @@ class Connections:
                 critic = verifier if settings.rates("step") else None
                 if settings.rates("answer"):
                     formatted = without_calls or (None if answering.parser else formatting)
-                    check = AnswerCheck(verifier, formatted or large, rejected, settings.repairs)
+                    check = AnswerCheck(
+                        verifier,
+                        formatted or large,
+                        rejected,
+                        settings.repairs,
+                    )
             case None:
                 pass
         return Models(

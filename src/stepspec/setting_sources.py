@@ -244,7 +244,11 @@ def _variables(settings: type[BaseSettings]) -> Layer:
     layer = _with_tables(Layer("variable", values, places))
     tables = dict(layer.values)
     for role in layer.replaces:  # pydantic reads the variable of the URL, and none below it.
-        below = source.explode_env_vars(role, settings.model_fields[role], source.env_vars)
+        below = source.explode_env_vars(
+            role,
+            settings.model_fields[role],
+            source.env_vars,
+        )
         tables[role] = {**tables[role], **below}
     return replace(layer, values=tables)
 

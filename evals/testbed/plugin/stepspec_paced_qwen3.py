@@ -51,7 +51,12 @@ class PacedQwen3ForCausalLM(Qwen3ForCausalLM):
         start = time.perf_counter()
         if start - PacedQwen3ForCausalLM.ended < BETWEEN_PASSES:
             start = PacedQwen3ForCausalLM.ended
-        hidden = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+        hidden = super().forward(
+            input_ids,
+            positions,
+            intermediate_tensors,
+            inputs_embeds,
+        )
         if get_forward_context().attn_metadata:
             end = start + self.seconds_per_pass + self.seconds_per_token * positions.shape[-1]
             time.sleep(max(0.0, end - time.perf_counter()))

@@ -125,7 +125,13 @@ def stream_body(
     return body
 
 
-def choice_body(model: str, prompt: Prompts, choices: Sequence[int], *, by_id: bool) -> Body:
+def choice_body(
+    model: str,
+    prompt: Prompts,
+    choices: Sequence[int],
+    *,
+    by_id: bool,
+) -> Body:
     """
     Ask for one token out of the ids *choices*, for each prompt.
 

@@ -149,7 +149,7 @@ class VllmEndpoint(VllmServer):
         return self.tokenizer.room
 
     async def queue(self) -> QueueGauges | None:
-        """Read the server's queue. None: there are no such metrics, or the server cannot be reached."""
+        """Read the server's queue. None: it has no such metrics, or it cannot be reached."""
         return read_queue(await self._metrics())
 
     async def acceptance(self) -> Acceptance | None:
@@ -231,7 +231,14 @@ class VllmEndpoint(VllmServer):
         if not answer.calls:
             return answer
         try:
-            return answer.with_ids(await self.parse_tokens(toolset, tokens, {}, finished=True))
+            return answer.with_ids(
+                await self.parse_tokens(
+                    toolset,
+                    tokens,
+                    {},
+                    finished=True,
+                )
+            )
         except EndpointRejected:
             return answer
 
@@ -251,7 +258,14 @@ class VllmEndpoint(VllmServer):
         ids = await self.tokenizer.token_ids(tokens)
         call = self.connection.call("parse")
         fields = tool_protocol.tokens_fields(ids, state, finished=finished)
-        return tool_protocol.parsed_tokens(call, await self._parse(call, toolset, fields))
+        return tool_protocol.parsed_tokens(
+            call,
+            await self._parse(
+                call,
+                toolset,
+                fields,
+            ),
+        )
 
     async def _parse_whole(self, toolset: Toolset, ids: Sequence[int]) -> ParsedAnswer:
         call = self.connection.call("parse")
@@ -261,7 +275,11 @@ class VllmEndpoint(VllmServer):
     async def _parse(self, call: Call, toolset: Toolset, fields: Body) -> Reply:
         """Send the *fields* about an answer with *toolset* to the server's parser."""
         block = await self.tokenizer.empty_block()
-        request = tool_protocol.parsed_request(self.name, toolset, self.settings.template)
+        request = tool_protocol.parsed_request(
+            self.name,
+            toolset,
+            self.settings.template,
+        )
         body = fields | {
             "model": self.name,
             "chat_request": request,
@@ -309,8 +327,8 @@ class VllmEndpoint(VllmServer):
         Send every kind of request that methods send, one at a time and then several.
 
         vLLM compiles what it needs for log-probabilities when they are first requested, which takes
-        seconds. A failure is ignored: the run that needs the request will report it. The warm-up ends
-        after `WARM_UP_SECONDS` at the latest.
+        seconds. A failure is ignored: the run that needs the request will report it. The warm-up
+        ends after `WARM_UP_SECONDS` at the latest.
         """
         chain = Chain.of("What is 1 + 1?")
         step = Step("2", "small")
@@ -330,7 +348,11 @@ class VllmEndpoint(VllmServer):
 
     async def _metrics(self) -> bytes:
         try:
-            metrics = await self.connection.fetch(self.connection.call("probe"), METRICS, retries=0)
+            metrics = await self.connection.fetch(
+                self.connection.call("probe"),
+                METRICS,
+                retries=0,
+            )
         except EndpointError:
             return b""
         self.cache = read_cache_config(metrics) or self.cache

@@ -81,7 +81,12 @@ class VllmModel(SingleModel):
         sampling = self._sampling.telling(top)
         stack = None if sampling.repeats else KEPT_OPEN.get()
         begun = await self._endpoint.tokenizer.tokens_of_text(opening)
-        bounds = StepBounds(step_ends(chain, stop), limit, top, await self._closing(chain))
+        bounds = StepBounds(
+            step_ends(chain, stop),
+            limit,
+            top,
+            await self._closing(chain),
+        )
         growing = self._builder(chain, bounds, begun)
         sticky = self._sticky.get(stack) if stack else None
         if sticky and not opening and sticky.continues(chain, bounds):
@@ -137,7 +142,11 @@ class VllmModel(SingleModel):
 
         Raise `ContextTooLong` if one of the beginnings leaves no room for a token.
         """
-        bounds = StepBounds(step_ends(chain, stop), limit, closing=await self._closing(chain))
+        bounds = StepBounds(
+            step_ends(chain, stop),
+            limit,
+            closing=await self._closing(chain),
+        )
         openings = [await self._endpoint.tokenizer.continued_tokens(step) for step in begun]
         steps = [
             self._complete(chain, self._builder(chain, bounds, opening), self._sampling)
@@ -145,7 +154,12 @@ class VllmModel(SingleModel):
         ]
         return tuple(await at_once(steps))
 
-    def _builder(self, chain: Chain, bounds: StepBounds, opening: Sequence[Token]) -> StepBuilder:
+    def _builder(
+        self,
+        chain: Chain,
+        bounds: StepBounds,
+        opening: Sequence[Token],
+    ) -> StepBuilder:
         vocabulary = self._endpoint.tokenizer.vocabulary
         return StepBuilder(self.role, vocabulary, chain, bounds, opening)
 
@@ -194,7 +208,13 @@ class VllmModel(SingleModel):
                 stop_token=closing.id if closing.open else -1,
             )
             opening = growing.so_far().text
-            async with self._generate(chain, prompt, sampling, opening, form) as arrivals:
+            async with self._generate(
+                chain,
+                prompt,
+                sampling,
+                opening,
+                form,
+            ) as arrivals:
                 step = await grow(growing, arrivals.take, until)
             if step or is_last:
                 break
@@ -339,7 +359,12 @@ class VllmModel(SingleModel):
     ) -> Reply:
         """Send a question, perhaps with the chain as a second prompt, whose state is saved."""
         sent: Prompts = prompts[0] if len(prompts) == 1 else list(prompts)
-        body = bodies.choice_body(self._endpoint.name, sent, [*numbers.values()], by_id=by_id)
+        body = bodies.choice_body(
+            self._endpoint.name,
+            sent,
+            [*numbers.values()],
+            by_id=by_id,
+        )
         return await self._post("ask", prompts, body, retries=retries)
 
     @asynccontextmanager
@@ -363,7 +388,13 @@ class VllmModel(SingleModel):
         body = bodies.stream_body(endpoint.name, prompt, sampling, form, self._format)
         if sampling.repeats:
             again = REQUEST.get().again
-            body["seed"] = sampling.seed_for(self.role, "write", chain, opening, again=again)
+            body["seed"] = sampling.seed_for(
+                self.role,
+                "write",
+                chain,
+                opening,
+                again=again,
+            )
         call = self._call("write")
         divider = TextDivider(endpoint.spellings, endpoint.spell)
         # A request that reads the likeliest tokens is kept apart from questions by token ids.
@@ -393,7 +424,13 @@ class VllmModel(SingleModel):
         with self._metered(verb, sum(map(len, prompts))) as meter:
             call = self._call(verb)
             connection = self._endpoint.connection
-            reply = await connection.post(call, path, body, retries=retries, shorten=shorten)
+            reply = await connection.post(
+                call,
+                path,
+                body,
+                retries=retries,
+                shorten=shorten,
+            )
             usage = replies.usage(reply)
             # The usage has the cached tokens of the last prompt, with which the others begin.
             meter.add(min(usage.written, len(prompts)), len(prompts) * usage.cached)
@@ -416,7 +453,14 @@ class VllmModel(SingleModel):
         observe: CallObserver | None = None,
     ) -> AbstractContextManager[RequestMeter]:
         url = self._endpoint.settings.url
-        return metered(self.role, verb, observe or self._observe, self._clock, prompt, url)
+        return metered(
+            self.role,
+            verb,
+            observe or self._observe,
+            self._clock,
+            prompt,
+            url,
+        )
 
     def _call(self, verb: Verb) -> Call:
         return self._endpoint.connection.call(verb)

@@ -176,7 +176,14 @@ class _Probe:
         prompt = self._long[: len(self._long) // 2 * 2]
         start = len(prompt) - 1
         for _ in range(MAX_SCORINGS):
-            reply = await self._post(bodies.suffix_scoring_body(self._model, prompt, 0), GENERATE)
+            reply = await self._post(
+                bodies.suffix_scoring_body(
+                    self._model,
+                    prompt,
+                    0,
+                ),
+                GENERATE,
+            )
             rows = replies.computed_rows(reply or {}, prompt[start:], start)
             if rows is not None:
                 break
@@ -212,10 +219,25 @@ class _Probe:
         return bool(completions[0].get(field))
 
     async def _post(self, body: Body, path: str = COMPLETIONS) -> Reply | None:
-        return await _tried(self._connection.post(self._call, path, body, retries=RETRIES), {})
+        return await _tried(
+            self._connection.post(
+                self._call,
+                path,
+                body,
+                retries=RETRIES,
+            ),
+            {},
+        )
 
     async def _get(self, path: str) -> bytes | None:
-        return await _tried(self._connection.fetch(self._call, path, retries=RETRIES), b"")
+        return await _tried(
+            self._connection.fetch(
+                self._call,
+                path,
+                retries=RETRIES,
+            ),
+            b"",
+        )
 
 
 async def _tried(request: Awaitable[T], rejected: T) -> T | None:

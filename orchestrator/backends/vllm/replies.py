@@ -106,7 +106,11 @@ def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
     if ids_are_compact:
         # The parser sees an empty list. The ids were cut out.
         body = head + key + end + tail
-    parsed_ids, room = tokenized(call, checked(call, parse_object(call, body)), fitting=True)
+    parsed_ids, room = tokenized(
+        call,
+        checked(call, parse_object(call, body)),
+        fitting=True,
+    )
     if not ids_are_compact:
         return EncodedPrompt.of(parsed_ids)
     prompt = EncodedPrompt(ids.count(b",") + 1, (ids,))
@@ -170,7 +174,12 @@ def parse_chunk(
         raise call.error(MalformedReply, message) from exc
 
 
-def _chunk(call: Call, reply: Reply, logprobs: int | None, closing: Sequence[int]) -> Chunk:
+def _chunk(
+    call: Call,
+    reply: Reply,
+    logprobs: int | None,
+    closing: Sequence[int],
+) -> Chunk:
     """Read the object of an event, as `parse_chunk` does."""
     if not reply["choices"]:
         return Chunk(cached=usage(reply).cached)
@@ -246,7 +255,7 @@ def _tokens(
 
 
 def _rank(value: float | None, top: Mapping[str, float] | None, requested: int) -> int:
-    """Return the token's rank among the *requested* number of likeliest tokens. 0: not among them."""
+    """Return the token's rank among the *requested* likeliest tokens. 0: not among them."""
     if value is None or not top:
         return 0
     above = sum(other > value for other in top.values())
@@ -260,7 +269,16 @@ def _top(top: Mapping[str, float] | None, requested: int) -> tuple[Token, ...]:
     If the written token is not among them, *top* has it, too.
     """
     best = nlargest(requested, (top or {}).items(), key=itemgetter(1))
-    return tuple([Token(text, finite(value), rank) for rank, (text, value) in enumerate(best, 1)])
+    return tuple(
+        [
+            Token(
+                text,
+                finite(value),
+                rank,
+            )
+            for rank, (text, value) in enumerate(best, 1)
+        ]
+    )
 
 
 def finite(logprob: float | None) -> float:
@@ -432,7 +450,14 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     if len(rows) <= len(ids):  # the row of the first token is always empty
         return None
     last = rows[len(rows) - len(ids) :]
-    complete = all(str(number) in as_object(row) for number, row in zip(ids, last, strict=True))
+    complete = all(
+        str(number) in as_object(row)
+        for number, row in zip(
+            ids,
+            last,
+            strict=True,
+        )
+    )
     return last if complete else None
 
 
@@ -475,7 +500,13 @@ def _scored(
     parts = divide_text(text, ids, spellings)
     return tuple(
         [
-            Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
+            Token(
+                part,
+                finite(entry["logprob"]),
+                entry["rank"],
+                number,
+                _likeliest(row, top),
+            )
             for (part, number), entry, row in zip(parts, own, rows, strict=True)
         ]
     )
@@ -488,7 +519,12 @@ def _likeliest(row: Row, top: int) -> tuple[Token, ...]:
     )
     return tuple(
         [
-            Token(entry.get("decoded_token") or "", finite(entry["logprob"]), rank, number)
+            Token(
+                entry.get("decoded_token") or "",
+                finite(entry["logprob"]),
+                rank,
+                number,
+            )
             for rank, number, entry in best
         ]
     )

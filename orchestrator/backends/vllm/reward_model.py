@@ -94,7 +94,11 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
 
     async def _plain_problem(self, text: str) -> Ids:
         """Encode *text* with the prefix, within the tokens that the tokenizer puts around texts."""
-        ids = await self._tokenizer.encode_ordinary(text, before=self.settings.prefix, after="\n")
+        ids = await self._tokenizer.encode_ordinary(
+            text,
+            before=self.settings.prefix,
+            after="\n",
+        )
         plain = await self._tokenizer.encode_special(PLAIN_TEXT)
         around = await self._tokenizer.source.encode(PLAIN_TEXT, special_tokens=True)
         start = around.index(plain[0]) if plain[0] in around else 0
@@ -147,7 +151,12 @@ class VllmRewardModel:
     runs share.
     """
 
-    def __init__(self, endpoint: RewardModelEndpoint, observe: Observer, clock: Clock) -> None:
+    def __init__(
+        self,
+        endpoint: RewardModelEndpoint,
+        observe: Observer,
+        clock: Clock,
+    ) -> None:
         self._endpoint = endpoint
         self._observe = observe
         self._clock = clock

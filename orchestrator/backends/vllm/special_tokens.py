@@ -72,7 +72,16 @@ def divided(text: str, marks: Iterable[str]) -> str:
     Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
     """
     spelt = _any_of(mark for mark in marks if mark in text)
-    return re.sub(f"(?={spelt})(.)", rf"\g<1>{SENTINEL}", text, flags=re.DOTALL) if spelt else text
+    return (
+        re.sub(
+            f"(?={spelt})(.)",
+            rf"\g<1>{SENTINEL}",
+            text,
+            flags=re.DOTALL,
+        )
+        if spelt
+        else text
+    )
 
 
 def divided_within(text: str, marks: Collection[str]) -> str:

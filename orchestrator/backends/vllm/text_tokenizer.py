@@ -73,7 +73,13 @@ class TextTokenizer:
         self._pieces: dict[int, str] = {}  # the text of each token, by its id
         self._hidden: dict[str, int] = {}  # special tokens that the tokenizer finds in no text
 
-    async def encode_ordinary(self, text: str, *, before: str = "", after: str = "") -> Ids:
+    async def encode_ordinary(
+        self,
+        text: str,
+        *,
+        before: str = "",
+        after: str = "",
+    ) -> Ids:
         """
         Encode *text* of users or models, which never becomes a special token.
 
@@ -118,7 +124,14 @@ class TextTokenizer:
             own_marks = await self._mark_ids(await self.encode_special(own_text))
             if own_marks == await self._mark_ids(ids):
                 return EncodedPrompt.of(ids)
-            ids = await self._encode_parts(without_edges(text, marks, divide=True), marks)
+            ids = await self._encode_parts(
+                without_edges(
+                    text,
+                    marks,
+                    divide=True,
+                ),
+                marks,
+            )
             marks |= await self._spelt_marks(ids, texts)
         raise self._undividable(marks)
 

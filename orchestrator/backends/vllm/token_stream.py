@@ -39,8 +39,8 @@ class TextDivider:
         Return *tokens*, of which the last has all of the text, each with its own text.
 
         If their spellings do not join to the text, one token has the text of all that do not fit:
-        see `divide_text`. Its id becomes -1 if the last token, or that of the event before, may be the
-        first half of a character.
+        see `divide_text`. Its id becomes -1 if the last token, or that of the event before, may be
+        the first half of a character.
         """
         if not tokens:
             return tokens

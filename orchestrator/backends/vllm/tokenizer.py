@@ -201,7 +201,11 @@ class ModelTokenizer(TextTokenizer):
         """
         answer = self.template.headed(self.template.answer)
         before = self.template.turn
-        return await self.encode_ordinary(question, before=before, after=answer + opening)
+        return await self.encode_ordinary(
+            question,
+            before=before,
+            after=answer + opening,
+        )
 
     async def encode_prefix(
         self,
@@ -501,9 +505,19 @@ class _EncodedChain:
     def without_steps(cls, chain: Chain, prefix: EncodedPrompt) -> Self:
         """Return the conversation of *chain*, whose ids are *prefix*, without the steps."""
         no_steps = replace(chain, steps=())
-        return cls(no_steps, prefix, array("q", [prefix.count]), array("q", [prefix.size]))
+        return cls(
+            no_steps,
+            prefix,
+            array("q", [prefix.count]),
+            array("q", [prefix.size]),
+        )
 
-    def extended(self, chain: Chain, shared: int, steps: Iterable[EncodedPrompt]) -> Self:
+    def extended(
+        self,
+        chain: Chain,
+        shared: int,
+        steps: Iterable[EncodedPrompt],
+    ) -> Self:
         """Return *chain*, which has the first *shared* steps of this chain and then *steps*."""
         counts = self.counts[: shared + 1]
         sizes = self.sizes[: shared + 1]

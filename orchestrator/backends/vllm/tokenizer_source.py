@@ -56,7 +56,13 @@ class TokenizerSource:
 
         *generate* adds the generation prompt.
         """
-        return await self._tokenize(self._messages_body(messages, generate=generate, tools=tools))
+        return await self._tokenize(
+            self._messages_body(
+                messages,
+                generate=generate,
+                tools=tools,
+            )
+        )
 
     async def render_prompt(self, messages: Fields, tools: Fields = ()) -> EncodedPrompt:
         """
@@ -71,7 +77,14 @@ class TokenizerSource:
     async def decode(self, ids: Sequence[int]) -> str:
         """Decode *ids*, special tokens included."""
         body = detokenize_body(self._model, ids)
-        return detokenized(self.call, await self._connection.post(self.call, DETOKENIZE, body))
+        return detokenized(
+            self.call,
+            await self._connection.post(
+                self.call,
+                DETOKENIZE,
+                body,
+            ),
+        )
 
     async def _tokenize(self, body: Body) -> list[int]:
         reply = await self._connection.post(self.call, TOKENIZE, body)

@@ -46,11 +46,25 @@ def show(json: Json = False) -> None:
     settings = configuration.load()
     policies.check(settings.policy, settings.options)
     found = layers(Settings, {})
-    shown = {".".join(place): _shown(place, value, found) for place, value in _leaves(settings)}
+    shown = {
+        ".".join(place): _shown(
+            place,
+            value,
+            found,
+        )
+        for place, value in _leaves(settings)
+    }
     if json:
         print_json(shown)
         return
-    table = Table("setting", "value", "from", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        "setting",
+        "value",
+        "from",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
     for name, setting in shown.items():
         value = "none" if setting["value"] is None else one_line(setting["value"])
         source = setting["name"] or setting["source"]

@@ -157,7 +157,11 @@ def _from_file(path: Path) -> Arm:
     """Read the policy and the run options from a settings file. Other settings are ignored."""
     settings = _settings(path)
     options = {name: settings[name] for name in arm_options() if name in settings}
-    return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
+    return _arm(
+        path.stem,
+        settings["policy"],
+        {**settings.get("options", {}), **options},
+    )
 
 
 def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
@@ -419,7 +423,15 @@ def _plan(
         raise ConfigurationError(
             f"--samples {samples} at temperature 0 are all the same one: set --temperature"
         )
-    return Plan((), competing, sampling, settings.budget.budget(), samples, seed, concurrency)
+    return Plan(
+        (),
+        competing,
+        sampling,
+        settings.budget.budget(),
+        samples,
+        seed,
+        concurrency,
+    )
 
 
 def configured(*, testbed: bool) -> tuple[Solver | None, Settings]:

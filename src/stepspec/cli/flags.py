@@ -67,7 +67,12 @@ SharedOptions: TypeAlias = Annotated[
 ]
 Limit: TypeAlias = Annotated[
     int | None,
-    typer.Option("--limit", "-n", min=1, help="Only this number of problems, the first ones."),
+    typer.Option(
+        "--limit",
+        "-n",
+        min=1,
+        help="Only this number of problems, the first ones.",
+    ),
 ]
 Concurrency: TypeAlias = Annotated[
     int, typer.Option(min=1, help="Number of problems solved at the same time.")
@@ -193,7 +198,12 @@ class Flag:
     def parameter(self) -> inspect.Parameter:
         """The parameter that declares the flag for typer, with None as its default."""
         kind = self.kind
-        option = typer.Option(*self.names, help=self.help, show_default=False, **self.more)
+        option = typer.Option(
+            *self.names,
+            help=self.help,
+            show_default=False,
+            **self.more,
+        )
         return inspect.Parameter(
             self.variable,
             inspect.Parameter.KEYWORD_ONLY,
@@ -235,7 +245,13 @@ SAMPLING = (
     flag("sampling.top_p", float, "Sample from the likeliest tokens of this total."),
     flag("sampling.top_k", int, "Sample from this number of likeliest tokens; 0: all."),
 )
-SEED = (flag("sampling.seed", int, "Seed of the sampling; the same seed writes the same chain."),)
+SEED = (
+    flag(
+        "sampling.seed",
+        int,
+        "Seed of the sampling; the same seed writes the same chain.",
+    ),
+)
 BUDGET = (
     flag(
         "budget.tokens",
@@ -244,7 +260,12 @@ BUDGET = (
         "--max-tokens",
     ),
     flag("budget.steps", int, "Budget of a run in thinking steps.", "--max-steps"),
-    flag("budget.seconds", float, "Budget of a run in seconds of wall time.", "--max-seconds"),
+    flag(
+        "budget.seconds",
+        float,
+        "Budget of a run in seconds of wall time.",
+        "--max-seconds",
+    ),
 )
 CONFIG = flag(
     "config",

@@ -104,7 +104,13 @@ def doctor(json: Json = False) -> None:
     solver = Solver()
     settings = solver.settings
     with stderr.status("examining the servers"), replacing(settings.prompts):
-        report = wait(examine(solver.small.settings, solver.large.settings, settings.critic))
+        report = wait(
+            examine(
+                solver.small.settings,
+                solver.large.settings,
+                settings.critic,
+            )
+        )
     if json:
         print_json(report_json(report))
     else:
@@ -152,7 +158,12 @@ def _print_brief(name: str) -> None:
     brief = _brief(name)
     stdout.print(Text.assemble((name, "bold"), f"  {brief['about']}"))
     options = " ".join(f"{key}={default!r}" for key, default in brief["options"].items())
-    _print_rows(paper=brief["paper"], options=options, needs=brief["needs"], cost=brief["cost"])
+    _print_rows(
+        paper=brief["paper"],
+        options=options,
+        needs=brief["needs"],
+        cost=brief["cost"],
+    )
 
 
 def _print_full(name: str) -> None:

@@ -79,7 +79,11 @@ def add_command(
 ) -> None:
     """Add *command* to *app*, with *examples* in its help. It is called *name*, or its own name."""
     short = _first_clause(inspect.getdoc(command) or "")
-    app.command(name, epilog=verbatim(examples), short_help=short)(_with_verbosity(command))
+    app.command(
+        name,
+        epilog=verbatim(examples),
+        short_help=short,
+    )(_with_verbosity(command))
 
 
 def _first_clause(text: str) -> str:
@@ -88,7 +92,12 @@ def _first_clause(text: str) -> str:
 
 
 Verbose: TypeAlias = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Log requests and retries on standard error.")
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Log requests and retries on standard error.",
+    ),
 ]
 
 

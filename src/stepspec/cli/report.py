@@ -94,7 +94,14 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     origin = f"Made by stepspec {__version__} on {datetime.date.today()}: {command}"
     linked = [
-        (section, _write_traces(folder, section, f"{number}-" if len(sections) > 1 else ""))
+        (
+            section,
+            _write_traces(
+                folder,
+                section,
+                f"{number}-" if len(sections) > 1 else "",
+            ),
+        )
         for number, section in enumerate(sections, start=1)
     ]
     (folder / "report.html").write_text(to_html(linked, origin), encoding="utf-8")

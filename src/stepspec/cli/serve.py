@@ -33,7 +33,11 @@ SERVICE = (
         "An API key that clients must send; better set STEPSPEC_SERVICE__KEYS.",
         "--key",
     ),
-    flag("service.insecure", bool, "Without a key, serve a public address, and any name and page."),
+    flag(
+        "service.insecure",
+        bool,
+        "Without a key, serve a public address, and any name and page.",
+    ),
     flag(
         "service.cors_origins",
         list[str],
@@ -42,7 +46,11 @@ SERVICE = (
     ),
     flag("service.thinking", str, THINKING),
     flag("service.max_running", int, "Number of requests processed at the same time."),
-    flag("service.max_waiting", int, "Number of requests that may wait; more are rejected."),
+    flag(
+        "service.max_waiting",
+        int,
+        "Number of requests that may wait; more are rejected.",
+    ),
     flag(
         "service.max_seconds",
         float,

@@ -109,7 +109,13 @@ def solve(
     _solve_one(problem or "", output, trace, json=json)
 
 
-def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: bool) -> None:
+def _solve_one(
+    problem: str,
+    output: Path | None,
+    trace: Path | None,
+    *,
+    json: bool,
+) -> None:
     text = problem.strip()
     if problem == "-":
         text = read_text(Path(problem)).strip()
@@ -165,7 +171,13 @@ def _solve_many(
         raise typer.Exit(1)
 
 
-async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: bool) -> Solution:
+async def _solve(
+    solver: Solver,
+    problem: str,
+    trace: Path | None,
+    *,
+    quiet: bool,
+) -> Solution:
     async with solver:
         if quiet:
             return await solver.solve(problem, trace_to=trace)

@@ -79,7 +79,11 @@ def step_line(step: SolvedStep) -> Text:
         reasons = [step.reason, " ".join(step.detail.split())]
         note = f"  (rejected: {': '.join(filter(None, reasons))})"
     head = f"{step.at:6.2f} s  {step.author:<5}  {grade:>4}  "
-    return Text.assemble((head, "dim"), (" ".join(step.text.split()), style), (note, "dim"))
+    return Text.assemble(
+        (head, "dim"),
+        (" ".join(step.text.split()), style),
+        (note, "dim"),
+    )
 
 
 def summary(solution: Solution) -> Text:

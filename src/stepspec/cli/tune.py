@@ -203,7 +203,11 @@ def read_set(path: Path | None, limit: int) -> ProblemSet:
     """
     if path is None:
         texts = PROBLEMS[:limit]
-        return ProblemSet(texts, f"{len(texts)} built-in ones; give yours", ANSWERS[:limit])
+        return ProblemSet(
+            texts,
+            f"{len(texts)} built-in ones; give yours",
+            ANSWERS[:limit],
+        )
     name = str(path)
     if path.suffix == ".parquet" or name in BENCHMARKS or _has_answers(path):
         benchmark, data = choose(name)

@@ -108,7 +108,15 @@ def up(
 
 
 def demo(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of problems.")] = 6,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "--limit",
+            "-n",
+            min=1,
+            help="Number of problems.",
+        ),
+    ] = 6,
     seed: Annotated[int, typer.Option(help="Seed that selects the problems.")] = 0,
     profile: Pace = "paced",
     json: Json = False,
