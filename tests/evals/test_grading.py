@@ -156,7 +156,9 @@ def test_a_gold_of_a_benchmark_says_whether_it_needs_the_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Check(Answer):
-        needs_algebra = True
+        @property
+        def needs_algebra(self) -> bool:
+            return True
 
     monkeypatch.setattr(graders_module, "LIBRARY", "no_such_library")
     with pytest.raises(ConfigurationError, match="needs math-verify"):
