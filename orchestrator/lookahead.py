@@ -92,7 +92,7 @@ class LookaheadControl:
     @property
     def hedging(self) -> float:
         """The confidence up to which drafts are hedged at the moment."""
-        if self.auto is not None and not self.auto.hedges:
+        if self.auto is not None and not self.auto.may_hedge:
             return 0.0
         return self.hedge
 

@@ -375,7 +375,7 @@ class Solver:
         budget = run.budget.budget().fit(room)
         try:
             # Only a run that decides may have to wait for its turn.
-            async with self.auto.server_load.place() if _decides(run) else nullcontext():
+            async with self.auto.server_load.slot() if _decides(run) else nullcontext():
                 prepared = PreparedRun(
                     chain=chain,
                     answering=answering,
@@ -437,7 +437,7 @@ class Solver:
         )
         parts = models.parts(
             run,
-            auto if auto.aside else None,
+            auto if auto.large_policy else None,
             fallback=None if run.policy == "small" else large,
             stop=prepared.stop,
             lost=None if baseline else prepared.lost,
