@@ -41,15 +41,15 @@ from .trace import Moment
 
 KEPT_SHARE_PER_STEP = 0.9
 """
-The factor of the weights of a run's verdicts at each step.
+At each step, the weights of a run's older verdicts are multiplied by this.
 
-About ten steps count. In the logged runs, rejections come in bursts of 2 to 7 steps.
+About ten verdicts count, because rejections come in bursts of 2 to 7 steps in the logged runs.
 """
 MARGIN_TIME_SHARE = 0.03
 """
-The least share of a step's time that a change of the writer has to save.
+A change of the writer has to save at least this share of a step's time.
 
-Two measurements of the same step differ by about as much.
+Smaller differences are noise: two measurements of the same step differ by about as much.
 """
 SHADOW_TIME_SHARE = 0.15
 """
@@ -59,7 +59,7 @@ On a shared card a draft and a verdict delay the large model by a third to a hal
 """
 CHANGED_PACE_RATIO = 2.0
 """
-If repairs are this many times as fast as the large model's own steps, it is measured again.
+If repairs are this many times as fast as the steps of the large model alone, forget these steps.
 
 With 2, a run stays within 1.1 of the better choice after the large model became ten times as fast.
 """
@@ -153,12 +153,12 @@ class Auto:
         """
         Begin a run of the method *policy* with its *options*, at most *max_ahead* drafts ahead.
 
-        The large model drafts the first *lead* steps. *large_policy* writes with the large model
-        alone. The run may switch to it. None: the run does not decide.
+        The large model drafts the first *lead* steps. The run may switch to *large_policy*, with
+        which the large model writes alone. None: the run does not decide.
         """
         key = repr((policy, sorted(options.items())))
         record = self._records.pop(key, None) or Record()
-        self._records[key] = record  # at the end: the first record was not used for longest
+        self._records[key] = record  # moves to the end, so that the first is the oldest
         if len(self._records) > MAX_METHODS:
             del self._records[next(iter(self._records))]
         return AutoRun(self, record, max_ahead, large_policy, lead)
@@ -175,19 +175,19 @@ class AutoRun:
     max_ahead: int
     """The most drafts ahead."""
     large_policy: Policy | None = None
-    """What writes with the large model alone; None if the run does not decide."""
+    """The policy with which the large model writes alone; None if the run does not decide."""
     lead: int = 0
     """The number of first steps that the large model drafts."""
     decided: Decided | None = None
     """The last decision that was read."""
     _evidence: Evidence = field(default_factory=Evidence)
-    _verdicts: int = 0  # in this evidence
-    _accepted: dict[int, bool] = field(default_factory=dict[int, bool])  # judged, not committed
-    _step_began: float = 0.0
-    _step_tokens: int = 0  # committed since the step began
-    _step_runs: int = 0  # that used a method when the step began
-    _alone_steps: int = 0  # that the large model has written alone without a break
-    _shadow_began: float = 0.0
+    _verdicts: int = 0  # how many verdicts the evidence took in
+    _accepted: dict[int, bool] = field(default_factory=dict[int, bool])  # of uncommitted steps
+    _step_began: float = 0.0  # when the last step was committed
+    _step_tokens: int = 0  # tokens that were committed since the step began
+    _step_runs: int = 0  # runs that used a method when the step began
+    _alone_steps: int = 0  # steps that the large model has written alone without a break
+    _shadow_began: float = 0.0  # when the last shadow draft began
 
     # Decide.
 
@@ -234,7 +234,7 @@ class AutoRun:
             return None
         beside = auto.large("beside") or alone
         rate = self._evidence.rate(self.record.evidence.rate(auto.prior.accept_rate))
-        # The large model is compared for a step as long as the method's mean step.
+        # All seconds are those of a step that is as long as the method's mean step.
         tokens = rate * accepted.tokens + (1 - rate) * rejected.tokens
         return Estimate(
             accept_rate=rate,
@@ -287,7 +287,7 @@ class AutoRun:
             return "the method slows other runs down"
         users = len(auto.method_runs)
         measured = self.record.timings.measured_runs(server.runs, auto.steps)
-        # A run may join if the crowd is then at most twice as large as a measured crowd.
+        # A run may join a measured crowd, and a crowd of the next size: after 1 run, 2 to 3 runs.
         if not self._uses_method and users > 2 * measured:
             return f"more than {users} runs at once are not measured yet"
         return ""
@@ -422,8 +422,8 @@ class AutoRun:
         """
         Add a verdict to the evidence of the run, and to that of the method.
 
-        The method's evidence is about the last 64 runs: a verdict removes a share of the older
-        verdicts as large as its own weight.
+        In the method's evidence the first verdicts of a run have the most weight, and the weights
+        of all runs together stay below `WINDOW_STEPS`.
         """
         self._evidence.add(accepted)
         weight = KEPT_SHARE_PER_STEP**self._verdicts
