@@ -27,9 +27,9 @@ class ShadowDrafts:
 
     def follow(self, decided: Decided | None, chain: Chain) -> None:
         """
-        Report the decision about the step after *chain*; None if nothing was decided.
+        Report *decided*, the decision about the step after *chain*. None: nothing was decided.
 
-        Start a shadow draft of this step if the decision asks for one. If an earlier shadow draft
+        Start a shadow draft of this step if the decision asks for it. If an earlier shadow draft
         failed, raise its error: the method would fail in the same way.
         """
         if self._failure is not None:
@@ -48,6 +48,7 @@ class ShadowDrafts:
             await to_the_end(asyncio.wait(self._tasks))
 
     async def _draft_and_keep_error(self, chain: Chain) -> None:
+        """Draft, and keep an error for the next call of `follow`: no one awaits this task."""
         try:
             await self._draft(chain)
         except Exception as exc:
@@ -59,6 +60,7 @@ class ShadowDrafts:
         clock = asyncio.get_running_loop().time
         draft_request = RequestContext("draft", index, bet=True)
         verdict_request = replace(draft_request, purpose="verify")
+        # What is prepared during the draft is a part of the verdict.
         REQUEST.set(verdict_request)
         preparing = prepare(self._policy, chain)
         began = clock()
