@@ -119,10 +119,10 @@ class Auto:
     """The runs that use a method now."""
     load: float = 1.0
     """
-    The ratio of two mean times of a step: each run chooses what is best for itself, and no run uses
-    a method.
+    How much longer a step takes because runs use the method, as a mean over all runs.
 
-    Above 1 the runs that use a method slow the others down by more than they gain.
+    It is the time of a step if each run chooses what is best for itself, divided by the time if no
+    run uses a method. Above 1 the runs that use a method cost the others more than they gain.
     """
     shadow_run: AutoRun | None = None
     """The run that has a shadow draft under way; None if there is none."""
