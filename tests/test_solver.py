@@ -253,7 +253,7 @@ async def test_runs_decide_by_default_but_with_a_seed() -> None:
 async def test_the_wait_for_a_place_is_a_part_of_a_runs_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ServerLoad, "fits", 1)
+    monkeypatch.setattr(ServerLoad, "capacity", 1)
     async with serving() as servers, servers.solver(auto=True) as solver:
         async with solver.auto.server_load.slot():
             solving = asyncio.create_task(solver.solve(PROBLEM, budget=Budget(seconds=0.1)))
