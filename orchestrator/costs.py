@@ -1,7 +1,8 @@
 """
 What a step takes by a method and by the large model alone, and how likely its draft is accepted.
 
-Nothing here knows a run or a server.
+Nothing here knows a run or a server. A crowd is a number of runs at once. Crowds of the same bit
+length are measured together: 1 run, 2 to 3 runs, 4 to 7 runs and so on.
 """
 
 from __future__ import annotations
@@ -12,24 +13,46 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["alone", "beside", "accepted", "rejected"]
 """
-What a measured step was: written by the large model while no run used a method, or while others
-did; or a draft of a method that was accepted or rejected.
+The kind of a measured step.
+
+Steps of the large model: ``alone`` while no run used a method, ``beside`` while other runs used one.
+Steps of a method: its draft was ``accepted`` or ``rejected``.
+"""
+ASSUMED_DRAFTS = 2.5
+"""
+The weight of an assumed accept rate, in drafts.
+
+With 4 drafts, the worst logged run takes 1.08 times as long as the large model alone.
 """
 WINDOW_STEPS = 64
-"""Steps of a kind whose mean counts: one each of 64 runs that began together."""
-MIN_STEPS = 3
-"""Steps before a method is used: the first request of a server may take twice as long."""
-FRESH_STEPS = 128
-"""Steps of each run for which a measurement counts: an easy logged run has 100 steps."""
+"""
+The number of the latest steps that a mean contains.
 
-ANY_SIZE = 0  # the place of the steps of all crowds
+If 64 runs begin together, the mean contains one step of each run.
+"""
+MIN_STEPS = 3
+"""
+The least number of steps with which a crowd counts as measured.
+
+One step is not enough: the first request of a server may take twice as long as later requests.
+"""
+FRESH_STEPS = 128
+"""
+The steps of each run for which a measurement counts.
+
+A logged run of an easy problem has 100 steps.
+"""
+
+ALL_CROWDS = 0
+"""The key of the steps of all crowds together. No crowd has the bit length 0."""
 
 
 def accepted_seconds(draft: float, verdict: float, ahead: int) -> float:
     """
-    Return the seconds of a step whose draft is accepted, *ahead* drafts ahead.
+    Return the seconds of a step whose draft is accepted, in a run that works *ahead* drafts ahead.
 
-    ahead + 1 drafts are written or judged at a time. The small model writes one after the other.
+    ahead + 1 steps are drafted or judged at the same time. The small model writes one draft after
+    the other.
     """
     return max(draft, (draft + verdict) / (ahead + 1))
 
@@ -41,99 +64,106 @@ def rejected_seconds(draft: float, verdict: float, repair: float) -> float:
 
 @dataclass(eq=False, slots=True)
 class Evidence:
-    """The verdicts on drafts, of which the older ones weigh less."""
+    """The verdicts on drafts. Older verdicts have less weight."""
 
     accepted: float = 0.0
     """The weight of the accepted drafts."""
-    rejected: float = 0.0
-    """The weight of the rejected drafts."""
+    drafts: float = 0.0
+    """The weight of all drafts."""
 
     def add(self, accepted: bool, weight: float = 1.0) -> None:
         """Add a verdict of this *weight*."""
-        self.accepted += weight * accepted
-        self.rejected += weight * (not accepted)
+        self.drafts += weight
+        if accepted:
+            self.accepted += weight
 
-    def fade(self, keep: float) -> None:
-        """Let all verdicts *keep* this share of their weights."""
-        self.accepted *= keep
-        self.rejected *= keep
+    def fade(self, factor: float) -> None:
+        """Multiply the weights of all verdicts by *factor*."""
+        self.accepted *= factor
+        self.drafts *= factor
 
-    def rate(self, assumed: float, drafts: float) -> float:
-        """Return the expected accept rate, if an *assumed* one counts for so many *drafts*."""
-        return (assumed * drafts + self.accepted) / (drafts + self.accepted + self.rejected)
+    def rate(self, assumed: float) -> float:
+        """Return the expected accept rate. The *assumed* rate counts for `ASSUMED_DRAFTS`."""
+        return (assumed * ASSUMED_DRAFTS + self.accepted) / (ASSUMED_DRAFTS + self.drafts)
 
 
 @dataclass(eq=False, slots=True)
-class Steps:
-    """The mean of the latest steps of a kind."""
+class MeanStep:
+    """The mean of the latest steps."""
 
     seconds: float = 0.0
     """Mean seconds of a step."""
     tokens: float = 0.0
     """Mean tokens that a step adds to the chain."""
     count: int = 0
-    """Steps that the mean has."""
-    newest: float = 0.0
-    """The time of the newest one, in steps of each run."""
+    """The number of measured steps since the mean began; 0: nothing is measured."""
+    measured_at: float = 0.0
+    """When the newest step was measured, in steps of each run."""
+    window: int = WINDOW_STEPS
+    """The number of steps that the mean contains."""
 
     @property
     def pace(self) -> float:
-        """Seconds of a token; of a step without tokens its own."""
+        """Seconds per token. A step without tokens counts as one token."""
         return self.seconds / max(1, self.tokens)
 
     def fresh(self, now: float) -> bool:
-        """Return whether the mean counts: whether its newest step is recent."""
-        return now - self.newest <= FRESH_STEPS
+        """Return whether the newest step is recent enough for the mean to count."""
+        return now - self.measured_at <= FRESH_STEPS
 
     def add(self, seconds: float, tokens: float, now: float) -> None:
-        """Add a step. Steps that do not count any more are forgotten."""
-        self.count = self.count + 1 if self.fresh(now) else 1
-        share = 1 / min(self.count, WINDOW_STEPS)
+        """Add a step. Begin a new mean if the old one is not fresh."""
+        if not self.fresh(now):
+            self.count = 0
+        self.count += 1
+        share = 1 / min(self.count, self.window)
         self.seconds += share * (seconds - self.seconds)
         self.tokens += share * (tokens - self.tokens)
-        self.newest = now
+        self.measured_at = now
 
 
 @dataclass(eq=False, slots=True)
 class Timings:
-    """The latest steps by their kind, and by the number of runs at once in powers of two."""
+    """The mean steps of each kind and each crowd."""
 
-    means: defaultdict[tuple[Kind, int], Steps] = field(default_factory=lambda: defaultdict(Steps))
-    """The steps by their kind and by the bit length of the number of runs at once."""
+    means: defaultdict[tuple[Kind, int], MeanStep] = field(
+        default_factory=lambda: defaultdict(MeanStep)
+    )
+    """The mean steps by their kind and the bit length of the crowd, or `ALL_CROWDS`."""
 
     def add(self, kind: Kind, runs: int, seconds: float, tokens: float, now: float) -> None:
-        """Add a step of one of so many *runs*."""
-        for size in (ANY_SIZE, runs.bit_length()):
-            self.means[kind, size].add(seconds, tokens, now)
+        """Add a step of one of *runs* runs at once."""
+        for crowd in (ALL_CROWDS, runs.bit_length()):
+            self.means[kind, crowd].add(seconds, tokens, now)
 
-    def forget(self, *kinds: Kind) -> None:
-        """Forget all steps of these *kinds*."""
-        for kind, size in list(self.means):
-            if kind in kinds:
-                del self.means[kind, size]
-
-    def mean(self, kind: Kind, size: int) -> Steps | None:
+    def mean(self, kind: Kind, runs: int) -> MeanStep | None:
         """
-        Return the mean step at the pace of the largest crowd up to this *size*; None if unknown.
+        Return the mean step of *runs* runs at once; None if nothing is measured.
 
-        Its tokens are those of all crowds: a few steps of one may be long by chance.
+        The pace is that of the largest measured crowd of at most as many runs. The tokens are those
+        of all crowds, because the few steps of one crowd may be long by chance.
         """
-        crowds = (self.means[kind, each] for each in range(size, 0, -1))
-        crowd = next((steps for steps in crowds if steps.count), None)
-        if crowd is None:
-            return None
-        tokens = self.means[kind, ANY_SIZE].tokens
-        return Steps(crowd.pace * tokens, tokens)
+        for crowd in range(runs.bit_length(), 0, -1):
+            mean = self.means[kind, crowd]
+            if mean.count:
+                tokens = self.means[kind, ALL_CROWDS].tokens
+                return MeanStep(mean.pace * tokens, tokens)
+        return None
 
-    def largest(self, runs: int, now: float) -> int:
+    def measured_runs(self, runs: int, now: float) -> int:
         """
-        Return the size of the largest crowd of at most so many *runs* that is known; 0 if none is.
+        Return the most runs of the largest measured crowd, such as 7; 0 if no crowd is measured.
 
-        A crowd is known if it measured a step for each of its runs lately.
+        Crowds of more than *runs* runs do not count. A crowd counts as measured if the fresh means
+        have a step for each of its runs.
         """
-        for size in range(runs.bit_length(), 0, -1):
-            crowd = [steps for (_, each), steps in self.means.items() if each == size]
-            count = sum(steps.count for steps in crowd if steps.fresh(now))
-            if count >= min(WINDOW_STEPS, max(MIN_STEPS, 2 ** (size - 1))):
-                return size
+        for crowd in range(runs.bit_length(), 0, -1):
+            count = sum(
+                mean.count
+                for (_, length), mean in self.means.items()
+                if length == crowd and mean.fresh(now)
+            )
+            fewest_runs = 2 ** (crowd - 1)
+            if count >= min(WINDOW_STEPS, max(MIN_STEPS, fewest_runs)):
+                return 2 * fewest_runs - 1
         return 0

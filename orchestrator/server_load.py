@@ -17,10 +17,11 @@ MAX_CACHE_SHARE = 0.85
 """
 The share of the large server's cache that the chains of all runs may take.
 
-With more, 192 simulated users with chains of 2,000 tokens evict each other's chains from 300,000.
+With a larger share, 192 simulated users with chains of 2,000 tokens evict each other's chains from
+a cache of 300,000 tokens.
 """
 MEAN_CHAINS = 64
-"""Finished chains whose mean length is expected of the next ones."""
+"""The number of finished chains whose mean length is the expected length of the next chains."""
 
 
 @dataclass(eq=False)
@@ -30,14 +31,14 @@ class ServerLoad:
     running: int = 0
     """Requests that the server runs, as last polled."""
     waiting: int = 0
-    """Requests that wait there, as last polled."""
+    """Requests that wait at the server, as last polled."""
     cache: int | None = None
-    """Tokens that the server's cache holds; None if that is not known."""
+    """Tokens that the server's cache holds; None if the number is not known."""
     chains: dict[object, int] = field(default_factory=dict[object, int])
     """Tokens of the chain of each run that uses the large model."""
     _finished: deque[int] = field(default_factory=lambda: deque[int](maxlen=MEAN_CHAINS))
-    _admitted: int = 0
-    _places: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
+    _slots_held: int = 0
+    _queue: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
 
     @property
     def runs(self) -> int:
@@ -46,12 +47,12 @@ class ServerLoad:
 
     @property
     def busy(self) -> bool:
-        """Whether requests wait at the server, and not only since they came."""
+        """Whether requests queue at the server. A few always wait, because they have just come."""
         return self.waiting > max(1, self.running // 4)
 
     @property
     def full(self) -> bool:
-        """Whether the chains of all runs take more than the cache holds."""
+        """Whether the chains of all runs take more than their share of the cache."""
         return self.cache is not None and sum(self.chains.values()) > MAX_CACHE_SHARE * self.cache
 
     @property
@@ -60,8 +61,8 @@ class ServerLoad:
         return self.busy or self.full
 
     @property
-    def fits(self) -> int | None:
-        """How many runs fit into the cache, at least one; None if that is not known."""
+    def capacity(self) -> int | None:
+        """How many runs fit into the cache, at least one; None if the number is not known."""
         if not self.cache or not self._finished:
             return None
         return max(1, int(MAX_CACHE_SHARE * self.cache / fmean(self._finished)))
@@ -88,12 +89,16 @@ class ServerLoad:
         self.cache = cache
         self._admit()
 
+    def enter(self, run: object) -> None:
+        """Count *run* among the runs that use the large model."""
+        self.grow(run, 0)
+
     def grow(self, run: object, tokens: int) -> None:
-        """Take in that the chain of *run* has at least so many *tokens* at the server."""
+        """The server holds at least *tokens* tokens of the chain of *run*."""
         self.chains[run] = max(self.chains.get(run, 0), tokens)
 
     def finish(self, run: object) -> None:
-        """Take in that *run* has its answer: its chain has its final length."""
+        """The chain of *run* has its final length, because *run* has its answer."""
         if tokens := self.chains.get(run):
             self._finished.append(tokens)
 
@@ -102,25 +107,26 @@ class ServerLoad:
         self.chains.pop(run, None)
 
     @asynccontextmanager
-    async def place(self) -> AsyncGenerator[None]:
-        """Hold the place of one run. Wait, first come, first served, until its chain should fit."""
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._places.append(place)
+    async def slot(self) -> AsyncGenerator[None]:
+        """Hold the slot of one run. Wait, first come, first served, until its chain should fit."""
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(slot)
         self._admit()
         try:
-            await place
+            await slot
             yield
         finally:
-            if place in self._places:
-                self._places.remove(place)
+            if slot in self._queue:  # cancelled while it waited
+                self._queue.remove(slot)
             else:
-                self._admitted -= 1
+                self._slots_held -= 1
                 self._admit()
 
     def _admit(self) -> None:
-        fits = self.fits
-        while self._places and (fits is None or self._admitted < fits):
-            place = self._places.popleft()
-            self._admitted += 1
-            if not place.done():
-                place.set_result(None)
+        """Give slots to the first runs of the queue, as many as fit."""
+        capacity = self.capacity
+        while self._queue and (capacity is None or self._slots_held < capacity):
+            slot = self._queue.popleft()
+            self._slots_held += 1
+            if not slot.done():  # a cancelled run gives its slot back when `slot()` ends
+                slot.set_result(None)

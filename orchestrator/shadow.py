@@ -1,6 +1,7 @@
 """
-Shadow drafts: a method drafts and judges what the large model writes anyway, is measured, and never
-used.
+Shadow drafts, which measure a method while the large model writes the chain alone.
+
+The method drafts and judges the step that the large model writes. The draft is then thrown away.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .lookahead import judge
 
 
 class ShadowDrafts:
-    """The shadow drafts of *policy* in one run."""
+    """The shadow drafts of one run, by the method *policy*."""
 
     def __init__(self, policy: Policy, observe: Observer) -> None:
         self._policy = policy
@@ -26,35 +27,40 @@ class ShadowDrafts:
 
     def follow(self, decided: Decided | None, chain: Chain) -> None:
         """
-        Report what was decided after *chain*. Start a shadow draft if the decision asks for one.
+        Report *decided*, the decision about the step after *chain*. None: nothing was decided.
 
-        Raise what failed an earlier shadow draft: the method would fail in the same way.
+        Start a shadow draft of this step if the decision asks for it. If an earlier shadow draft
+        failed, raise its error: the method would fail in the same way.
         """
         if self._failure is not None:
             raise self._failure
-        if decided is not None:
-            self._observe(decided)
-        if decided is not None and decided.shadow:
-            self._tasks.append(asyncio.create_task(self._guarded(chain)))
+        if decided is None:
+            return
+        self._observe(decided)
+        if decided.shadow:
+            self._tasks.append(asyncio.create_task(self._draft_and_keep_error(chain)))
 
     async def aclose(self) -> None:
-        """Cancel those that are under way, and wait until their requests are gone."""
+        """Cancel the drafts that are under way, and wait until their requests are gone."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await to_the_end(asyncio.wait(self._tasks))
 
-    async def _guarded(self, chain: Chain) -> None:
+    async def _draft_and_keep_error(self, chain: Chain) -> None:
+        """Draft, and keep an error for the next call of `follow`: no one awaits this task."""
         try:
             await self._draft(chain)
         except Exception as exc:
             self._failure = exc
 
     async def _draft(self, chain: Chain) -> None:
+        """Draft and judge the step after *chain*, and report the seconds of both."""
         index = len(chain.steps)
         clock = asyncio.get_running_loop().time
         draft_request = RequestContext("draft", index, bet=True)
         verdict_request = replace(draft_request, purpose="verify")
+        # What is prepared during the draft is a part of the verdict.
         REQUEST.set(verdict_request)
         preparing = start_preparing(self._policy, chain)
         began = clock()

@@ -215,10 +215,10 @@ async def test_a_run_with_auto_says_who_wrote_its_steps_and_why() -> None:
             await solver.solve(PROBLEM, auto=False),
             await solver.solve(PROBLEM, policy="large"),
         ]
-    assert begun.stretches == (Stretch("large", 1, 3, "the method is not known yet"),)
+    assert begun.stretches == (Stretch("large", 1, 3, "the method is not measured yet"),)
     assert begun.aside == alone.aside == ""  # there is nothing yet to tell the user
     assert alone.share_alone == 1.0
-    reason = "the prior knows no gain with more than 1 runs at once"
+    reason = "by `prior.runs`, more than 1 runs at once save no time"
     assert alone.stretches == (Stretch("large", 1, 3, reason),)
     assert (alone.thinking, alone.answer, alone.ledger.accept_rate) == (
         begun.thinking,
@@ -253,9 +253,9 @@ async def test_runs_decide_by_default_but_with_a_seed() -> None:
 async def test_the_wait_for_a_place_is_a_part_of_a_runs_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ServerLoad, "fits", 1)
+    monkeypatch.setattr(ServerLoad, "capacity", 1)
     async with serving() as servers, servers.solver(auto=True) as solver:
-        async with solver.auto.server_load.place():
+        async with solver.auto.server_load.slot():
             solving = asyncio.create_task(solver.solve(PROBLEM, budget=Budget(seconds=0.1)))
             await asyncio.sleep(0.2)
         assert (await solving).finish_reason == "time"

@@ -408,8 +408,8 @@ class Solver:
         budget = run.budget.budget().fit(room)
         try:
             # A run with auto waits here until its chain should fit into the large model's cache.
-            place = self.auto.server_load.place() if _uses_auto(run) else nullcontext()
-            async with place:
+            slot = self.auto.server_load.slot() if _uses_auto(run) else nullcontext()
+            async with slot:
                 prepared = PreparedRun(
                     chain=chain,
                     answering=answering,
@@ -479,7 +479,7 @@ class Solver:
         )
         parts = models.parts(
             run,
-            auto if auto.aside else None,
+            auto if auto.large_policy else None,
             fallback=None if run.policy == "small" else large,
             stop=prepared.stop,
             lost=None if baseline else prepared.lost,

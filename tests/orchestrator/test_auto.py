@@ -148,7 +148,7 @@ class World:
                 deciding.read(recorder.last)
 
         small.observe = large.observe = observe
-        async with auto.server_load.place() if auto else nullcontext():
+        async with auto.server_load.slot() if auto else nullcontext():
             observe(Started(PROBLEM.messages, "specreason"))
             control = LookaheadControl(AHEAD, auto=deciding)
             policy = aside if arm == "large" else method
@@ -254,7 +254,7 @@ def test_as_many_runs_use_the_method_as_their_verdicts_at_once_allow(
     for most in (first, later, later):
         traces = world.together(range(32), auto)
         assert sum(trace[-1].at for trace in traces) <= most * world.seconds("large", range(32))
-        assert (share_alone(traces) < 1, auto.using) == (True, 0)
+        assert (share_alone(traces) < 1, len(auto.method_runs)) == (True, 0)
 
 
 def shadows(traces: Sequence[Sequence[Moment]]) -> list[Shadowed]:
@@ -512,7 +512,7 @@ def test_without_evidence_the_large_model_writes_alone() -> None:
     decided = Auto().run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])).decide(0)
     assert decided is not None
     assert (decided.choice, decided.ahead, decided.advice) == ("large", 1, "")
-    assert decided.reason == "the method is not known yet"
+    assert decided.reason == "the method is not measured yet"
 
 
 def test_a_run_that_may_not_decide_only_teaches() -> None:
@@ -523,7 +523,7 @@ def test_a_run_that_may_not_decide_only_teaches() -> None:
     assert taught.decide(0) is None
     assert taught.policy(Solo(GOOD.models(0)[0])).answerer.role == "small"
     assert auto.steps == pytest.approx(GOOD.steps)
-    assert taught.record.timings.largest(1, auto.steps) == 1
+    assert taught.record.timings.measured_runs(1, auto.steps) == 1
 
 
 def test_runs_use_the_method_until_they_end_or_lose_the_small_model() -> None:
@@ -531,10 +531,10 @@ def test_runs_use_the_method_until_they_end_or_lose_the_small_model() -> None:
     first, other = (auto.run("specreason", {}, AHEAD) for _ in range(2))
     for each in (first, other):
         each.read(Moment(0, Started(PROBLEM.messages, "specreason")))
-    assert auto.using == 2
+    assert len(auto.method_runs) == 2
     first.read(Moment(1, Degraded("small", "gone")))
     other.close()
-    assert auto.using == 0
+    assert len(auto.method_runs) == 0
 
 
 def test_the_method_that_was_not_used_longest_is_forgotten_first() -> None:
@@ -610,8 +610,8 @@ def test_more_runs_than_the_prior_knows_a_gain_with_are_the_large_models() -> No
         assert decided is not None
         found.append(decided.reason)
     assert found == [
-        "the method is not known yet",
-        "the prior knows no gain with more than 1 runs at once",
+        "the method is not measured yet",
+        "by `prior.runs`, more than 1 runs at once save no time",
     ]
 
 

@@ -6,11 +6,12 @@ import pytest
 
 from stepspec.orchestrator import reason
 from stepspec.orchestrator.costs import (
+    ASSUMED_DRAFTS,
     FRESH_STEPS,
     MIN_STEPS,
     WINDOW_STEPS,
     Evidence,
-    Steps,
+    MeanStep,
     Timings,
     accepted_seconds,
     rejected_seconds,
@@ -43,17 +44,18 @@ def test_the_formula_agrees_with_the_loop(verdict: float, ahead: int) -> None:
 
 def test_evidence_begins_at_the_assumed_rate_and_returns_to_it() -> None:
     evidence = Evidence()
-    assert evidence.rate(0.8, 3) == pytest.approx(0.8)
+    assert evidence.rate(0.8) == pytest.approx(0.8)
+    assumed = 0.8 * ASSUMED_DRAFTS
     evidence.add(False)
-    assert evidence.rate(0.8, 3) == pytest.approx(2.4 / 4)
+    assert evidence.rate(0.8) == pytest.approx(assumed / (ASSUMED_DRAFTS + 1))
     evidence.add(True, weight=2.0)
-    assert evidence.rate(0.8, 3) == pytest.approx(4.4 / 6)
+    assert evidence.rate(0.8) == pytest.approx((assumed + 2) / (ASSUMED_DRAFTS + 3))
     evidence.fade(0.5)
-    assert evidence.rate(0.8, 3) == pytest.approx(3.4 / 4.5)
+    assert evidence.rate(0.8) == pytest.approx((assumed + 1) / (ASSUMED_DRAFTS + 1.5))
 
 
 def test_the_mean_step_is_that_of_the_window_and_what_is_old_is_forgotten() -> None:
-    steps = Steps()
+    steps = MeanStep()
     for seconds in (1.0, 2.0, 6.0):
         steps.add(seconds, 10, now=0)
     assert steps.seconds == pytest.approx(3.0)
@@ -69,15 +71,15 @@ def test_the_mean_step_is_that_of_the_window_and_what_is_old_is_forgotten() -> N
 
 def test_a_crowd_is_known_once_it_measured_a_step_for_each_of_its_runs() -> None:
     timings = Timings()
-    assert timings.largest(8, 0) == 0
+    assert timings.measured_runs(8, 0) == 0
     for _ in range(MIN_STEPS):
         timings.add("accepted", 1, 1.0, 10, 0)
     for number in range(8):
-        assert timings.largest(15, 0) == 1
+        assert timings.measured_runs(15, 0) == 1
         timings.add("accepted" if number % 2 else "rejected", 8, 2.0, 10, 0)
-    assert timings.largest(15, 0) == 4  # 8 to 15 runs
-    assert timings.largest(7, 0) == 1
-    assert timings.largest(15, FRESH_STEPS + 1) == 0
+    assert timings.measured_runs(15, 0) == 15
+    assert timings.measured_runs(7, 0) == 1
+    assert timings.measured_runs(15, FRESH_STEPS + 1) == 0
 
 
 def test_a_pace_that_is_not_known_is_that_of_the_next_smaller_crowd() -> None:
@@ -85,11 +87,11 @@ def test_a_pace_that_is_not_known_is_that_of_the_next_smaller_crowd() -> None:
     timings = Timings()
     timings.add("accepted", 2, 1.0, 10, 0)
     timings.add("accepted", 9, 6.0, 20, 0)
-    found = [timings.mean("accepted", size) for size in range(1, 5)]
+    found = [timings.mean("accepted", runs) for runs in (1, 2, 4, 9)]
     assert found[0] is None
     assert [(steps.seconds, steps.tokens) for steps in found[1:] if steps is not None] == [
         (1.5, 15),
         (1.5, 15),
         (4.5, 15),
     ]
-    assert timings.mean("rejected", 4) is None
+    assert timings.mean("rejected", 15) is None

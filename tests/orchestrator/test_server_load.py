@@ -35,13 +35,13 @@ def test_the_chains_of_all_runs_fill_the_cache() -> None:
 
 def test_as_many_runs_fit_as_the_mean_chain_lets_and_a_chain_that_does_not_fit_runs_alone() -> None:
     server = ServerLoad()
-    assert server.fits is None
+    assert server.capacity is None
     server.grow("first", 400)
     server.finish("first")
-    assert server.fits is None  # the size of the cache is not known
+    assert server.capacity is None  # the size of the cache is not known
     for cache, fits in ((1000, 2), (200, 1)):
         server.poll(0, 0, cache)
-        assert server.fits == fits
+        assert server.capacity == fits
 
 
 def test_runs_that_do_not_fit_wait_in_their_order() -> None:
@@ -51,7 +51,7 @@ def test_runs_that_do_not_fit_wait_in_their_order() -> None:
     order = list[int]()
 
     async def one(number: int) -> None:
-        async with server.place():
+        async with server.slot():
             order.append(number)
             await asyncio.sleep(1)
 
