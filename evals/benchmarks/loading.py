@@ -162,7 +162,7 @@ def _text(value: object) -> str:
 
 def _lines(value: Any) -> str:
     """Write a list of texts, or one text, with a line for each. Return "" for other values."""
-    values: list[Any] = value if isinstance(value, list) else [value]
+    values = cast("list[object]", value) if isinstance(value, list) else [value]
     lines = [" ".join(_text(each).split()) for each in values]
     return "\n".join(lines) if all(lines) else ""
 
