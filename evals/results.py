@@ -454,8 +454,7 @@ def mcnemar(gained: int, lost: int) -> float:
     """
     n = gained + lost
     splits = sum(math.comb(n, k) for k in range(min(gained, lost) + 1))
-    p_value: float = 2 * splits / 2**n
-    return min(1.0, p_value)
+    return min(1.0, 2 * splits / (1 << n))
 
 
 def difference(n: int, gained: float, lost: float) -> Interval:

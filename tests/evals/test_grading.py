@@ -6,18 +6,17 @@ import asyncio
 import re
 import signal
 import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import orjson
 import pytest
 
 from stepspec.evals.grading import graders as graders_module
 from stepspec.evals.grading.answers import Metric
-from stepspec.evals.grading.graders import LIBRARY, SCRIPT, Answer, Graders, require_graders
+from stepspec.evals.grading.graders import LIBRARY, SCRIPT, Answer, Graders, Mark, require_graders
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 
 # Its import takes seconds, and only the graders' processes need it.
@@ -155,11 +154,15 @@ def test_a_missing_library_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatc
 def test_a_gold_of_a_benchmark_says_whether_it_needs_the_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Check(Answer):
-        @property
-        def needs_algebra(self) -> bool:
-            return True
+    class Check:
+        needs_algebra = True
+
+        async def grade(self, text: str, graders: Graders) -> Mark:
+            return await graders.grade(text, "7", "math")
+
+        def record(self) -> Mapping[str, Any]:
+            return {"check": 7}
 
     monkeypatch.setattr(graders_module, "LIBRARY", "no_such_library")
     with pytest.raises(ConfigurationError, match="needs math-verify"):
-        require_graders([Check("7", "exact")])
+        require_graders([Check()])
