@@ -163,7 +163,7 @@ class Timings:
                 for (_, length), mean in self.means.items()
                 if length == crowd and mean.fresh(now)
             )
-            fewest_runs = 1 << (crowd - 1)
+            fewest_runs: int = 2 ** (crowd - 1)
             if count >= min(WINDOW_STEPS, max(MIN_STEPS, fewest_runs)):
                 return 2 * fewest_runs - 1
         return 0
