@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["alone", "beside", "accepted", "rejected"]
 """
 The kind of a measured step.
 
-Steps of the large model: ``alone`` while no run used a method, ``beside`` while other runs used one.
+Steps of the large model: ``alone`` while no run used a method, ``beside`` while other runs did.
 Steps of a method: its draft was ``accepted`` or ``rejected``.
 """
 ASSUMED_DRAFTS = 2.5

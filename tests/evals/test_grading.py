@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
