@@ -136,7 +136,9 @@ class Step:
     vocabulary: str = ""
     """The name of the vocabulary that the ids of the tokens belong to; "" if it is unknown."""
     note: str = ""
-    """The reason of the rollback that this step repairs; "" if it repairs none."""
+    """
+    The reason of the rollback that this step repairs, or `answer.CLOSED`; "" for other steps.
+    """
 
     @property
     def closes(self) -> bool:

@@ -16,7 +16,7 @@ from rich.console import Console
 from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.evals.benchmarks import BENCHMARKS, choose, load
-from stepspec.evals.grading.graders import require_graders
+from stepspec.evals.grading.graders import Answer, require_graders
 from stepspec.evals.plan import check_arm, testbed_settings
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.solving_pair import fresh_tasks, pair_solver
@@ -85,7 +85,7 @@ class ProblemSet:
     words: str
     """What they are, in words."""
     answers: tuple[str, ...] = ()
-    """The right answers, or none."""
+    """The right answers; empty if they are unknown, or if a benchmark's own code grades them."""
     tasks: tuple[Task, ...] = ()
     """The same problems, if answers of both are to be compared."""
 
@@ -229,7 +229,9 @@ def with_answers(tasks: tuple[Task, ...], source: str) -> ProblemSet:
     """The problems of *tasks*. Raise `ConfigurationError` if their answers cannot be graded."""
     require_graders(task.gold for task in tasks)
     texts = tuple(task.problem for task in tasks)
-    answers = tuple(str(task.gold) for task in tasks)
+    answers = tuple(str(task.gold) for task in tasks if isinstance(task.gold, Answer))
+    if len(answers) < len(tasks):
+        answers = ()  # a gold of a benchmark's own has no text that a reply has to contain
     return ProblemSet(texts, f"{len(tasks)} of {source}", answers, tasks)
 
 

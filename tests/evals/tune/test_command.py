@@ -14,7 +14,7 @@ import pytest
 from stepspec import Solver
 from stepspec.cli import tune as module
 from stepspec.cli.problems import ANSWERS, PROBLEMS
-from stepspec.cli.tune import CANDIDATES, read_set, states
+from stepspec.cli.tune import CANDIDATES, read_set, states, with_answers
 from stepspec.evals.calibration.risk_bound import Paired
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.tune.accuracy import Accuracy, compare_answers
@@ -182,6 +182,8 @@ def test_problems_are_built_in_or_of_a_file_or_a_benchmark(tmp_path: Path) -> No
     answered = read_set(rows, 5)
     assert (answered.answers, len(answered.tasks)) == (("42",), 1)
     assert "What is 6 x 7?" in answered.texts[0]
+    own = with_answers((replace(answered.tasks[0], gold=Gold()), *answered.tasks), "a benchmark")
+    assert (own.answers, len(own.tasks)) == ((), 2)
     made = read_set(Path("arithmetic"), 4)
     assert len(made.tasks) == len(made.texts) == 4
 
