@@ -124,7 +124,7 @@ class VllmEndpoint(VllmServer):
         """Reset what was learnt by trying, because the server is now *process*."""
         self._process = process
         self.speculates = process.speculates
-        self.spellings = {**self.tokenizer.marks}
+        self.spellings = {**self.tokenizer.end_tokens}
         # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the
         # engine ends.
         self.by_id = False if self.speculates else None
@@ -146,7 +146,7 @@ class VllmEndpoint(VllmServer):
 
     @property
     def room(self) -> int:
-        return self.tokenizer.room
+        return self.tokenizer.context_length
 
     async def queue(self) -> QueueGauges | None:
         """Read the server's queue. None: it has no such metrics, or it cannot be reached."""
@@ -189,7 +189,7 @@ class VllmEndpoint(VllmServer):
         if self.tokenizer.learnt != fresh.tokenizer.learnt:
             self.tokenizer = fresh.tokenizer
             self.tokenizer.source = self._tokenizer_source()
-        self.tokenizer.room = fresh.room
+        self.tokenizer.context_length = fresh.room
         self.cache = fresh.cache
         self._begin(fresh._process or Process())
 
@@ -201,7 +201,7 @@ class VllmEndpoint(VllmServer):
         connections. If one was opened since, the server is looked at again.
         """
         await self.refresh()
-        return await self.tokenizer.thinks(messages, tools)
+        return await self.tokenizer.prompt_opens_block(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """

@@ -121,8 +121,8 @@ class TextTokenizer:
                 break
             # If only the template's own special tokens are left, no text has become one.
             own_text = without_edges(text, marks, divide=False)
-            own_marks = await self._mark_ids(await self.encode_special(own_text))
-            if own_marks == await self._mark_ids(ids):
+            own_marks = await self._special_ids(await self.encode_special(own_text))
+            if own_marks == await self._special_ids(ids):
                 return EncodedPrompt.of(ids)
             ids = await self._encode_parts(
                 without_edges(
@@ -143,9 +143,9 @@ class TextTokenizer:
         self._pieces |= zip(new, await self._decode_each(new), strict=True)
         return {number: self._pieces[number] for number in ids}
 
-    async def learn_marks(self, ids: Collection[int]) -> None:
+    async def learn_hidden_ids(self, ids: Collection[int]) -> None:
         """Learn which special tokens among *ids* the tokenizer does not find in their own text."""
-        for number in await self._mark_ids(ids):
+        for number in await self._special_ids(ids):
             mark = self._pieces[number]
             if await self._encode(mark) != (number,):
                 self._hidden[mark] = number
@@ -188,18 +188,18 @@ class TextTokenizer:
         """
         before, text, after = texts
         own_ids = (*await self.encode_special(before), *await self.encode_special(after))
-        own_marks = await self._mark_ids(own_ids)
+        own_marks = await self._special_ids(own_ids)
         ids = await self._joint(before, text, after)
         marks: set[str] = set()
         for _ in range(MAX_ROUNDS):
-            if await self._mark_ids(ids) == own_marks:
+            if await self._special_ids(ids) == own_marks:
                 return ids
             marks |= await self._spelt_marks(ids, text)
             if not any(mark in text for mark in marks):
                 # The tokenizer finds a mark only in the normal form of the text.
                 text = normalize("NFKC", text)
             ids = await self._encode_parts(before + divided(text, marks) + after, marks)
-        if await self._mark_ids(ids) == own_marks:
+        if await self._special_ids(ids) == own_marks:
             return ids
         raise self._undividable(marks)
 
@@ -220,7 +220,7 @@ class TextTokenizer:
             raise self._undividable(marks)
         return tuple([number for part in parts for number in await self.encode_special(part)])
 
-    async def _mark_ids(self, ids: Collection[int]) -> list[int]:
+    async def _special_ids(self, ids: Collection[int]) -> list[int]:
         """Return those of *ids* whose texts have the shape of special tokens."""
         pieces = await self.pieces({*ids})
         marks = {number for number, piece in pieces.items() if is_mark(piece)}
@@ -229,7 +229,7 @@ class TextTokenizer:
     async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
         """Return the special tokens among *ids* that *text*, of users and models, spells."""
         forms = (text, normalize("NFKC", text))
-        marks = {self._pieces[number] for number in await self._mark_ids(ids)}
+        marks = {self._pieces[number] for number in await self._special_ids(ids)}
         return {mark for mark in marks if any(mark in form for form in forms)}
 
     async def _decode_each(self, ids: Sequence[int]) -> list[str]:
