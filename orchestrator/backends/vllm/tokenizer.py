@@ -275,8 +275,7 @@ class ModelTokenizer(TextTokenizer):
         If so, `THINK_END` at the end of the thinking is encoded as the closing marker. Otherwise
         `THINK_END` is left out.
         """
-        opened = await self.prompt_opens_block(chain.messages, chain.tools)
-        return opened or opens_block(chain.text)
+        return await self.prompt_opens_block(chain.messages, chain.tools) or opens_block(chain.text)
 
     async def encode_step(
         self,
@@ -524,9 +523,8 @@ class _EncodedChain:
     @classmethod
     def without_steps(cls, chain: Chain, prefix: EncodedPrompt) -> Self:
         """Return the encoded conversation of *chain*. It has no steps. Its ids are *prefix*."""
-        no_steps = replace(chain, steps=())
         return cls(
-            no_steps,
+            replace(chain, steps=()),
             prefix,
             array("q", [prefix.count]),
             array("q", [prefix.size]),
