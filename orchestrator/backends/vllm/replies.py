@@ -109,9 +109,10 @@ def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
     if ids_are_compact:
         # The ids are cut out. The parser sees an empty list.
         body = head + key + end + tail
+    # The reply has no name here, because an error keeps all local variables alive.
     parsed_ids, context_length = tokenized(
         call,
-        checked(call, parse_object(call, body)),  # no local variable: `tokenized` deletes the reply
+        checked(call, parse_object(call, body)),
         must_fit=True,
     )
     if not ids_are_compact:
@@ -197,7 +198,7 @@ def _chunk(
     ids = _ids(choice["token_ids"])
     received = len(ids)
     turn_ended = ended == "end" and choice.get("stop_reason") not in closing
-    # The last id is of the token that ended the turn. Without log-probabilities, the text lacks this
+    # The last id is the id of the token that ended the turn. Without log-probabilities, the text lacks this
     # token: drop its id now. With log-probabilities, the text has the token: drop the token after
     # the text was divided.
     if turn_ended and logprobs is None:
@@ -311,9 +312,10 @@ def divide_text(
     cut: bool = False,
 ) -> list[tuple[str, int]]:
     """
-    Divide *text* among the tokens *ids*. *pieces* are the spellings of the single tokens.
+    Divide *text* among the tokens *ids*.
 
-    The returned parts always join to *text*. Sometimes the pieces do not join to *text*, because
+    *pieces* are the spellings of the single tokens. They are empty if no spelling is known. The
+    returned parts always join to *text*. Sometimes the pieces do not join to *text*, because
     several tokens share a character. Then pieces are matched with the text from the front and from
     the back. The tokens between, without a match, are the gap. The last token of the gap gets the
     text of the gap. The other tokens of the gap get "".

@@ -35,7 +35,7 @@ V = TypeVar("V")
 MAX_CACHED_TEXTS = 8192
 """The most texts whose token ids are cached."""
 SEPARATOR = "\0"
-"""A character that is a token of its own in every byte-level vocabulary."""
+"""This character is one token in every byte-level vocabulary."""
 MAX_ROUNDS = 4
 """
 How often a text is divided, at most. After a mark was divided, the text may show another mark.
@@ -203,7 +203,7 @@ class TextTokenizer:
                 return ids
             marks |= await self._spelt_marks(ids, text)
             if not any(mark in text for mark in marks):
-                # The tokenizer finds a mark only in the normal form of the text.
+                # The text itself has no mark. So the tokenizer found one in the normal form.
                 text = normalize("NFKC", text)
             ids = await self._encode_parts(before + divided(text, marks) + after, marks)
         if await self._special_ids(ids) == own_marks:
@@ -228,13 +228,13 @@ class TextTokenizer:
         return tuple([number for part in parts for number in await self.encode_special(part)])
 
     async def _special_ids(self, ids: Collection[int]) -> list[int]:
-        """Return the ids among *ids* whose texts have the shape of marks."""
+        """Return each id in *ids* whose text has the shape of a mark."""
         pieces = await self.pieces({*ids})
         marks = {number for number, piece in pieces.items() if is_mark(piece)}
         return [number for number in ids if number in marks]
 
     async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
-        """Return the marks among *ids* that stand in *text*, which is of users and models."""
+        """Return the marks of *ids* that stand in *text*, the text of users or models."""
         forms = (text, normalize("NFKC", text))
         marks = {self._pieces[number] for number in await self._special_ids(ids)}
         return {mark for mark in marks if any(mark in form for form in forms)}

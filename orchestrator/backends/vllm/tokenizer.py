@@ -39,11 +39,13 @@ from .tool_protocol import message_fields, tool_fields
 log = logging.getLogger(__name__)
 
 MAX_CONVERSATIONS = 256
-"""Conversations whose prompts are cached."""
+"""The most conversations whose prompts are cached."""
 MAX_CHOICES = 64
-"""Sets of choices whose token ids are cached."""
+"""The most sets of choices whose token ids are cached."""
 PROMPT_END_TOKENS = 96
-"""Tokens at the end of a prompt that are decoded to see whether a thinking block is open."""
+"""
+This many tokens at the end of a prompt are decoded. They show whether a thinking block is open.
+"""
 
 Conversation: TypeAlias = tuple[Messages, Tools, bool]
 """What a chain begins with: messages, tools, and whether the model may think."""
@@ -482,7 +484,7 @@ class ModelTokenizer(TextTokenizer):
         written = await first_words(await self.source.render(PLAIN_QUESTION))
         found = template.after(written)
         marker = mark_after(written)
-        # Such a marker stands before every reply, and does not open the thinking.
+        # The head stands before every reply. So a marker in the head does not open the thinking.
         is_in_head = template.head.strip().startswith(marker)
         if marker and not found.thinks and not is_in_head:
             call = self.source.call
@@ -514,11 +516,11 @@ class _EncodedChain:
     """The ids of the whole chain."""
     token_counts: array[int]
     """
-    The number of tokens up to the end of the conversation, at index 0, and up to the end of step
-    number i, at index i.
+    Index 0 has the number of tokens of the conversation. Index i has the number of tokens of the
+    conversation and the first i steps.
     """
     json_sizes: array[int]
-    """The number of bytes of JSON that these tokens take, at the same indices."""
+    """Each index has the number of bytes of JSON for the tokens at this index of `token_counts`."""
 
     @classmethod
     def without_steps(cls, chain: Chain, prefix: EncodedPrompt) -> Self:
