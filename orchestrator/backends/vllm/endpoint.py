@@ -1,5 +1,7 @@
 """
-A model served by vLLM: `VllmEndpoint`, which all runs share. `VllmModel` is the `Model` of one run.
+The connection to a model served by vLLM: `VllmEndpoint`. All runs share it.
+
+`VllmModel` is the model as one run uses it.
 """
 
 from __future__ import annotations
@@ -60,29 +62,29 @@ FIRST_WORDS_TOKENS = 16
 WARM_UP_TOKENS = 8
 """Tokens that each request of the warm-up writes."""
 WARM_UP_BATCHES = (1, 4)
-"""Numbers of requests at the same time. Compilers treat a batch of 1 as a case of its own."""
+"""The numbers of requests at the same time. Compilers treat a batch of 1 as a special case."""
 WARM_UP_SECONDS = 120.0
 """The longest time of a warm-up."""
 MAX_TOOLSETS = 64
-"""Sets of tools whose formats are cached."""
+"""The most sets of tools whose formats are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Identifies the process of a server. After a restart it is another one."""
+    """Identifies the process of a server. A restarted server is another process."""
 
     start: bytes = b""
-    """The start time as the metrics show it. b"": they do not show one."""
+    """The start time as the metrics show it. b"": the metrics show no start time."""
     speculates: bool = False
-    """Whether the server speculates on tokens."""
+    """Whether vLLM itself speculates on tokens."""
 
 
 class VllmEndpoint(VllmServer):
     """
-    The connection to one served model. Its tokenizer and chat template are learnt on entering.
+    The connection to one served model. Entering it learns the model's tokenizer and chat template.
 
-    Entering raises an `EndpointError`, with the cure, if the server cannot be used, and
-    `MissingCapability` if its chat template cannot be learnt.
+    Entering raises an `EndpointError` if the server cannot be used. It raises `MissingCapability` if
+    the chat template cannot be learnt. The message names the cure.
     """
 
     known = True
@@ -101,7 +103,7 @@ class VllmEndpoint(VllmServer):
         return TokenizerSource(self.connection, self.name, self.settings.template)
 
     async def _first_words(self, prompt: Sequence[int]) -> str:
-        """Have the model continue *prompt* greedily. Return the first words that it writes."""
+        """Send *prompt* to the model. Return the first words of the greedy answer."""
         call = self.tokenizer.source.call
         body = bodies.completion_body(self.name, prompt, GREEDY, FIRST_WORDS_TOKENS)
         reply = await self.connection.post(call, COMPLETIONS, body)
@@ -110,10 +112,10 @@ class VllmEndpoint(VllmServer):
 
     async def _learn_flags(self) -> None:
         """
-        Find out whether the server speculates.
+        Find out whether the server speculates on tokens.
 
-        Nothing changes while the metrics show the same process. A server that shows no metrics is
-        looked at once only.
+        Nothing changes while the metrics show the same process. If the server shows no metrics, only
+        the first call has an effect.
         """
         metrics = await self._metrics()
         process = Process(read_start(metrics), read_acceptance(metrics) is not None)
@@ -121,12 +123,12 @@ class VllmEndpoint(VllmServer):
             self._begin(process)
 
     def _begin(self, process: Process) -> None:
-        """Reset what was learnt by trying, because the server is now *process*."""
+        """Forget what was learnt by trying requests, because the server is now *process*."""
         self._process = process
         self.speculates = process.speculates
-        self.spellings = {**self.tokenizer.marks}
-        # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the
-        # engine ends.
+        self.spellings = {**self.tokenizer.end_tokens}
+        # A V1 runner that speculates cannot return log-probabilities by token id. The request fails.
+        # If the batch has drafted tokens, the engine even ends.
         self.by_id = False if self.speculates else None
         self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
         self.connection.priorities = self.settings.priorities
@@ -137,7 +139,7 @@ class VllmEndpoint(VllmServer):
 
     @property
     def vocabulary(self) -> str:
-        """Equal for models that share their token ids."""
+        """A hash of the vocabulary. Models that share their token ids have equal hashes."""
         return self.tokenizer.vocabulary
 
     @property
@@ -146,18 +148,18 @@ class VllmEndpoint(VllmServer):
 
     @property
     def room(self) -> int:
-        return self.tokenizer.room
+        return self.tokenizer.context_length
 
     async def queue(self) -> QueueGauges | None:
-        """Read the server's queue. None: it has no such metrics, or it cannot be reached."""
+        """Read the server's queue. None: the metrics lack it, or the server is unreachable."""
         return read_queue(await self._metrics())
 
     async def acceptance(self) -> Acceptance | None:
-        """Read the counters of token-level speculation. None: there are none, or no metrics."""
+        """Read the counters of token-level speculation. None: the metrics lack these counters."""
         return read_acceptance(await self._metrics())
 
     async def count(self, messages: Messages, tools: Tools = ()) -> int:
-        """Count the tokens before the first step of a chain about *messages*."""
+        """Count the tokens before the first step of a chain with *messages* and *tools*."""
         await self.refresh()
         return len(await self.tokenizer.encode_prefix(messages, tools))
 
@@ -165,59 +167,61 @@ class VllmEndpoint(VllmServer):
         """
         Raise `EndpointUnavailable` if ``/health`` answers with a failure.
 
-        A server without that route is healthy.
+        A server without this route counts as healthy.
         """
         with suppress(EndpointRejected):
             await self.connection.fetch(self.connection.call("probe"), HEALTH, retries=0)
 
     async def check_unchanged(self) -> None:
         """
-        Raise `EndpointUnavailable` if the vocabulary, the chat template or the context has changed.
+        Raise `EndpointUnavailable` if another model seems to be served.
+
+        Then the vocabulary, the chat template or the context length has changed.
         """
         if await self.tokenizer.has_changed():
             raise self.connection.call("connect").error(
                 EndpointUnavailable,
-                "another server answers here, or the same one with other flags: it is to be learnt"
-                " anew",
+                "another server answers here, or the same server with other flags: stepspec has to"
+                " learn it anew",
             )
 
     async def _look(self) -> None:
         await at_once((self.check_unchanged(), self._learn_flags()))
 
     def adopt(self, fresh: VllmEndpoint) -> None:
-        """Take over what *fresh*, a new connection to the same server, has learnt."""
+        """Take over what *fresh* has learnt. *fresh* is a new connection to the same server."""
         if self.tokenizer.learnt != fresh.tokenizer.learnt:
             self.tokenizer = fresh.tokenizer
             self.tokenizer.source = self._tokenizer_source()
-        self.tokenizer.room = fresh.room
+        self.tokenizer.context_length = fresh.room
         self.cache = fresh.cache
         self._begin(fresh._process or Process())
 
     async def thinks(self, messages: Messages, tools: Tools = ()) -> bool:
         """
-        Return whether the model thinks in a block of its own before it answers *messages*.
+        Return whether the model thinks in a thinking block before it answers *messages*.
 
-        Every run asks this first. The server may have been started again, which closes all
-        connections. If one was opened since, the server is looked at again.
+        Every run calls this method first. A restart of the server closes all connections. So the
+        server is examined again if a connection was opened since the last examination.
         """
         await self.refresh()
-        return await self.tokenizer.thinks(messages, tools)
+        return await self.tokenizer.prompt_opens_block(messages, tools)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """
         Ask the server for the format of an answer that calls tools of *toolset*. None: any format.
 
-        Raise `MissingCapability`, with the cure, if the server has no parser for such answers.
+        Raise `MissingCapability`, with the cure, if the server has no parser for tool calls.
         """
         return await self._tool_formats(toolset)
 
     async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer:
         """
-        Let the server's parser read the *tokens* of a complete answer with *toolset*.
+        Parse the *tokens* of a complete answer with the server's parser for *toolset*.
 
-        If the parser takes the beginning of the answer for thinking, it reads the answer again
-        after an empty thinking block. Other parsers would take such a block for a part of the
-        answer.
+        If the parser takes the beginning of the answer for thinking, the answer is parsed again with
+        an empty thinking block before it. The first parsing has no empty block, because some
+        parsers take an empty block for a part of the answer.
         """
         ids = await self.tokenizer.token_ids(tokens)
         if not ids:
@@ -251,9 +255,9 @@ class VllmEndpoint(VllmServer):
         finished: bool,
     ) -> ParsedTokens:
         """
-        Let the server's parser read the next *tokens* of an answer with *toolset*.
+        Parse the next *tokens* of an answer with the server's parser for *toolset*.
 
-        *state* describes the tokens before. *finished*: these tokens are the last.
+        *state* describes the tokens before. *finished* says that these tokens are the last tokens.
         """
         ids = await self.tokenizer.token_ids(tokens)
         call = self.connection.call("parse")
@@ -273,7 +277,7 @@ class VllmEndpoint(VllmServer):
         return tool_protocol.parsed_answer(call, reply, parallel=toolset.parallel)
 
     async def _parse(self, call: Call, toolset: Toolset, fields: Body) -> Reply:
-        """Send the *fields* about an answer with *toolset* to the server's parser."""
+        """Send *fields* to the server's parser for *toolset*. They describe an answer."""
         block = await self.tokenizer.empty_block()
         request = tool_protocol.parsed_request(
             self.name,
@@ -310,7 +314,7 @@ class VllmEndpoint(VllmServer):
         format: Format | None = None,
     ) -> VllmModel:
         """
-        Make the model of one run. With a *format*, everything that it writes is JSON.
+        Make the model of one run. With a *format*, all text of the model is JSON.
 
         *clock* returns the seconds since the run began. None: the run begins now.
         """
@@ -324,11 +328,11 @@ class VllmEndpoint(VllmServer):
 
     async def warm_up(self) -> None:
         """
-        Send every kind of request that methods send, one at a time and then several.
+        Send every kind of request that methods send. Send each first alone, then several at once.
 
-        vLLM compiles what it needs for log-probabilities when they are first requested, which takes
-        seconds. A failure is ignored: the run that needs the request will report it. The warm-up
-        ends after `WARM_UP_SECONDS` at the latest.
+        At the first request for log-probabilities vLLM compiles code, which takes seconds. A failed
+        request is ignored, because a run that needs such a request will report the failure. The
+        warm-up ends after `WARM_UP_SECONDS` at the latest.
         """
         chain = Chain.of("What is 1 + 1?")
         step = Step("2", "small")
@@ -360,7 +364,7 @@ class VllmEndpoint(VllmServer):
 
 
 async def warm_up(settings: Endpoint) -> None:
-    """Warm up the server that *settings* name. Ignore that the server cannot be used."""
+    """Warm up the server that *settings* name. Do nothing if the server cannot be used."""
     with suppress(StepspecError):
         async with VllmEndpoint(settings) as endpoint:
             await endpoint.warm_up()
@@ -368,8 +372,8 @@ async def warm_up(settings: Endpoint) -> None:
 
 def connect(settings: Endpoint, *, optional: bool = False) -> ReplicatedEndpoint:
     """
-    Make the endpoint that *settings* describe. It connects on entering.
+    Make the endpoint that *settings* describe. The endpoint connects on entering.
 
-    An *optional* endpoint may be entered while no server of it is up.
+    An *optional* endpoint can be entered while none of its servers is up.
     """
     return ReplicatedEndpoint(settings, VllmEndpoint, optional=optional)

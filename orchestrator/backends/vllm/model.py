@@ -120,7 +120,7 @@ class VllmModel(SingleModel):
         growing.hold(held)
         endpoint = self._endpoint
         spelt = self.role != "large" or sampling.logprobs > 0 or endpoint.speculates
-        form = StreamForm(limit=endpoint.tokenizer.room, spelt=spelt)
+        form = StreamForm(limit=endpoint.tokenizer.context_length, spelt=spelt)
         open_request = partial(self._generate, chain, prompt, sampling, begun.text, form)
         bounds = replace(growing.bounds, top=sampling.logprobs)
         return StickyStream(open_request, self._observe, bounds)
@@ -166,7 +166,7 @@ class VllmModel(SingleModel):
     async def _closing(self, chain: Chain) -> Closing:
         """Return what ends the thinking after *chain* or, if the thinking is over, the reply."""
         tokenizer = self._endpoint.tokenizer
-        thinking = await tokenizer.is_thinking(chain)
+        thinking = await tokenizer.is_inside_block(chain)
         ending = "" if chain.tools else tokenizer.template.ending
         if thinking or not (chain.closed or ending):
             mark = (await tokenizer.markers(chain)).closing
@@ -234,7 +234,9 @@ class VllmModel(SingleModel):
         call = self._call("score")
         before = await self._chain_prompts.prompt(chain)
         closing = (
-            (await tokenizer.markers(chain)).closing if await tokenizer.is_thinking(chain) else ""
+            (await tokenizer.markers(chain)).closing
+            if await tokenizer.is_inside_block(chain)
+            else ""
         )
         encoded = [(span, await tokenizer.encode(span, closing=closing)) for span in spans]
         read = [number for _, ids in encoded for number in ids]
@@ -440,7 +442,7 @@ class VllmModel(SingleModel):
         """
         Return the number of tokens that may follow *prompt*. Raise `ContextTooLong` if none may.
         """
-        room = self._endpoint.tokenizer.room
+        room = self._endpoint.tokenizer.context_length
         if len(prompt) < room:
             return room - len(prompt)
         message = f"the prompt has {len(prompt)} tokens, and the model takes {room} in all"

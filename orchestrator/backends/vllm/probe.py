@@ -74,7 +74,7 @@ class _Probe:
     ) -> None:
         self._connection = server.connection
         self._model = server.name
-        self._room = server.tokenizer.room - ROOM_TOKENS  # the longest prompt, in tokens
+        self._room = server.tokenizer.context_length - ROOM_TOKENS  # the longest prompt, in tokens
         self._prompt = prompt[: self._room]
         self._digits = {str(number): number for number in digits}
         self._long: Sequence[int] = ()  # the prompt that was repeated last

@@ -32,26 +32,27 @@ Row: TypeAlias = Mapping[str, Mapping[str, Any]]
 """One position of a prompt. Each token id has ``logprob``, ``rank`` and ``decoded_token``."""
 
 ABORTED = ("abort", "error")
-"""The values of ``finish_reason`` of a request that the server gave up."""
+"""The values of ``finish_reason`` for a request that the server gave up."""
 
 STOPS_BY_FINISH_REASON: Mapping[str, Stop] = {"length": "length", "repetition": "repetition"}
 
 MAX_COUNTED_TOKENS = 2**40
-"""Tokens of one request. Sums of larger numbers would not fit into JSON."""
+"""The most tokens that one request counts. Sums of larger numbers would not fit into JSON."""
 
 NOT_JSON_COMPLIANT = "not JSON compliant"
 """
-Part of vLLM's error if a log-probability is NaN or infinite: vLLM has read uninitialised memory.
+A part of vLLM's error message if a log-probability is NaN or infinite. The cause is that vLLM has
+read uninitialised memory.
 """
 
 MIN_LOGPROB = -9999.0
-"""The log-probability that vLLM sends in place of minus infinity, which JSON cannot express."""
+"""vLLM sends this log-probability in place of minus infinity, because JSON has no infinity."""
 
 REPLACEMENT = "\ufffd"
 """The character that stands for bytes of an incomplete character."""
 
 MAX_ROUNDING = 1e-3
-"""How far a probability may exceed 1, because servers add up float32 and bfloat16."""
+"""A probability may exceed 1 by this much. Servers add up float32 and bfloat16 with rounding."""
 
 TOKENS_KEY = b'"tokens":['
 """Stands before the token ids in a reply of ``/tokenize``."""
@@ -60,69 +61,70 @@ ID_CHARACTERS = b"0123456789,"
 """The characters of a JSON list of token ids without white space."""
 
 PROMPT_ROWS = "log-probabilities of the prompt"
+"""The name of the rows in error messages. A row describes one position of the prompt."""
 
 ROWS_KEY = b'"prompt_logprobs":['
 """Stands before the rows of a prompt."""
 
 ROW_END = re.compile(rb'\}\},(?=\{"\d+":\{)')
 """
-Matches only between two rows. In the text of a token the quotes are escaped, so it matches nothing.
+Matches only between two rows. It matches nothing in the text of a token, where quotes are escaped.
 """
 
 
 def version(body: bytes) -> str | None:
-    """Read vLLM's version; None if the server does not report one."""
+    """Read vLLM's version. None: the server does not report a version."""
     found = object_in(body).get("version")
     return None if found is None else str(found)
 
 
-def tokenized(call: Call, reply: Reply, *, fitting: bool = False) -> tuple[list[int], int]:
+def tokenized(call: Call, reply: Reply, *, must_fit: bool = False) -> tuple[list[int], int]:
     """
     Return the token ids in a reply of ``/tokenize``, and the model's context length in tokens.
 
-    *fitting*: raise `ContextTooLong` if the ids do not fit into the context, before they are read.
-    Raise `MalformedReply` for any other reply.
+    With *must_fit*, raise `ContextTooLong` if there are too many ids. The ids are then not checked.
+    Raise `MalformedReply` if the reply is of another form.
     """
     with reading(call, "token ids", reply):
         count = len(reply["tokens"])
-        room = int(reply["max_model_len"])
-        if not fitting or count <= room:
-            return _ids(reply["tokens"]), room
+        context_length = int(reply["max_model_len"])
+        if not must_fit or count <= context_length:
+            return _ids(reply["tokens"]), context_length
     del reply  # The error keeps this frame alive, and a million ids take 40 MB.
-    raise call.error(ContextTooLong, no_room(count, room))
+    raise call.error(ContextTooLong, no_room(count, context_length))
 
 
 def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
     """
     Return the prompt in the *body* of a reply of ``/tokenize``. Its ids stay JSON.
 
-    To parse a million ids takes longer than the event loop may wait. If the body has other white
-    space than vLLM writes, the ids are parsed nevertheless. Raise the error that the reply carries,
-    `MalformedReply`, or `ContextTooLong` if the ids do not fit into the context.
+    Parsing a million ids would block the event loop for too long. If the white space in the body is
+    not as vLLM writes it, the ids are parsed nevertheless. Raise `MalformedReply`, `ContextTooLong`
+    if the ids do not fit into the context, or the error that the server reported.
     """
     head, key, rest = body.partition(TOKENS_KEY)
     ids, end, tail = rest.partition(b"]")
-    ids_are_compact = bool(ids and end) and not ids.translate(None, ID_CHARACTERS)
+    other_characters = ids.translate(None, ID_CHARACTERS)
+    ids_are_compact = bool(ids and end and not other_characters)
     if ids_are_compact:
-        # The parser sees an empty list. The ids were cut out.
+        # The ids are cut out. The parser sees an empty list.
         body = head + key + end + tail
-    parsed_ids, room = tokenized(
+    # The reply has no name here, because an error keeps all local variables alive.
+    parsed_ids, context_length = tokenized(
         call,
         checked(call, parse_object(call, body)),
-        fitting=True,
+        must_fit=True,
     )
     if not ids_are_compact:
         return EncodedPrompt.of(parsed_ids)
     prompt = EncodedPrompt(ids.count(b",") + 1, (ids,))
-    if prompt.count > room:
-        raise call.error(ContextTooLong, no_room(prompt.count, room))
+    if prompt.count > context_length:
+        raise call.error(ContextTooLong, no_room(prompt.count, context_length))
     return prompt
 
 
 def _ids(value: Any) -> list[int]:
-    """
-    Return *value* if it is a list of token ids, perhaps a million. Raise `ValueError` if not.
-    """
+    """Return *value* if it is a list of token ids. Raise `ValueError` for any other value."""
     ids = cast("list[int]", value)
     all_int = isinstance(value, list) and set(map(type, ids)) <= {int}
     if all_int and min(ids, default=0) >= 0 and max(ids, default=0) <= LARGEST_ID:
@@ -131,7 +133,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def detokenized(call: Call, reply: Reply) -> str:
-    """Read a reply of ``/detokenize``. Raise `MalformedReply`."""
+    """Return the text in a reply of ``/detokenize``. Raise `MalformedReply` if there is none."""
     with reading(call, "text of tokens", reply):
         return str(reply["prompt"])
 
@@ -146,7 +148,7 @@ class Chunk(NamedTuple):
     ended: Stop | None = None
     """How the text ended. None: the text goes on."""
     cached: int = 0
-    """Tokens of the prompt that came from the cache. 0: none, or the usage has not arrived."""
+    """Tokens of the prompt that came from the cache. 0: none, or the event has no usage."""
 
 
 def parse_chunk(
@@ -156,10 +158,10 @@ def parse_chunk(
     closing: Sequence[int] = (),
 ) -> Chunk:
     """
-    Read one event of a stream. Raise the error that the event carries, or `MalformedReply`.
+    Read one event of a stream. Raise `MalformedReply`, or the error that the server reported.
 
-    *closing*: the ids of the stop tokens of the request. They belong to the step. Any other token
-    that ends the turn is left out.
+    *closing* are the ids of the stop tokens of the request. A stop token belongs to the step. Any
+    other token that ends the turn is left out.
     """
     try:
         reply = orjson.loads(event)
@@ -170,8 +172,10 @@ def parse_chunk(
             raise error
         raise LookupError("choices")  # becomes `MalformedReply` below
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        message = f"not a piece of a stream as vLLM sends it: {event[:200]!r}"
-        raise call.error(MalformedReply, message) from exc
+        raise call.error(
+            MalformedReply,
+            f"not a piece of a stream as vLLM sends it: {event[:200]!r}",
+        ) from exc
 
 
 def _chunk(
@@ -180,27 +184,29 @@ def _chunk(
     logprobs: int | None,
     closing: Sequence[int],
 ) -> Chunk:
-    """Read the object of an event, as `parse_chunk` does."""
+    """Read *reply*, the object in one event of a stream. The arguments are those of `parse_chunk`."""
     if not reply["choices"]:
         return Chunk(cached=usage(reply).cached)
     choice = reply["choices"][0]
     ended = ending(call, choice)
     if choice.get("token_ids") is None:
-        cause = (
+        raise call.error(
+            MalformedReply,
             "no token ids, which the field return_token_ids requests: does a proxy leave out what"
-            " it does not know?"
+            " it does not know?",
         )
-        raise call.error(MalformedReply, cause)
     ids = _ids(choice["token_ids"])
     received = len(ids)
     turn_ended = ended == "end" and choice.get("stop_reason") not in closing
-    # The last id is of the token that ended the turn. Only if log-probabilities were requested, the
-    # text and the log-probabilities have that token, too: then it is left out after they were read.
+    # The last id is the id of the token that ended the turn. Without log-probabilities, the text lacks this
+    # token: drop its id now. With log-probabilities, the text has the token: drop the token after
+    # the text was divided.
     if turn_ended and logprobs is None:
         del ids[-1:]
     if turn_ended and not ids:
         return Chunk((), received, ended)
-    tokens = _tokens(choice, ids, logprobs, matched=ended == "delimiter")
+    cut = ended == "delimiter"
+    tokens = _tokens(choice, ids, logprobs, cut=cut)
     if turn_ended and logprobs is not None:
         tokens = tokens[:-1]
     return Chunk(tokens, received, ended)
@@ -208,14 +214,18 @@ def _chunk(
 
 def ending(call: Call, choice: Reply) -> Stop | None:
     """
-    Return why a text ended. None: it has not. Raise `EndpointUnavailable` if the server gave up.
+    Return why the text of *choice* ended. None: the text goes on.
+
+    Raise `EndpointUnavailable` if the server gave up the request.
     """
     finish = choice.get("finish_reason")
     if not finish:
         return None
     if finish in ABORTED:
-        message = f"the server gave the request up (finish_reason {finish!r}): see its log"
-        raise call.error(EndpointUnavailable, message)
+        raise call.error(
+            EndpointUnavailable,
+            f"the server gave the request up (finish_reason {finish!r}): see its log",
+        )
     if finish != "stop":
         return STOPS_BY_FINISH_REASON[finish]
     return "delimiter" if isinstance(choice.get("stop_reason"), str) else "end"
@@ -226,19 +236,19 @@ def _tokens(
     ids: Sequence[int],
     logprobs: int | None,
     *,
-    matched: bool,
+    cut: bool,
 ) -> tuple[Token, ...]:
-    """Return the tokens of *choice*. *matched*: the server ended the text at a stop string."""
+    """Return the tokens of *choice*. *cut*: the server has cut the text at a stop string."""
     text = choice["text"]
     if not isinstance(text, str):
         raise TypeError(text)
     reported = choice.get("logprobs")
     if logprobs is None or not reported:
-        # The text of a single token is its spelling, unless a stop string has cut it.
-        pieces = (text,) if len(ids) == 1 and not matched else ()
-        parts = divide_text(text, ids, pieces, cut=matched)
+        # The text of a single token is its spelling, unless the text was cut.
+        pieces = (text,) if len(ids) == 1 and not cut else ()
+        parts = divide_text(text, ids, pieces, cut=cut)
         return tuple([Token(part, id=number) for part, number in parts])
-    parts = divide_text(text, ids, reported["tokens"], cut=matched)
+    parts = divide_text(text, ids, reported["tokens"], cut=cut)
     rows = zip(parts, reported["token_logprobs"], reported["top_logprobs"], strict=True)
     return tuple(
         [
@@ -266,7 +276,7 @@ def _top(top: Mapping[str, float] | None, requested: int) -> tuple[Token, ...]:
     """
     Return the *requested* number of likeliest tokens, best first.
 
-    If the written token is not among them, *top* has it, too.
+    *top* may have one token more: the written token, if it is not among the likeliest.
     """
     best = nlargest(requested, (top or {}).items(), key=itemgetter(1))
     return tuple(
@@ -283,9 +293,9 @@ def _top(top: Mapping[str, float] | None, requested: int) -> tuple[Token, ...]:
 
 def finite(logprob: float | None) -> float:
     """
-    Return *logprob*, at least `MIN_LOGPROB`, because JSON has no infinity.
+    Return *logprob*, but at least `MIN_LOGPROB`, because JSON has no infinity.
 
-    None stands for a token that vLLM lost. Raise `ValueError` for NaN.
+    None stands for a token that vLLM lost. It becomes `MIN_LOGPROB`. Raise `ValueError` for NaN.
     """
     if logprob is None:
         return MIN_LOGPROB
@@ -302,35 +312,42 @@ def divide_text(
     cut: bool = False,
 ) -> list[tuple[str, int]]:
     """
-    Divide *text* among the tokens *ids*. *pieces* are the spellings of the single tokens.
+    Divide *text* among the tokens *ids*.
 
-    The parts always join to *text*. The pieces may not, because several tokens may share a
-    character. Then tokens are matched from the front and from the back. The rest of the text goes
-    to the last token that did not match, and the others that did not match get "". If the text was
-    *cut* inside the last token, this token gets the rest of the text, and its id becomes -1.
-    Raise `ValueError` for text without tokens.
+    *pieces* are the spellings of the single tokens. They are empty if no spelling is known. The
+    returned parts always join to *text*. Sometimes the pieces do not join to *text*, because
+    several tokens share a character. Then pieces are matched with the text from the front and from
+    the back. The tokens between, without a match, are the gap. The last token of the gap gets the
+    text of the gap. The other tokens of the gap get "".
+
+    An example: the tokens are 1, 2, 3 and 4, and the tokens 2 and 3 share a character. The text
+    "a🙂b" is divided into ("a", 1), ("", 2), ("🙂", 3), ("b", 4).
+
+    If the text was *cut* inside the last token, this token gets the rest of the text, and its id
+    becomes -1. Raise `ValueError` for text without tokens.
     """
-    if text == "".join(pieces) and len(pieces) == len(ids):
+    has_all_pieces = len(pieces) == len(ids)
+    if has_all_pieces and text == "".join(pieces):
         return list(zip(pieces, ids, strict=True))
     if not ids:
         raise ValueError("text without a token")
-    last = len(ids) - 1  # the index of the last token that did not match
-    first = _first_unmatched(text, pieces[:last])
-    start = len("".join(pieces[:first]))
-    end = len(text)
-    if not cut and len(pieces) == len(ids):
-        last = _last_unmatched(text[start:], pieces, first)
-        end -= len("".join(pieces[last + 1 :]))
+    last_gap = len(ids) - 1  # the index of the last token of the gap
+    first_gap = _first_unmatched(text, pieces[:last_gap])
+    gap_start = len("".join(pieces[:first_gap]))
+    gap_end = len(text)
+    if has_all_pieces and not cut:
+        last_gap = _last_unmatched(text[gap_start:], pieces, first_gap)
+        gap_end -= len("".join(pieces[last_gap + 1 :]))
     return [
-        *zip(pieces[:first], ids[:first], strict=True),
-        *[("", number) for number in ids[first:last]],
-        (text[start:end], -1 if cut else ids[last]),
-        *zip(pieces[last + 1 :], ids[last + 1 :], strict=False),
+        *zip(pieces[:first_gap], ids[:first_gap], strict=True),
+        *[("", number) for number in ids[first_gap:last_gap]],
+        (text[gap_start:gap_end], -1 if cut else ids[last_gap]),
+        *zip(pieces[last_gap + 1 :], ids[last_gap + 1 :], strict=False),
     ]
 
 
 def _first_unmatched(text: str, pieces: Sequence[str]) -> int:
-    """Match *pieces* from the front of *text*. Return the index of the first without a match."""
+    """Match *pieces* from the front of *text*. Return the index of the first piece that fails."""
     start = 0
     for index, piece in enumerate(pieces):
         if not piece or not text.startswith(piece, start):
@@ -343,21 +360,22 @@ def _last_unmatched(text: str, pieces: Sequence[str], first: int) -> int:
     """
     Match *pieces* from the back of *text*, down to index *first*.
 
-    Return the index of the last without a match. A token whose spelling is "" has the first bytes
-    of a character. The token after it is not matched, because its spelling lacks these bytes.
+    Return the index of the last piece that fails.
     """
     last = len(pieces) - 1
     while last > first and not pieces[last]:
         last -= 1
     end = len(text)
-    while last > first and pieces[last - 1] and text.endswith(pieces[last], 0, end):
+    # A token with the spelling "" has only the first bytes of a character. The spelling of the next
+    # token lacks these bytes, so the next token fails.
+    while last > first and pieces[last - 1] != "" and text.endswith(pieces[last], 0, end):
         end -= len(pieces[last])
         last -= 1
     return last
 
 
 class Usage(NamedTuple):
-    """The tokens of one request. 0: none, or the server does not report the number."""
+    """The tokens of one request. A number is 0 if the server does not report it."""
 
     prompt: int
     """Tokens of the prompt."""
@@ -377,20 +395,22 @@ def usage(reply: Reply) -> Usage:
 
 
 def prompt_details(reply: Reply) -> Reply:
-    """Return the details about the prompt's tokens in the usage of *reply*. {}: there are none."""
+    """Return the details about the prompt's tokens in the usage of *reply*, or {}."""
     return as_object(as_object(reply.get("usage")).get("prompt_tokens_details"))
 
 
 def _count(value: object) -> int:
-    """Return *value* if it is a number of tokens, otherwise 0."""
+    """Return *value*, at most `MAX_COUNTED_TOKENS`. Return 0 if it is no number of tokens."""
     return min(value, MAX_COUNTED_TOKENS) if type(value) is int and value > 0 else 0
 
 
 def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -> dict[str, float]:
     """
-    Return the probabilities of *choices* after the first prompt. The reply may not have all.
+    Return the probability of each of *choices* as the next token after the prompt.
 
-    *choices* maps texts to token ids. Raise `MalformedReply`.
+    *choices* maps texts to token ids. The reply may lack some choices, and the result then lacks
+    them, too. If the request had several prompts, the result is about the first prompt. Raise
+    `MalformedReply`.
     """
     with reading(call, "log-probabilities", reply):
         ending(call, reply["choices"][0])  # raises an error if the server gave up
@@ -401,7 +421,9 @@ def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -
 
 def _probability(logprob: float) -> float:
     """
-    Return the probability of *logprob*. Raise `ValueError` if this is none, as for NaN or 3.
+    Return the probability that has this *logprob*.
+
+    Raise `ValueError` if the result is not a probability. Examples: a *logprob* that is NaN, or 3.
     """
     probability = exp(logprob)
     if not 0 <= probability <= 1 + MAX_ROUNDING:
@@ -413,8 +435,8 @@ def with_last_rows(body: bytes, count: int) -> bytes:
     """
     Return the *body* of a reply with only the last *count* rows of the prompt.
 
-    To parse the rows of a whole chain would block the event loop for a second. A body with other
-    white space than vLLM writes is returned as it is.
+    Parsing the rows of a whole chain would block the event loop for a second. If the white space in
+    the body is not as vLLM writes it, the body is returned unchanged.
     """
     head, key, rows = body.partition(ROWS_KEY)
     row_starts = [row_end.end() for row_end in ROW_END.finditer(rows)]
@@ -433,31 +455,27 @@ def prompt_rows(call: Call, reply: Reply, count: int) -> Sequence[Row]:
 
 def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row] | None:
     """
-    Return the rows of *ids*, which are the end of the prompt, from position *start* on.
+    Return the rows of *ids*, the tokens of the prompt from position *start* to its end.
 
-    *reply* answers a `suffix_scoring_body`. None: a row is missing, or may not have been computed.
+    *reply* answers a `suffix_scoring_body`. None: a row is missing, or perhaps vLLM did not compute
+    a row.
 
-    vLLM computes the row of a token from the token before. Without a row are therefore the tokens
-    in the cache, and the first token after them. vLLM's V1 runner fills these rows with
-    uninitialised memory: a reply without the number of cached tokens is not trusted. The V2 runner
-    leaves these rows out: the others are counted from the end.
+    vLLM computes the row of a token from the token before. So the tokens in the cache have no row,
+    and neither has the first token after them. vLLM's V1 runner fills these rows with uninitialised
+    memory. So a reply without the number of cached tokens is not trusted. The V2 runner leaves these
+    rows out. So the rows of *ids* are counted from the end.
     """
     cached = prompt_details(reply).get("cached_tokens")
     found = reply.get("prompt_logprobs")
-    if not isinstance(cached, int) or cached >= start or not isinstance(found, list):
+    if not isinstance(cached, int) or not isinstance(found, list):
         return None
     rows = cast("list[Row]", found)
-    if len(rows) <= len(ids):  # the row of the first token is always empty
+    first_computed = cached + 1  # the position of the first token with a computed row
+    # There is also an empty row for the first token of the prompt. So there are more rows than ids.
+    if start < first_computed or len(rows) <= len(ids):
         return None
     last = rows[len(rows) - len(ids) :]
-    complete = all(
-        str(number) in as_object(row)
-        for number, row in zip(
-            ids,
-            last,
-            strict=True,
-        )
-    )
+    complete = all(str(number) in as_object(row) for number, row in zip(ids, last, strict=True))
     return last if complete else None
 
 
@@ -471,10 +489,10 @@ def scored_spans(
     """
     Return the tokens of each span, with the *top* likeliest tokens of their positions.
 
-    *spans* are pairs of a text and its ids. *rows* has the rows of all spans in their order.
-    *pieces* maps these ids to their spellings. None: the rows have spellings. With *pieces* the
-    likeliest tokens have no text: their spellings would take one more request for every step.
-    Raise `MalformedReply`.
+    *spans* are pairs of a text and its ids. *rows* has the rows of all spans, one after the other.
+    *pieces* maps these ids to their spellings. None: the rows have the spellings. If *pieces* is
+    given, the likeliest tokens have no text, because a request for their spellings would be needed
+    for every step. Raise `MalformedReply`.
     """
     scored: list[tuple[Token, ...]] = []
     following = iter(rows)
@@ -492,7 +510,7 @@ def _scored(
     top: int,
     pieces: Mapping[int, str] | None,
 ) -> tuple[Token, ...]:
-    """Return the tokens of one span of `scored_spans`."""
+    """Return the tokens of one span. The arguments are those of `scored_spans`."""
     own = [row[str(number)] for row, number in zip(rows, ids, strict=True)]
     spellings = (
         [pieces[number] for number in ids] if pieces else [row["decoded_token"] for row in own]
@@ -532,7 +550,7 @@ def _likeliest(row: Row, top: int) -> tuple[Token, ...]:
 
 def pooled_values(call: Call, reply: Reply) -> list[float]:
     """
-    Return the one or two values that a reward model has for the end of the text.
+    Return the one or two values that a reward model gives at the end of the text.
 
     Raise `MalformedReply` if the reply has no such values.
     """

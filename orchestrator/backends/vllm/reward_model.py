@@ -119,7 +119,7 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         """Return what changes if another model is served: token ids, and the context length."""
         source = self._tokenizer.source
         ids = await source.encode(VOCABULARY_PROBE, special_tokens=True)
-        return ids, source.room
+        return ids, source.context_length
 
     async def _learn_logits(self) -> None:
         """

@@ -5,7 +5,7 @@ A tokenizer finds the spelling of a special token in any text, and servers offer
 that off: a user who writes ``<|im_end|>`` would end a turn. A spelling is therefore divided after
 its first character, and both halves are encoded by themselves: no tokenizer sees all of it.
 Mistral's own tokenizer finds special tokens in no text at all. Those that its chat template shows
-are known by their ids (`TextTokenizer.learn_marks`).
+are known by their ids (`TextTokenizer.learn_hidden_ids`).
 
 A client does not know which tokens are special. `is_mark` goes by the shape, and takes too many
 rather than too few: an ordinary token of that shape becomes two ordinary tokens of the same text.

@@ -1,4 +1,9 @@
-"""Text to token ids and back. No text of users or models becomes a special token."""
+"""
+Encode text to token ids, and decode ids. No text of users or models becomes a special token.
+
+A mark is the spelling of a special token, such as ``<|im_end|>``. The module `special_tokens` says
+how marks in a text are divided.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +33,19 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MAX_CACHED_TEXTS = 8192
-"""Texts whose token ids are cached."""
+"""The most texts whose token ids are cached."""
 SEPARATOR = "\0"
-"""A character that is a token of its own in every byte-level vocabulary."""
+"""This character is one token in every byte-level vocabulary."""
 MAX_ROUNDS = 4
 """
-How often a text is divided. To divide the spelling of one special token may leave that of another.
+How often a text is divided, at most. After a mark was divided, the text may show another mark.
 """
 MAX_PARTS = 256
-"""The most parts of a text that are encoded with a request each."""
+"""The most parts of a text, if each part takes a request of its own."""
 
 
 class AsyncCache(Generic[K, V]):
-    """Caches the values that *make* returned. It keeps those of the *size* keys used last."""
+    """Caches what *make* returns for each key. Only the *size* keys used last are kept."""
 
     def __init__(self, make: Callable[[K], Awaitable[V]], size: int) -> None:
         self._make = make
@@ -60,18 +65,18 @@ class TextTokenizer:
     """
     The tokenizer of one model, for single texts and for conversations.
 
-    *source* returns the token ids. It makes a special token of each spelling of one. Text of users
-    and models is therefore divided first: see `special_tokens`.
+    *source* returns the token ids. In any text, *source* encodes a mark as the special token. So
+    marks in the text of users and models are divided first.
     """
 
     def __init__(self, source: TokenizerSource) -> None:
         self.source = source
         """Encodes, renders and decodes."""
         self.encode_special = AsyncCache(self._encode, MAX_CACHED_TEXTS)
-        """Encodes our own text. The spellings of special tokens in it become these tokens."""
+        """Encodes our own text. A mark in our own text becomes the special token."""
         self._divided = AsyncCache(self._encode_divided, MAX_CACHED_TEXTS)
         self._pieces: dict[int, str] = {}  # the text of each token, by its id
-        self._hidden: dict[str, int] = {}  # special tokens that the tokenizer finds in no text
+        self._hidden: dict[str, int] = {}  # ids of the marks that the tokenizer finds in no text
 
     async def encode_ordinary(
         self,
@@ -81,10 +86,10 @@ class TextTokenizer:
         after: str = "",
     ) -> Ids:
         """
-        Encode *text* of users or models, which never becomes a special token.
+        Encode *text* of users or models. No part of *text* becomes a special token.
 
-        *before* and *after* are our own texts around it. All three are encoded as one text.
-        Raise `MissingCapability` if the tokenizer finds a special token in *text* however it is
+        *before* and *after* are our own texts around *text*. All three are encoded as one text.
+        Raise `MissingCapability` if the tokenizer still finds a mark in *text* after *text* was
         divided.
         """
         if not may_spell(text):
@@ -99,11 +104,11 @@ class TextTokenizer:
         kept: Collection[str] = (),
     ) -> EncodedPrompt:
         """
-        Encode *messages* and *tools* as the chat template shows them, with a generation prompt.
+        Encode the chat template's rendering of *messages* and *tools*, with a generation prompt.
 
-        The special tokens *kept* stay whole in the assistant's turns, where the template looks for
-        them. Raise `MissingCapability` as `encode_ordinary` does. Raise `ContextTooLong` if the
-        prompt does not fit into the context.
+        The marks *kept* are not divided in the assistant's turns, because the template looks for
+        them there. Raise `MissingCapability` as `encode_ordinary` does. Raise `ContextTooLong` if
+        the prompt does not fit into the context.
         """
         prompt = await self.source.render_prompt(messages, tools)
         texts = texts_of([*messages, *tools])
@@ -119,10 +124,10 @@ class TextTokenizer:
             text = await self.source.decode(rendered)
             if [*await self.encode_special(text)] != rendered:
                 break
-            # If only the template's own special tokens are left, no text has become one.
+            # If only the template's own special tokens are left, no text became a special token.
             own_text = without_edges(text, marks, divide=False)
-            own_marks = await self._mark_ids(await self.encode_special(own_text))
-            if own_marks == await self._mark_ids(ids):
+            own_marks = await self._special_ids(await self.encode_special(own_text))
+            if own_marks == await self._special_ids(ids):
                 return EncodedPrompt.of(ids)
             ids = await self._encode_parts(
                 without_edges(
@@ -137,21 +142,23 @@ class TextTokenizer:
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
         """
-        Return the text of each of *ids*. A part of a character becomes a replacement character.
+        Return the text of each of *ids*.
+
+        A token with only a part of a character has the replacement character as its text.
         """
         new = [number for number in dict.fromkeys(ids) if number not in self._pieces]
         self._pieces |= zip(new, await self._decode_each(new), strict=True)
         return {number: self._pieces[number] for number in ids}
 
-    async def learn_marks(self, ids: Collection[int]) -> None:
-        """Learn which special tokens among *ids* the tokenizer does not find in their own text."""
-        for number in await self._mark_ids(ids):
+    async def learn_hidden_ids(self, ids: Collection[int]) -> None:
+        """Learn the ids of special tokens among *ids* whose marks the tokenizer does not find."""
+        for number in await self._special_ids(ids):
             mark = self._pieces[number]
             if await self._encode(mark) != (number,):
                 self._hidden[mark] = number
 
     async def _encode(self, text: str) -> Ids:
-        """Encode our own *text*, also with the special tokens that the tokenizer does not find."""
+        """Encode our own *text*. The marks that the tokenizer does not find get their ids, too."""
         if not self._hidden:
             return await self._tokenize(text)
         ids: list[int] = []
@@ -163,14 +170,14 @@ class TextTokenizer:
         return tuple(ids)
 
     async def _tokenize(self, text: str) -> Ids:
-        """Encode *text* as the source does. An empty text takes no request."""
+        """Encode *text* with the source. An empty text takes no request."""
         return tuple(await self.source.encode(text)) if text else ()
 
     async def _joint(self, before: str, text: str, after: str) -> Ids:
         """
         Encode the three texts of `encode_ordinary` as one.
 
-        Each is encoded by itself if ours may have special tokens that the tokenizer does not find.
+        If the tokenizer does not find some marks, each of the three texts is encoded by itself.
         """
         if not self._hidden:
             return await self.encode_special(before + text + after)
@@ -182,32 +189,32 @@ class TextTokenizer:
 
     async def _encode_divided(self, texts: tuple[str, str, str]) -> Ids:
         """
-        Encode the three texts of `encode_ordinary`, and divide the one in the middle.
+        Encode the three texts of `encode_ordinary`, and divide the text in the middle.
 
-        Divide until only our own texts have special tokens.
+        The text is divided until only our own texts have special tokens.
         """
         before, text, after = texts
         own_ids = (*await self.encode_special(before), *await self.encode_special(after))
-        own_marks = await self._mark_ids(own_ids)
+        own_marks = await self._special_ids(own_ids)
         ids = await self._joint(before, text, after)
         marks: set[str] = set()
         for _ in range(MAX_ROUNDS):
-            if await self._mark_ids(ids) == own_marks:
+            if await self._special_ids(ids) == own_marks:
                 return ids
             marks |= await self._spelt_marks(ids, text)
             if not any(mark in text for mark in marks):
-                # The tokenizer finds a mark only in the normal form of the text.
+                # The text itself has no mark. So the tokenizer found one in the normal form.
                 text = normalize("NFKC", text)
             ids = await self._encode_parts(before + divided(text, marks) + after, marks)
-        if await self._mark_ids(ids) == own_marks:
+        if await self._special_ids(ids) == own_marks:
             return ids
         raise self._undividable(marks)
 
     async def _encode_parts(self, text: str, marks: Collection[str]) -> Ids:
         """
-        Encode the parts of *text* between the sentinels, each by itself.
+        Encode each part of *text* by itself. A sentinel stands between two parts.
 
-        One of *marks* is put between the parts, so that one request encodes all of them.
+        If possible, one request encodes all parts, with one of *marks* between each two parts.
         """
         separators = {piece: number for number, piece in self._pieces.items() if piece in marks}
         for separator, number in sorted(separators.items()):
@@ -220,24 +227,24 @@ class TextTokenizer:
             raise self._undividable(marks)
         return tuple([number for part in parts for number in await self.encode_special(part)])
 
-    async def _mark_ids(self, ids: Collection[int]) -> list[int]:
-        """Return those of *ids* whose texts have the shape of special tokens."""
+    async def _special_ids(self, ids: Collection[int]) -> list[int]:
+        """Return each id in *ids* whose text has the shape of a mark."""
         pieces = await self.pieces({*ids})
         marks = {number for number, piece in pieces.items() if is_mark(piece)}
         return [number for number in ids if number in marks]
 
     async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
-        """Return the special tokens among *ids* that *text*, of users and models, spells."""
+        """Return the marks of *ids* that stand in *text*, the text of users or models."""
         forms = (text, normalize("NFKC", text))
-        marks = {self._pieces[number] for number in await self._mark_ids(ids)}
+        marks = {self._pieces[number] for number in await self._special_ids(ids)}
         return {mark for mark in marks if any(mark in form for form in forms)}
 
     async def _decode_each(self, ids: Sequence[int]) -> list[str]:
         """
         Return the text of each of *ids*, with one request if possible.
 
-        A separator stands between the tokens. A token with a part of a character may spoil the text
-        of its neighbours: then each half of *ids* is decoded by itself.
+        A separator stands between the tokens. A token with only a part of a character may change
+        the text of its neighbours. Then each half of *ids* is decoded by itself.
         """
         separator = await self.encode_special(SEPARATOR) if ids else ()
         if len(separator) == 1:
@@ -253,7 +260,7 @@ class TextTokenizer:
         return [await self.source.decode([number]) for number in ids]
 
     def _undividable(self, marks: Collection[str]) -> MissingCapability:
-        """Make the error for a text with *marks* that cannot be encoded as ordinary text."""
+        """Make the error for a text whose *marks* cannot be encoded as ordinary text."""
         names = ", ".join(map(repr, sorted(marks)))
         return self.source.call.missing(
             f"a text spells special tokens, {names}, and its tokenizer does not let them be"

@@ -1,7 +1,8 @@
 """
 Encode chains to token ids with the tokenizer and the chat template of one model.
 
-Each new text takes one request. Its ids are then cached.
+Each new text takes one request. Its ids are then cached. A marker is the text that opens or closes
+the thinking block.
 """
 
 from __future__ import annotations
@@ -38,17 +39,19 @@ from .tool_protocol import message_fields, tool_fields
 log = logging.getLogger(__name__)
 
 MAX_CONVERSATIONS = 256
-"""Conversations whose prompts are cached."""
+"""The most conversations whose prompts are cached."""
 MAX_CHOICES = 64
-"""Sets of choices whose token ids are cached."""
+"""The most sets of choices whose token ids are cached."""
 PROMPT_END_TOKENS = 96
-"""Tokens at the end of a prompt that are decoded to see whether a thinking block is open."""
+"""
+This many tokens at the end of a prompt are decoded. They show whether a thinking block is open.
+"""
 
 Conversation: TypeAlias = tuple[Messages, Tools, bool]
 """What a chain begins with: messages, tools, and whether the model may think."""
 
 FirstWords: TypeAlias = Callable[[Sequence[int]], Awaitable[str]]
-"""Has the model continue a prompt, and returns the first words of its answer."""
+"""Sends a prompt to the model. Returns the first words of the answer."""
 
 VOCABULARY_PROBE = (
     "The quick brown fox; don't stop: 0123456789 3.14159 1,000,000 ... \n\n\n    def"
@@ -69,7 +72,7 @@ class ConversationPrompt:
     prompt: EncodedPrompt
     """The ids up to the first step."""
     opened: bool
-    """Whether a thinking block is open after them."""
+    """Whether a thinking block is open after these ids."""
 
 
 class ModelTokenizer(TextTokenizer):
@@ -80,15 +83,13 @@ class ModelTokenizer(TextTokenizer):
     template: Template
     """The text around the turns."""
     ending_id: int
-    """The token that ends a reply. -1: no single token does."""
-    marks: Mapping[int, str]
-    """The texts of two tokens by id: the end of a reply, and the end of the thinking."""
-    room: int
+    """The id of the token that ends a reply. -1: no single token ends a reply."""
+    end_tokens: Mapping[int, str]
+    """Maps ids to texts, for the token that ends a reply and the token that ends the thinking."""
+    context_length: int
     """The longest sequence that the model takes, in tokens."""
     faithful: bool
-    """
-    Whether to encode the text of a rendered conversation gives the same ids as to render it.
-    """
+    """Whether encoding the text of a rendered conversation gives the ids of the rendering."""
     rendered_last: list[int]
     """The ids of the last of `CONVERSATIONS`."""
 
@@ -101,18 +102,19 @@ class ModelTokenizer(TextTokenizer):
         """Returns the token id of each choice."""
         self._prompts = AsyncCache(self._encode_conversation, MAX_CONVERSATIONS)
         self._prompts_by_identity: dict[object, tuple[Conversation, ConversationPrompt]] = {}
-        self._turn_ids: set[int] = set()  # the special tokens between turns
+        self._turn_ids: set[int] = set()  # the ids of the special tokens between turns
         self._needs_leading_system = False  # whether the template refuses later system messages
 
     async def learn(self, first_words: FirstWords) -> None:
         """
         Learn the vocabulary and the chat template.
 
-        If the template shows no thinking block, *first_words* tells whether the model opens one.
+        If the template shows no thinking block, the answer to a plain question tells whether the
+        model opens a thinking block itself. *first_words* asks this question.
         Raise `MissingCapability` if the template cannot be learnt.
         """
         probe_ids = await self.source.encode(VOCABULARY_PROBE)
-        self.room = self.source.room
+        self.context_length = self.source.context_length
         self.vocabulary = blake2b(repr(probe_ids).encode(), digest_size=8).hexdigest()
         rendered = [
             await self._render_or_replace(messages, generate=generate)
@@ -122,7 +124,8 @@ class ModelTokenizer(TextTokenizer):
         texts = [await self.source.decode(ids) for ids in rendered]
         self.faithful = await self._is_faithful(texts[-1])
         if not self.faithful:
-            await self.learn_marks({number for ids in rendered for number in ids})
+            # The tokenizer may encode special tokens as plain text. Learn their ids, and test again.
+            await self.learn_hidden_ids({number for ids in rendered for number in ids})
             self.faithful = await self._is_faithful(texts[-1])
         try:
             template = template_from_renderings(texts, self._settings.marks)
@@ -131,62 +134,63 @@ class ModelTokenizer(TextTokenizer):
             self.template = template.overridden(self._settings.thinks)
         except MissingCapability as exc:
             raise self.source.call.missing(exc) from exc
-        await self._learn_mark_ids()
+        await self._learn_special_ids()
 
-    async def _learn_mark_ids(self) -> None:
-        """Learn the ids of the special tokens that the template has."""
+    async def _learn_special_ids(self) -> None:
+        """Learn the ids of the special tokens in the template."""
         template = self.template
         markers = template.markers
         self.ending_id = await self.one_token(template.ending)
         closing_id = await self.one_token(markers.closing)
-        self.marks = {closing_id: markers.closing, self.ending_id: template.ending}
+        self.end_tokens = {closing_id: markers.closing, self.ending_id: template.ending}
         between_turns = await self.encode_special(template.turn + template.answer)
         block = await self.encode_special(markers.opening + markers.closing)
-        self._turn_ids = set(await self._mark_ids(between_turns)).difference(block)
+        self._turn_ids = set(await self._special_ids(between_turns)).difference(block)
 
     @property
     def learnt(self) -> tuple[object, ...]:
-        """What `learn` found out. It is compared with the same of another connection."""
+        """What `learn` found out. Two connections to the same model have equal values."""
         return self.rendered_last, self.vocabulary, self.template
 
     async def _is_faithful(self, text: str) -> bool:
-        """Return whether *text*, the last rendered conversation, has the ids of the rendering."""
+        """Return whether encoding *text*, the last of the renderings, gives `rendered_last`."""
         return list(await self._encode(text)) == self.rendered_last
 
     async def _render_or_replace(self, messages: Fields, *, generate: bool) -> list[int]:
         """
         Render *messages*, which are one of `CONVERSATIONS`.
 
-        Mistral's and DeepSeek's own templates refuse some replies at the end of a conversation:
-        then the same with one more question is rendered. Mistral's older templates refuse all
-        reasoning: then the last of `CONVERSATIONS` is rendered.
+        Mistral's and DeepSeek's own templates refuse some replies at the end of a conversation. Then
+        *messages* are rendered with one more question. Mistral's older templates refuse all
+        reasoning. Then the last of `CONVERSATIONS` is rendered in place of *messages*.
         """
-        last = CONVERSATIONS[-1][0]
+        last, _ = CONVERSATIONS[-1]
+        question = last[-1]
         if generate:
             return await self.source.render(messages)
         with suppress(EndpointRejected):
             return await self.source.render(messages, generate=False)
         with suppress(EndpointRejected):
-            return await self.source.render((*messages, last[-1]))
+            return await self.source.render((*messages, question))
         return await self.source.render(last)
 
-    async def one_token(self, mark: str) -> int:
-        """Return the id of *mark*. -1: it is empty or several tokens."""
-        ids = await self.encode_special(mark) if mark else ()
+    async def one_token(self, text: str) -> int:
+        """Return the id of *text* if *text* is one token, otherwise -1."""
+        ids = await self.encode_special(text) if text else ()
         return ids[0] if len(ids) == 1 else -1
 
     async def has_changed(self) -> bool:
         """Return whether the vocabulary, the chat template or the context changed since `learn`."""
         messages, _ = CONVERSATIONS[-1]
         rendered = await self.source.render(messages)
-        return rendered != self.rendered_last or self.source.room != self.room
+        return rendered != self.rendered_last or self.source.context_length != self.context_length
 
     async def encode(self, text: str, *, closing: str = "") -> Ids:
         """
         Encode *text* of a chain.
 
-        If *text* ends with `THINK_END`, the model's own marker *closing* is encoded in its place.
-        Without *closing* it stays plain text.
+        If *text* ends with `THINK_END`, the model's own marker *closing* is encoded in place of
+        `THINK_END`. If *closing* is empty, `THINK_END` is encoded as plain text.
         """
         if closing and text.endswith(THINK_END):
             return await self.encode_ordinary(text.removesuffix(THINK_END), after=closing)
@@ -194,17 +198,16 @@ class ModelTokenizer(TextTokenizer):
 
     async def encode_question(self, question: str, opening: str) -> Ids:
         """
-        Encode what follows the steps in a judge's prompt.
+        Encode the end of a judge's prompt: the text after the steps.
 
-        This is *question*, and then *opening*, the first words of the answer. The module
+        The text has *question*, and then *opening*, the first words of the answer. The module
         `chat_template` describes the layout.
         """
-        answer = self.template.headed(self.template.answer)
-        before = self.template.turn
+        answer_start = self.template.headed(self.template.answer)
         return await self.encode_ordinary(
             question,
-            before=before,
-            after=answer + opening,
+            before=self.template.turn,
+            after=answer_start + opening,
         )
 
     async def encode_prefix(
@@ -215,66 +218,66 @@ class ModelTokenizer(TextTokenizer):
         thinks: bool = True,
     ) -> EncodedPrompt:
         """
-        Encode what stands before the first step: *messages*, and *tools* as the template shows
-        them.
+        Encode the text before the first step: the template's rendering of *messages* and *tools*.
 
-        Without *thinks*, a thinking block that would be open is closed.
+        If *thinks* is false and the prompt opens a thinking block, the block is closed at once.
         """
         return (await self._conversation_prompt((messages, tools, thinks))).prompt
 
     async def _conversation_prompt(self, conversation: Conversation) -> ConversationPrompt:
         """
-        Encode *conversation*. Look in two caches: by object identity, then by content.
+        Encode *conversation*. Look in two caches: first by object identity, then by content.
 
-        To hash thousands of messages takes longer than the rest of a step.
+        A look by content hashes all messages. For thousands of messages this takes longer than the
+        rest of a step.
         """
         messages, tools, thinks = conversation
         identity = (id(messages), id(tools), thinks)
         if identity not in self._prompts_by_identity:
             prompt = await self._prompts(conversation)
-            # The reference to the conversation keeps Python from giving its `id()` to another.
+            # While the cache refers to the conversation, no other object can get its `id()`.
             self._prompts_by_identity[identity] = (conversation, prompt)
         if len(self._prompts_by_identity) > MAX_CONVERSATIONS:
             self._prompts_by_identity.pop(next(iter(self._prompts_by_identity)))
         return self._prompts_by_identity[identity][1]
 
-    async def thinks(self, messages: Messages, tools: Tools = ()) -> bool:
-        """Return whether the model thinks in a block before it answers this conversation."""
+    async def prompt_opens_block(self, messages: Messages, tools: Tools = ()) -> bool:
+        """Return whether a thinking block is open after the prompt of this conversation."""
         return (await self._conversation_prompt((messages, tools, True))).opened
 
-    async def is_thinking(self, chain: Chain) -> bool:
-        """Return whether this model continues its thinking block after *chain*."""
+    async def is_inside_block(self, chain: Chain) -> bool:
+        """Return whether a thinking block is open after the last step of *chain*."""
         if chain.closed:
             return False
-        return await self._prompt_opens_block(chain) or opens_block(chain.text)
+        return await self._begins_inside_block(chain) or opens_block(chain.text)
 
-    async def _prompt_opens_block(self, chain: Chain) -> bool:
+    async def _begins_inside_block(self, chain: Chain) -> bool:
         """
         Return whether a thinking block is open before the first step of *chain*.
 
         The text of the chain then has no opening marker.
         """
-        return chain.thinks and await self.thinks(chain.messages, chain.tools)
+        return chain.thinks and await self.prompt_opens_block(chain.messages, chain.tools)
 
     async def markers(self, chain: Chain) -> ThinkingMarkers:
         """Return the markers of the thinking block of *chain*."""
-        if await self._prompt_opens_block(chain):
+        if await self._begins_inside_block(chain):
             return self.template.markers
         return opened_by(chain.text) or self.template.markers
 
     async def encode_chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain. Tokens that were written in this vocabulary keep their ids."""
-        cache = ChainPromptCache(lambda: self)
-        prompt = await cache.prompt(chain)
+        prompt = await ChainPromptCache(lambda: self).prompt(chain)
         return prompt.ids
 
     async def has_block(self, chain: Chain) -> bool:
         """
-        Return whether *chain* has a thinking block for this model.
+        Return whether *chain* has a thinking block for this model, open or closed.
 
-        Then the end of the thinking is encoded as a marker. Otherwise it is left out.
+        If so, `THINK_END` at the end of the thinking is encoded as the closing marker. Otherwise
+        `THINK_END` is left out.
         """
-        return await self.thinks(chain.messages, chain.tools) or opens_block(chain.text)
+        return await self.prompt_opens_block(chain.messages, chain.tools) or opens_block(chain.text)
 
     async def encode_step(
         self,
@@ -287,10 +290,11 @@ class ModelTokenizer(TextTokenizer):
         """
         Encode *step* of a chain.
 
-        *closes*: the markers of the thinking block, if the step ends it. The handover, our text
-        before the answer, is then appended. Without *has_block* neither the marker nor the handover
-        is. With *has_tools* there is no handover: the model decides how an answer that may call
-        tools begins.
+        If the step ends the thinking block, *closes* has the markers of the block. Then the closing
+        marker is encoded, and after it the handover: the text of the template between the thinking
+        and the answer. If *has_block* is false, the marker and the handover are left out. If
+        *has_tools* is true, only the handover is left out, because the model decides how an answer
+        that may call tools begins.
         """
         if closes is None:
             return await self._encode_tokens(step)
@@ -302,15 +306,15 @@ class ModelTokenizer(TextTokenizer):
         return [*ids, *await self.encode_special(closes.handover)]
 
     async def empty_block(self) -> Ids:
-        """Encode an empty thinking block, after which a parser of answers expects no thinking."""
+        """Encode an empty thinking block. A parser of answers expects no thinking after it."""
         markers = self.template.markers
         return await self.encode_special(f"{markers.opening}\n\n{markers.closing}\n\n")
 
     async def continued_tokens(self, step: Step) -> tuple[Token, ...]:
         """
-        Return the tokens of the unfinished *step*, which the next write continues.
+        Return the tokens of the unfinished *step*. The next request continues this step.
 
-        Text without ids of this vocabulary is encoded.
+        Text that has no ids of this vocabulary is encoded.
         """
         if not self._has_ids(step):
             return await self.tokens_of_text(step.text)
@@ -320,6 +324,7 @@ class ModelTokenizer(TextTokenizer):
                 tokens.append(token)
                 continue
             if token.text:
+                # The encoded text includes the bytes of the tokens without text before it.
                 _drop_partial_character(tokens)
             encoded = await self.tokens_of_text(token.text)
             if len(encoded) == 1:
@@ -332,7 +337,11 @@ class ModelTokenizer(TextTokenizer):
         return bool(step.tokens) and step.vocabulary == self.vocabulary
 
     async def _encode_tokens(self, step: Step, *, closing: str = "") -> Sequence[int]:
-        """Encode *step*. Its tokens keep their ids if possible. *closing* as in `encode`."""
+        """
+        Encode *step*. Its tokens keep their ids if possible.
+
+        *closing* has the same meaning as in `encode`.
+        """
         if not self._has_ids(step):
             return await self.encode(step.text, closing=closing)
         tokens = self._without_turn_ids(step)
@@ -342,19 +351,20 @@ class ModelTokenizer(TextTokenizer):
 
     def _without_turn_ids(self, step: Step) -> Tokens:
         """
-        Return the tokens of *step*. Special tokens that stand between turns lose their ids, so that
-        they are encoded as ordinary text.
+        Return the tokens of *step*, without the ids of special tokens that stand between turns.
 
-        A token that ends the thinking keeps its id.
+        The texts of these tokens are then encoded as ordinary text. A token that ends the thinking
+        keeps its id.
         """
         tokens = Tokens.of(step.tokens)
         if self._turn_ids.isdisjoint(tokens.ids):
             return tokens
-        reasoning_left = len(step.reasoning)  # characters of the reasoning after the token
+        reasoning_length = len(step.reasoning)
+        position = 0  # the number of characters up to the end of the token
         checked: list[Token] = []
         for token in tokens:
-            reasoning_left -= len(token.text)
-            in_reasoning = reasoning_left >= 0
+            position += len(token.text)
+            in_reasoning = position <= reasoning_length
             if in_reasoning and token.text and token.id in self._turn_ids:
                 token = replace(token, id=-1)
             checked.append(token)
@@ -364,13 +374,13 @@ class ModelTokenizer(TextTokenizer):
         """
         Return the ids of *tokens*. The text of a token without an id is encoded.
 
-        Tokens without text may stand before such a text, and have the first bytes of its first
-        character. They are left out, because the text is encoded with these bytes. *closing* as in
-        `encode`.
+        A token that has only the first bytes of a character has no text. If encoded text follows,
+        this text includes these bytes already. So the token without text is left out. *closing* has
+        the same meaning as in `encode`.
         """
         ids: list[int] = []
         textless_count = 0  # tokens without text at the end of `ids`
-        rest = len(tokens)
+        rest = len(tokens)  # tokens after the group
         for has_id, group in groupby(tokens, lambda token: token.id >= 0):
             members = list(group)
             rest -= len(members)
@@ -379,7 +389,9 @@ class ModelTokenizer(TextTokenizer):
                 textless = takewhile(lambda token: not token.text, reversed(members))
                 textless_count = len(list(textless))
             else:
-                encoded = await self.encode(text_of(members), closing="" if rest else closing)
+                is_last_group = rest == 0
+                text = text_of(members)
+                encoded = await self.encode(text, closing=closing if is_last_group else "")
                 del ids[len(ids) - textless_count :]
                 ids += encoded
         return ids
@@ -408,24 +420,28 @@ class ModelTokenizer(TextTokenizer):
         return numbers
 
     async def _encode_conversation(self, conversation: Conversation) -> ConversationPrompt:
-        """Encode the rendered conversation, and what opens or closes the thinking block after."""
+        """
+        Render and encode *conversation*.
+
+        Append the text that opens the thinking block, or the text that closes it.
+        """
         messages, tools, thinks = conversation
         rendered = await self._render_conversation(messages, tools)
-        end = await self.source.decode(rendered.last(PROMPT_END_TOKENS))
-        begun = self.template.begin(end, thinks=thinks)
-        added = begun.removeprefix(end)
+        prompt_end = await self.source.decode(rendered.last(PROMPT_END_TOKENS))
+        extended_end = self.template.begin(prompt_end, thinks=thinks)
+        added = extended_end.removeprefix(prompt_end)
         if tools:
             # The model decides how an answer that may call tools begins.
             added = added.removesuffix(self.template.head)
         ids = rendered.plus(await self.encode_special(added))
-        return ConversationPrompt(ids, self.template.opens(begun))
+        return ConversationPrompt(ids, self.template.opens(extended_end))
 
     async def _render_conversation(self, messages: Messages, tools: Tools) -> EncodedPrompt:
         """
-        Encode *messages* and *tools* as the template shows them.
+        Encode the template's rendering of *messages* and *tools*.
 
-        Some templates refuse system messages after the first turn. Then all system messages become
-        the first turn, as vLLM does it in Anthropic's API.
+        Some templates refuse system messages after the first turn. Then all system messages are
+        joined to one, which becomes the first turn. vLLM does the same in Anthropic's API.
         """
         leading = with_leading_system(messages)
         if self._needs_leading_system or messages == leading:
@@ -443,47 +459,49 @@ class ModelTokenizer(TextTokenizer):
         return await self.encode_messages(
             [message_fields(message) for message in messages],
             [tool_fields(tool) for tool in tools],
-            kept=self._marks_in_content,
+            kept=self._texts_sought_in_content,
         )
 
     @property
-    def _marks_in_content(self) -> Sequence[str]:
+    def _texts_sought_in_content(self) -> Sequence[str]:
         """
-        The marks that chat templates look for in the assistant's content.
+        The texts that the chat template looks for in the assistant's content.
 
-        They leave out the thinking of earlier turns by these marks.
+        With these texts the template finds the thinking of earlier turns, and leaves it out.
         """
         markers = self.template.markers
         if markers.opens_message:
             return ()
-        marks = (markers.opening, markers.closing, self.template.head, self.template.ending)
-        return [mark.strip() for mark in marks if mark.strip()]
+        texts = (markers.opening, markers.closing, self.template.head, self.template.ending)
+        return [text.strip() for text in texts if text.strip()]
 
     async def _detect_thinking(self, template: Template, first_words: FirstWords) -> Template:
         """
         Learn from the first words of an answer whether the model opens a thinking block.
 
-        *template* shows no such block.
+        *template* shows no thinking block. Warn if the answer begins with an unknown marker.
         """
         written = await first_words(await self.source.render(PLAIN_QUESTION))
         found = template.after(written)
-        mark = mark_after(written)
-        if mark and not found.thinks and not template.head.strip().startswith(mark):
+        marker = mark_after(written)
+        # The head stands before every reply. So a marker in the head does not open the thinking.
+        is_in_head = template.head.strip().startswith(marker)
+        if marker and not found.thinks and not is_in_head:
             call = self.source.call
             log.warning(
                 "the %s model at %s begins its answer with %s: if that opens its thinking, set"
                 ' marks = ["%s", "..."] in [%s], with the text that closes it',
                 call.role,
                 call.url,
-                mark,
-                mark,
+                marker,
+                marker,
                 call.role,
             )
         return found
 
 
 def _drop_partial_character(tokens: list[Token]) -> None:
-    """Remove the tokens at the end that have the first bytes of a character, and no text."""
+    """Remove the tokens without text at the end. They have the first bytes of a character."""
     while tokens and not tokens[-1].text:
         tokens.pop()
 
@@ -496,17 +514,19 @@ class _EncodedChain:
     """The chain."""
     prompt: EncodedPrompt
     """The ids of the whole chain."""
-    counts: array[int]
-    """The tokens up to the end of the conversation, and up to the end of each step."""
-    sizes: array[int]
-    """The bytes of the JSON up to the same ends."""
+    token_counts: array[int]
+    """
+    Index 0 has the number of tokens of the conversation. Index i has the number of tokens of the
+    conversation and the first i steps.
+    """
+    json_sizes: array[int]
+    """Each index has the number of bytes of JSON for the tokens at this index of `token_counts`."""
 
     @classmethod
     def without_steps(cls, chain: Chain, prefix: EncodedPrompt) -> Self:
-        """Return the conversation of *chain*, whose ids are *prefix*, without the steps."""
-        no_steps = replace(chain, steps=())
+        """Return the encoded conversation of *chain*. It has no steps. Its ids are *prefix*."""
         return cls(
-            no_steps,
+            replace(chain, steps=()),
             prefix,
             array("q", [prefix.count]),
             array("q", [prefix.size]),
@@ -518,15 +538,19 @@ class _EncodedChain:
         shared: int,
         steps: Iterable[EncodedPrompt],
     ) -> Self:
-        """Return *chain*, which has the first *shared* steps of this chain and then *steps*."""
-        counts = self.counts[: shared + 1]
-        sizes = self.sizes[: shared + 1]
-        prompt = self.prompt.beginning(counts[-1], sizes[-1])
+        """
+        Return the encoded *chain*.
+
+        It shares its first *shared* steps with this chain. The ids of the other steps are *steps*.
+        """
+        token_counts = self.token_counts[: shared + 1]
+        json_sizes = self.json_sizes[: shared + 1]
+        prompt = self.prompt.beginning(token_counts[-1], json_sizes[-1])
         for step in steps:
             prompt = prompt.followed(step)
-            counts.append(prompt.count)
-            sizes.append(prompt.size)
-        return type(self)(chain, prompt, counts, sizes)
+            token_counts.append(prompt.count)
+            json_sizes.append(prompt.size)
+        return type(self)(chain, prompt, token_counts, json_sizes)
 
 
 def with_leading_system(messages: Messages) -> Messages:
@@ -538,9 +562,10 @@ def with_leading_system(messages: Messages) -> Messages:
 
 class ChainPromptCache:
     """
-    Encodes the chain of one run, which grows. Steps of the last chain are not encoded again.
+    Encodes the growing chain of one run. The steps of the last chain are not encoded again.
 
-    *get_tokenizer* returns the model's tokenizer. After a restart of the server it is another one.
+    *get_tokenizer* returns the model's tokenizer. It returns another object if the model was learnt
+    anew, after a restart of the server.
     """
 
     def __init__(self, get_tokenizer: Callable[[], ModelTokenizer]) -> None:
@@ -555,7 +580,7 @@ class ChainPromptCache:
             self._tokenizer = tokenizer
             self._last = None
         has_block = await tokenizer.has_block(chain)
-        last = self._last  # Another call may replace it while this one waits.
+        last = self._last  # Another call may replace `_last` while this call waits.
         if last is None or not has_block or _conversation(last.chain) != _conversation(chain):
             prefix = await tokenizer.encode_prefix(
                 chain.messages,
@@ -565,18 +590,18 @@ class ChainPromptCache:
             last = _EncodedChain.without_steps(chain, prefix)
         shared = shared_length(last.chain.steps, chain.steps)
         thinking = chain.totals.thinking
-        last_thought = -1 if thinking is None else thinking.count - 1
+        last_thinking_step = 0 if thinking is None else thinking.count  # counted from 1
         added: list[EncodedPrompt] = []
-        for index, step in enumerate(chain.steps[shared:], shared):
+        for number, step in enumerate(chain.steps[shared:], shared + 1):
             ids = await tokenizer.encode_step(
                 step,
-                closes=await tokenizer.markers(chain) if index == last_thought else None,
+                closes=await tokenizer.markers(chain) if number == last_thinking_step else None,
                 has_block=has_block,
                 has_tools=bool(chain.tools),
             )
             added.append(EncodedPrompt.of(ids))
         encoded = last.extended(chain, shared, added)
-        # How a step is encoded may depend on later steps if the model has no thinking block.
+        # Without a thinking block, later steps can change how a step is encoded.
         self._last = encoded if has_block else None
         return encoded.prompt
 

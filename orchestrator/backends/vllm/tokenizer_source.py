@@ -15,10 +15,10 @@ from .replies import detokenized, tokenized, tokenized_prompt
 
 class TokenizerSource:
     """
-    Asks one server to encode, to render and to decode. `TextTokenizer` asks nothing else for ids.
+    Asks one server to encode, to render and to decode. `TextTokenizer` gets all ids from here.
 
-    *template* has variables of the chat template. A second source of tokenizers is another class
-    with these methods and attributes.
+    *template* has variables of the chat template. Another class may take the place of this class if
+    it has the same methods and attributes.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class TokenizerSource:
         template: Variables | None = None,
     ) -> None:
         self.call = connection.call("tokenize")
-        """What the error messages about this tokenizer name."""
-        self.room = 0
+        """The request that error messages about this tokenizer name."""
+        self.context_length = 0
         """The longest sequence that the model takes, in tokens. 0: no text was encoded yet."""
         self._connection = connection
         self._model = model
@@ -37,7 +37,7 @@ class TokenizerSource:
 
     async def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """
-        Encode *text*. The spellings of special tokens in it become these tokens.
+        Encode *text*. A spelling of a special token in *text* becomes this token.
 
         *special_tokens* adds the tokens that the tokenizer puts around every text.
         """
@@ -66,7 +66,7 @@ class TokenizerSource:
 
     async def render_prompt(self, messages: Fields, tools: Fields = ()) -> EncodedPrompt:
         """
-        Do the same as `render`, and leave the ids as JSON, because there may be a million.
+        Do the same as `render`, and leave the ids as JSON. A prompt may have a million ids.
 
         Raise `ContextTooLong` if the prompt does not fit into the context.
         """
@@ -88,5 +88,5 @@ class TokenizerSource:
 
     async def _tokenize(self, body: Body) -> list[int]:
         reply = await self._connection.post(self.call, TOKENIZE, body)
-        ids, self.room = tokenized(self.call, reply)
+        ids, self.context_length = tokenized(self.call, reply)
         return ids

@@ -90,11 +90,11 @@ def test_ids_that_do_not_fit_are_not_even_read_and_the_error_does_not_keep_them(
     with pytest.raises(
         ContextTooLong, match=r"the large model at .*: 4 tokens leave .* length is 3 tokens;"
     ) as caught:
-        replies.tokenized(CALL, received(), fitting=True)
+        replies.tokenized(CALL, received(), must_fit=True)
     assert (caught.value.verb, 0 in waiting) == ("write", False)
     with pytest.raises(MalformedReply):
         replies.tokenized(CALL, received())
-    assert replies.tokenized(CALL, {"tokens": [1, 2], "max_model_len": 2}, fitting=True) == (
+    assert replies.tokenized(CALL, {"tokens": [1, 2], "max_model_len": 2}, must_fit=True) == (
         [1, 2],
         2,
     )
