@@ -387,7 +387,7 @@ class VllmModel(SingleModel):
         form = replace(form, limit=min(form.limit, self._room("write", prompt)))
         body = bodies.stream_body(endpoint.name, prompt, sampling, form, self._format)
         if sampling.repeats:
-            again = REQUEST.get().again
+            again = REQUEST.get().new_seed
             body["seed"] = sampling.seed_for(
                 self.role,
                 "write",
