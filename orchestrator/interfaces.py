@@ -94,7 +94,7 @@ class Model(Protocol):
     async def branch(
         self,
         chain: Chain,
-        begun: Sequence[Step],
+        beginnings: Sequence[Step],
         *,
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
@@ -102,7 +102,7 @@ class Model(Protocol):
         """
         Write several versions of the next step at once.
 
-        Each of *begun* is how one version begins. Return one step for each beginning, in the same
+        Each version continues one of *beginnings*. Return one step for each beginning, in the same
         order. Each step has its own request, and its own seed if the model samples by a seed. The
         tokens of a beginning count towards *limit*. *stop* means the same as in `write`, but a stop
         string inside a beginning does not end the step. If this model wrote the beginning, the
@@ -266,15 +266,15 @@ async def verdict_of(
     return await cast("Preparing", policy).verify(chain, draft, prepared)
 
 
-def foreseeable(policy: Policy) -> bool:
+def repair_may_start_early(policy: Policy) -> bool:
     """
     Whether a repair may start before the verdict (a hedge).
 
     It may if the repair depends neither on the draft nor on the reason of the rejection. (Repairs
     of drafts of which a beginning stays do not count.) A policy declares this with a class
-    attribute ``foreseeable``. The default is false.
+    attribute ``repair_may_start_early``. The default is false.
     """
-    return bool(getattr(policy, "foreseeable", False))
+    return bool(getattr(policy, "repair_may_start_early", False))
 
 
 def guarded(policy: Policy) -> bool:
@@ -310,7 +310,7 @@ def ended_by(policy: object) -> EndedBy:
     return cast("EndedBy", getattr(policy, "ending", "small"))
 
 
-KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=None)
+OPEN_REQUESTS: ContextVar[AsyncExitStack | None] = ContextVar("OPEN_REQUESTS", default=None)
 """
 The stack on which a model may leave a request open between two writes (a sticky stream).
 
@@ -377,4 +377,4 @@ def without_open_requests() -> AbstractContextManager[None]:
     Use this if another model may write the next step. The server would write tokens in vain while
     the request stays open.
     """
-    return holding(KEPT_OPEN, None)
+    return holding(OPEN_REQUESTS, None)

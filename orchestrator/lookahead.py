@@ -23,12 +23,12 @@ from .concurrency import to_the_end
 from .errors import ContextTooLong, EndpointUnavailable, VerifierFailed
 from .events import Drafted, Judged, Lost, Observer, Purpose
 from .interfaces import (
-    KEPT_OPEN,
+    OPEN_REQUESTS,
     REQUEST,
     Policy,
     RequestContext,
-    foreseeable,
     guarded,
+    repair_may_start_early,
     start_preparing,
     verdict_of,
 )
@@ -147,7 +147,7 @@ class Lookahead:
         """Wakes the drafting when `next` is called."""
         self._caller_context = copy_context()
         """The context variables of the run. Every task starts with a copy of them."""
-        self._kept_open = AsyncExitStack()
+        self._open_requests = AsyncExitStack()
         """The requests that models leave open between two writes (`OPEN_REQUESTS`)."""
         self._tasks: set[asyncio.Task[Any]] = set()
         """The tasks that have not ended."""
@@ -182,7 +182,7 @@ class Lookahead:
             request = RequestContext("repair", index, new_seed=rollback.reason in UNJUDGED_REASONS)
             repair = self._start(self._policy.repair(chain, draft, rollback), request)
         self._cancel(but=repair)
-        self._closing = asyncio.create_task(self._kept_open.aclose())
+        self._closing = asyncio.create_task(self._open_requests.aclose())
         return await repair
 
     async def aclose(self) -> None:
@@ -195,7 +195,7 @@ class Lookahead:
             # pending cancellation, and the next round cancels it again.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
-        await (self._closing or self._kept_open.aclose())
+        await (self._closing or self._open_requests.aclose())
         while not self._pending.empty():
             pending = self._pending.get_nowait()
             if isinstance(pending, PendingDraft):
@@ -241,7 +241,7 @@ class Lookahead:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
                 # Requests stay open only if drafts are made ahead: then the next draft follows soon.
-                KEPT_OPEN.set(self._kept_open if self._control.depth() else None)
+                OPEN_REQUESTS.set(self._open_requests if self._control.depth() else None)
                 await self._wait_for_turn(index - self._first)
                 prepared = self._prepare(index, chain)
                 if prepared is None and self._control.hedge_limit >= 1:
@@ -289,7 +289,7 @@ class Lookahead:
 
     def _start_hedge(self, index: int, chain: Chain) -> None:
         """Start the repair of step *index* early, with the draft or during its verdict."""
-        if index not in self._early_repairs and foreseeable(self._policy):
+        if index not in self._early_repairs and repair_may_start_early(self._policy):
             repair = self._policy.repair(chain, NO_DRAFT, Rollback(reason="hedge"))
             request = replace(self._context("hedge", index), bet=True)
             self._early_repairs[index] = self._start(repair, request)

@@ -107,7 +107,7 @@ class RunParts:
     The answer is then emitted in one piece at the end. An answer that calls tools is not judged.
     """
     small_model_error: EndpointError | None = None
-    """Why the small model is lost already, so that the fallback begins; None: it is not."""
+    """The error because of which the fallback thinks from the start. None: the policy thinks."""
     needs_small: bool = False
     """Whether a failure of the small model is raised, unless only its context is full."""
 

@@ -27,17 +27,17 @@ class SpecReason(Drafting):
 
     The paper's threshold is 7 (section 4.1).
 
-    The large model is the judge. It gives each digit a probability. The grade is the likeliest
-    digit or the mean digit (*read*). The authors' code takes the likeliest digit by default, and
-    the mean digit by an option. Both cost the same, but only the mean shows the judge's doubt. If
-    all digits together have a probability below *sure*, the judge has not understood the question,
-    and the step is rejected.
+    The large model is the judge. It gives each digit a probability. *read* says how the grade is
+    computed from the probabilities: "greedy" takes the likeliest digit, which is the default of the
+    authors' code; "expected" takes the mean digit, which is an option of that code. The mean costs
+    the same, and also shows the judge's doubt. If all digits together have a probability below
+    *sure*, the judge has not understood the question, and the step is rejected.
 
     As in the authors' code, the small model does not end the thinking (`Ending` in `wrappers`). To
-    let the large model write the first steps (section 5.3), wrap the policy in `Led`.
+    let the large model write the first steps (section 5.3), wrap any policy in `Led`.
     """
 
-    foreseeable: ClassVar[bool] = True
+    repair_may_start_early: ClassVar[bool] = True
     """The repair depends neither on the draft nor on its grade. It may start before the verdict."""
     ending: ClassVar[EndedBy] = "large"  # Only the large model may end the thinking.
     answer: ClassVar[AnsweredBy] = "method"  # The answer is drafted, graded and repaired, too.

@@ -53,7 +53,7 @@ from .settings import RunConditions, Settings, SettingsOverrides
 log = logging.getLogger(__name__)
 
 OUTAGE_SECONDS = 1800.0
-"""A run of `Solver.require_both` fails after waiting this long for a model that is down."""
+"""After `Solver.require_both`, a run waits at most this long for a model that is down."""
 
 
 class StreamArguments(RunOverrides, total=False):
@@ -159,7 +159,7 @@ def _require_agreement(small: ReplicatedEndpoint, large: ReplicatedEndpoint) -> 
 
     if reason := conflict(small, large):
         raise ConfigurationError(f"{small.name} and {large.name} cannot be a pair: {reason}")
-    small.refuses = partial(conflict, other=large)
+    small.reason_to_refuse = partial(conflict, other=large)
 
 
 class Solver:
@@ -210,8 +210,8 @@ class Solver:
     def _endpoint(self, endpoint: Endpoint | None) -> Endpoint:
         """Return the settings *endpoint*. Fill in the number of requests at once if it is missing."""
         if endpoint is None:
-            raise configuration.without_models(self.settings)
-        return endpoint.with_room(self._requests)
+            raise configuration.missing_models_error(self.settings)
+        return endpoint.with_default_concurrency(self._requests)
 
     @property
     def _requests(self) -> int:
@@ -295,7 +295,7 @@ class Solver:
         """
         run = self.resolve(budget=budget, policy=name, options=options)
         models = self._connections.models(
-            run.budget.budget(),
+            run.budget.to_budget(),
             run.sampling.seeded(),
             observe,
             trace.Stopwatch(),
@@ -320,7 +320,7 @@ class Solver:
         does not have.
         """
         before = run or self.settings.run
-        named: Any = configuration.by_name(overrides)
+        named: Any = configuration.with_policy_name(overrides)
         resolved = before.with_overrides(named) if named else before
         if (resolved.policy, resolved.options) != (before.policy, before.options):
             policies.check(
@@ -406,7 +406,7 @@ class Solver:
         )
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         recorder = trace.Recorder(clock or trace.Stopwatch())
-        budget = run.budget.budget().fit(room)
+        budget = run.budget.to_budget().fit(room)
         try:
             # A run with auto waits here until its chain probably fits into the large model's cache.
             slot = self.auto.server_load.slot() if _uses_auto(run) else nullcontext()
@@ -479,21 +479,20 @@ class Solver:
             run.lead,
         )
         # Without `large_policy`, auto only measures: it decides nothing. The policy "small" runs
-        # without the large model, so it has no fallback. A run of one model may ignore an error of
-        # the small model: if it needs this model, `context_room` has raised the error.
+        # without the large model, so it has no fallback.
         parts = models.parts(
             run,
             auto if auto.large_policy else None,
             fallback=None if run.policy == "small" else large,
             stop=prepared.stop,
-            small_model_error=None if baseline else prepared.small_model_error,
+            small_model_error=prepared.small_model_error,
             needs_small=self._needs_both,
         )
         started = Started(
             messages=chain.messages,
             policy=run.policy,
             models=tuple(self.models.items()),
-            seed=sampling.seed if sampling.repeats else None,
+            seed=sampling.seed if sampling.samples_by_seed else None,
             threshold=policies.threshold(run.policy, run.options),
             tools=chain.tools,
             thinks=chain.thinks,
@@ -579,7 +578,7 @@ def _load_checked(arguments: Mapping[str, Any]) -> Settings:
     try:
         check_policies(settings)
     except ConfigurationError as exc:
-        raise configuration.named(exc, settings, arguments) from exc
+        raise configuration.error_with_source(exc, settings, arguments) from exc
     return settings
 
 
