@@ -154,7 +154,7 @@ class AnswerParser(Protocol):
         finished: bool,
     ) -> tuple[int, str, Sequence[Calling]]:
         """
-        Parse the next *tokens* of the answer: the first of them, or more.
+        Parse at least the first of *tokens*, which continue the answer.
 
         If *finished* is true, the answer ends with the last of *tokens*. Return the number of
         parsed tokens, and the content and the pieces of tool calls in the parsed tokens. The parser
@@ -350,8 +350,8 @@ REQUEST: ContextVar[RequestContext] = ContextVar(
 """
 Why models are called in this task.
 
-The loop sets this variable, and policies need not pass it on. Endpoints use it to order the requests
-that wait for a server, and to report it in the event `Called`.
+The loop sets this variable, and policies need not pass it on. Endpoints use the value to order the
+requests that wait for a server, and report the value in the event `Called`.
 """
 
 

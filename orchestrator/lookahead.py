@@ -62,8 +62,8 @@ class LookaheadControl:
     The number of drafts that may be made after the draft that the run waits for.
 
     With 0 the run is sequential: one draft, then its verdict. Some policies write the step
-    themselves to compare it with the draft (`Preparing`). This request always starts together with
-    the draft, even with 0.
+    themselves to compare it with the draft (`Preparing`). The request for this step always starts
+    together with the draft, even with 0.
     """
     hedge: float = 0.0
     """
@@ -76,7 +76,7 @@ class LookaheadControl:
 
     @classmethod
     def of(cls, ahead: int | LookaheadControl) -> LookaheadControl:
-        """Return a control without hedges if *ahead* is a number. A control is returned as it is."""
+        """Return the control *ahead*. A number becomes a control without hedges."""
         if isinstance(ahead, int):
             return cls(ahead)
         return ahead
@@ -240,7 +240,7 @@ class Lookahead:
         try:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
-                # Requests stay open only if drafts are made ahead: then the next draft follows soon.
+                # Requests stay open only if drafts are made ahead: the next draft comes soon.
                 OPEN_REQUESTS.set(self._open_requests if self._control.depth() else None)
                 await self._wait_for_turn(index - self._first)
                 prepared = self._prepare(index, chain)

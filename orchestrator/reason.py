@@ -36,8 +36,8 @@ async def reason(
     """
     Grow *chain* until its thinking is over, its budget is used up, or a deadline is reached.
 
-    *ahead* is the number of drafts that are made before earlier drafts are accepted. It can also be
-    a `LookaheadControl`.
+    *ahead* is the number of drafts that are made in advance, while earlier drafts are judged. A
+    `LookaheadControl` can take the place of the number.
     *spent* says whether a chain has used up its budget. *deadline* is a time on the event loop's
     clock, in seconds. Return the committed chain and why it ended.
     """
@@ -87,7 +87,7 @@ class Loop:
         except TimeoutError:
             if not timeout.expired():
                 raise
-        # The deadline may pass after the last step, while requests for useless drafts are cancelled.
+        # The deadline may pass after the last step, while useless requests are cancelled.
         if self.over(self.chain):
             return "finished"
         return "time"
@@ -129,7 +129,7 @@ class Loop:
             if replacement is not None:
                 self.observe(Chosen(len(self.chain.steps), replacement.step))
                 return self._commit(replacement.step, replacement.score)
-            # The first characters of the draft may be good. They stay.
+            # If only a first part of the draft is good, this part stays.
             kept = draft.cut(verdict.keep)
             if kept.text:
                 end = self._commit(kept, verdict.score)

@@ -141,8 +141,8 @@ class ScriptedModel(SingleModel):
         limit: int = 512,
     ) -> tuple[Step, ...]:
         """
-        Go on from each of *beginnings* by the script, all at the same pace; log it as one request to
-        branch.
+        Go on from each of *beginnings* by the script, all at the same pace; log it as one request
+        to branch.
         """
         assert beginnings
         growing = [self._builder(chain, step.text, stop, limit) for step in beginnings]

@@ -208,7 +208,7 @@ class Solver:
         self._needs_both = False
 
     def _endpoint(self, endpoint: Endpoint | None) -> Endpoint:
-        """Return the settings *endpoint*. Fill in the number of requests at once if it is missing."""
+        """Return the settings *endpoint*. Fill in a missing number of requests at once."""
         if endpoint is None:
             raise configuration.missing_models_error(self.settings)
         return endpoint.with_default_concurrency(self._requests)
@@ -445,8 +445,8 @@ class Solver:
     ) -> Outcome:
         """Build the parts of the run, and run it."""
 
-        # `watch` uses `auto`, which is assigned further down: `auto` needs the models, and the models
-        # need `watch`. No event comes before `auto` is assigned.
+        # `watch` uses `auto`, which is assigned further down, because `auto` needs the models and
+        # the models need `watch`. No event comes before `auto` is assigned.
         def watch(event: Event) -> None:
             recorder(event)
             auto.read(recorder.last)
@@ -523,7 +523,7 @@ class Solver:
         return self.large.template.thinks
 
     def conditions(self, run: RunOptions) -> RunConditions:
-        """Return the values of *run* that must equal the values of a calibration that is used."""
+        """Return the values of *run* that must be the same as when a calibration was made."""
         with prompts.replacing(self.prompts):
             return RunConditions(run.policy, self.models, configuration.conditions(run))
 
