@@ -277,7 +277,7 @@ async def solve_once(
                 solver,
                 problem,
                 sampling,
-                limits.budget(),
+                limits.to_budget(),
                 clock,
                 system=run.system,
             )

@@ -263,7 +263,7 @@ class AutoRun:
         return replace(
             decision,
             choice="large",
-            ahead=1,  # above 0, a model may keep its request open between steps: `KEPT_OPEN`
+            ahead=1,  # above 0, a model may keep its request open between steps: `OPEN_REQUESTS`
             reason=reason,
             advice=server.advice or (f"{reason}: run `stepspec tune`" if estimate else ""),
             shadow=self._may_shadow(index, estimate),

@@ -115,14 +115,14 @@ class Budgeted:
     async def branch(
         self,
         chain: Chain,
-        begun: Sequence[Step],
+        beginnings: Sequence[Step],
         *,
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
         return await self.model.branch(
             chain,
-            begun,
+            beginnings,
             stop=stop,
             limit=self._most(chain, limit),
         )

@@ -3,8 +3,8 @@ The two main interfaces of the system: `Model` and `Policy`.
 
 A `Model` writes and reads text. A `Policy` is a method: it says which model drafts, verifies and
 repairs a step. The loop in `reason` knows models and methods only by these interfaces. A new method
-implements `Policy`. A new back end implements `Model`, and `Server` in `endpoints/interfaces.py`,
-which makes the models.
+implements `Policy`. A new back end implements `Model` and the class that makes models, which is
+`Server` in `endpoints/interfaces.py`.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ EndedBy: TypeAlias = Literal["large", "small"]
 """
 Who may end the thinking.
 
-"small": both models may. If a draft of the small model ends the thinking, the end counts once the
-draft is accepted. "large": only the large model may. The end is cut off a draft of the small model,
-and the large model writes the next step.
+"small": both models may. If a draft of the small model ends the thinking and is accepted, the
+thinking is over. "large": only the large model may. If a draft of the small model ends the
+thinking, the end marker is removed from the draft, and the large model writes the next step.
 """
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
 """
 Who writes the final answer.
 
-"large" and "small": this model. "method": the method drafts, verifies and repairs the answer like
-the thinking.
+"large": the large model. "small": the small model. "method": the method drafts, verifies and
+repairs the answer step by step, like the thinking.
 """
 
 Until: TypeAlias = Callable[[Step], bool] | None
 """
 A function that may end a step.
 
-After every token it is called with the step so far. If it returns true, the step ends. None: no
-function does.
+The function is called after every token, with the step so far. If it returns true, the step ends.
+None: there is no such function.
 """
 DEFAULT_LIMIT = 512
 """The most tokens of one call of `Model.write`, unless a policy sets another limit."""
 
 
 class WriteOptions(TypedDict, total=False):
-    """The keyword arguments of `Model.write`, for models that pass them on to another model."""
+    """The keyword arguments of `Model.write`. A model that wraps another model passes them on."""
 
     stop: Sequence[str] | None
     limit: int
@@ -87,14 +87,14 @@ class Model(Protocol):
         *top* is 0 to 20. Above 0, every token has its log-probability and the *top* likeliest
         tokens of its position. With 0, log-probabilities may be absent.
 
-        Cancelling the call closes the request, and the server stops writing.
+        If the call is cancelled, the request is closed, and the server stops writing.
         """
         ...
 
     async def branch(
         self,
         chain: Chain,
-        begun: Sequence[Step],
+        beginnings: Sequence[Step],
         *,
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
@@ -102,20 +102,21 @@ class Model(Protocol):
         """
         Write several versions of the next step at once.
 
-        *begun* has the beginnings of the versions. Return one step for each beginning, in the same
+        Each version continues one of *beginnings*. Return one step for each beginning, in the same
         order. Each step has its own request, and its own seed if the model samples by a seed. The
         tokens of a beginning count towards *limit*. *stop* means the same as in `write`, but a stop
-        string inside a beginning does not end the step. A beginning that this model wrote is sent
-        as token ids, any other beginning as text. Cancelling the call closes the requests.
+        string inside a beginning does not end the step. If this model wrote the beginning, the
+        beginning is sent as token ids. Otherwise it is sent as text. If the call is cancelled, the
+        requests are closed.
         """
         ...
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """
-        Append *spans* to the chain and read them in one prefill.
+        Append the texts *spans* to the chain, and read them in one prefill.
 
-        Return one tuple of tokens for each span. The tokens join to exactly the text of their span,
-        because every span is encoded separately. *top* means the same as in `write`.
+        Return one tuple of tokens for each span. The texts of these tokens, joined, are exactly the
+        span, because every span is encoded separately. *top* means the same as in `write`.
         """
         ...
 
@@ -132,14 +133,14 @@ class Model(Protocol):
 
         The answer is the text *opening*, then one of *choices*. A choice is a single token. Return
         the probability of every choice among all tokens of the vocabulary. If the sum of these
-        probabilities is well below 1, the model did not understand the question: it is likely to
-        write another token.
+        probabilities is well below 1, the model did not understand the question, because it would
+        probably write another token.
         """
         ...
 
 
 class AnswerParser(Protocol):
-    """Finds the tool calls in one answer, like the server of the model that wrote the answer."""
+    """Finds the tool calls in one answer, by the rules of the server that wrote the answer."""
 
     @property
     def live(self) -> bool:
@@ -153,13 +154,13 @@ class AnswerParser(Protocol):
         finished: bool,
     ) -> tuple[int, str, Sequence[Calling]]:
         """
-        Parse one or more tokens from the beginning of *tokens*, which continue the answer.
+        Parse at least the first of *tokens*, which continue the answer.
 
         If *finished* is true, the answer ends with the last of *tokens*. Return the number of
-        parsed tokens, and the content and the pieces of tool calls in them. The parser holds back
-        text that may begin a tool call, until it is sure. A number of 0 means that the parser stops
-        here: do not call `parse` again. If `parse` raises, the state of the parser has not changed,
-        and `parse` can be called again with the same tokens.
+        parsed tokens, and the content and the pieces of tool calls in the parsed tokens. The parser
+        holds back text that may begin a tool call, until the parser is sure. If the number is 0,
+        the parser stops here: do not call `parse` again. If `parse` raises, the state of the parser
+        has not changed, and `parse` can be called again with the same tokens.
         """
         ...
 
@@ -169,7 +170,7 @@ class AnswerParser(Protocol):
 
 
 class Critic(Protocol):
-    """A reward model or a verifier. It rates steps, and writes none."""
+    """A reward model or a verifier. It rates steps, but does not write steps."""
 
     async def rate(self, chain: Chain) -> Rating:
         """Rate the chain's last step from 0 to 1."""
@@ -196,10 +197,10 @@ class Policy(Protocol):
         """
         Accept *draft*, or reject it (`Rollback`).
 
-        `Rollback.keep` says how many of the draft's first characters stay. A rollback may also hold
-        another draft that replaces the rejected one (`Rollback.rivals`), or a repair that was
-        written during `verify` (`Rollback.instead`). If a policy accepts a draft that it has not
-        judged, `Accept.judged` is false.
+        `Rollback.keep` says how many of the draft's first characters stay. `Rollback.rivals` are
+        other drafts of the step. If one of them is good enough, it is `Rollback.chosen`, and
+        replaces the rejected draft. `Rollback.instead` is a repair that was written during
+        `verify`. If a policy accepts a draft without judging it, `Accept.judged` is false.
         """
         ...
 
@@ -207,7 +208,7 @@ class Policy(Protocol):
         """
         Write the step that replaces *draft*.
 
-        *chain* includes the first characters of the draft that stay (`Rollback.keep`).
+        If some first characters of the draft stay (`Rollback.keep`), *chain* ends with them.
         """
         ...
 
@@ -216,7 +217,7 @@ PolicyFactory: TypeAlias = Callable[..., Policy]
 """
 A policy's class, or a function that builds a policy.
 
-Its parameters are *small* and *large*, which are the models, and options with defaults.
+The first two parameters are the models *small* and *large*. The others are options with defaults.
 """
 
 
@@ -232,7 +233,7 @@ class Preparing(Policy, Protocol):
         Return a coroutine that writes the policy's version of the next step.
 
         Return None if the next draft is not compared. The coroutine starts together with the draft.
-        If the draft is rejected whole, the policy's version is the repair.
+        If no part of the draft is accepted, the policy's version is the repair.
         """
         ...
 
@@ -242,7 +243,7 @@ class Preparing(Policy, Protocol):
         draft: Step,
         prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
-        """Compare *draft* with *prepared*, the policy's version. If it is None, write it now."""
+        """Compare *draft* with *prepared*. None: write the policy's version now, and compare."""
         ...
 
 
@@ -265,33 +266,33 @@ async def verdict_of(
     return await cast("Preparing", policy).verify(chain, draft, prepared)
 
 
-def foreseeable(policy: Policy) -> bool:
+def repair_may_start_early(policy: Policy) -> bool:
     """
     Whether a repair may start before the verdict (a hedge).
 
-    This holds if the repair of a draft that is rejected whole depends neither on the draft nor on
-    the reason of the rejection. A policy declares this with a class attribute ``foreseeable``. The
-    default is false.
+    It may if the repair depends neither on the draft nor on the reason of the rejection. (Repairs
+    of drafts of which a beginning stays do not count.) A policy declares this with a class
+    attribute ``repair_may_start_early``. The default is false.
     """
-    return bool(getattr(policy, "foreseeable", False))
+    return bool(getattr(policy, "repair_may_start_early", False))
 
 
 def guarded(policy: Policy) -> bool:
     """
     Whether a run of *policy* is guarded against empty drafts and loops.
 
-    If it is, a draft that is empty or in a loop is rejected without asking the policy. If the
-    repair goes on with the loop, the run ends. A policy declares this with an attribute
-    ``guarded``. The default is true. A policy with one model declares false, because its text has
-    to be the text that the server alone would write. The option ``stop_loops`` of a run comes
-    before the declaration (`Guarded` in ``policies/wrappers.py``).
+    A loop is a text that repeats itself. In a guarded run, a draft that is empty or in a loop is
+    rejected without asking the policy. If the repair goes on with the loop, the run ends. A policy
+    declares this with an attribute ``guarded``. The default is true. A policy with one model
+    declares false, because it has to write the same text as the server alone. The option
+    ``stop_loops`` of a run overrides the declaration (`Guarded` in ``policies/wrappers.py``).
     """
     return bool(getattr(policy, "guarded", True))
 
 
 def answered_by(policy: object) -> AnsweredBy:
     """
-    Return who writes the answer in the paper of *policy*.
+    Return who writes the answer according to the paper of *policy*.
 
     *policy* is a policy or its class. A policy declares this with a class attribute ``answer``. The
     default is the large model.
@@ -301,7 +302,7 @@ def answered_by(policy: object) -> AnsweredBy:
 
 def ended_by(policy: object) -> EndedBy:
     """
-    Return who ends the thinking in the paper of *policy*.
+    Return who may end the thinking according to the paper of *policy*.
 
     *policy* is a policy or its class. A policy declares this with a class attribute ``ending``. The
     default is "small".
@@ -309,12 +310,13 @@ def ended_by(policy: object) -> EndedBy:
     return cast("EndedBy", getattr(policy, "ending", "small"))
 
 
-KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=None)
+OPEN_REQUESTS: ContextVar[AsyncExitStack | None] = ContextVar("OPEN_REQUESTS", default=None)
 """
 The stack on which a model may leave a request open between two writes (a sticky stream).
 
 None: the model closes its request after each write. Only a `Lookahead` sets the stack and closes
-it, because only the lookahead knows whether the next write probably extends the last one.
+its requests, because only the lookahead knows whether the next write probably continues the last
+write.
 """
 
 
@@ -325,30 +327,31 @@ class RequestContext:
     purpose: Purpose = ""
     """The purpose of the call, such as "draft"."""
     step: int = -1
-    """The index of the step that the call is about. -1: none."""
+    """The index of the step that the call is about. -1: the call is about no step."""
     bet: bool = False
     """
-    Whether the call may be in vain.
+    Whether the result of the call may turn out to be useless.
 
     The run does not wait for the call yet. If an earlier draft is rejected, the call is cancelled.
     """
-    again: bool = False
+    new_seed: bool = False
     """
-    Whether the request may repeat a request whose text was empty or in a loop.
+    Whether a model that samples by a seed takes a new seed.
 
-    A model that samples by a seed then takes another seed.
+    True if the draft of the step was empty or in a loop. With the old seed, the author of this
+    draft would write the same text again.
     """
 
 
 REQUEST: ContextVar[RequestContext] = ContextVar(
     "REQUEST",
-    default=RequestContext(),  # noqa: B039  # it is frozen
+    default=RequestContext(),  # noqa: B039  # The default is frozen.
 )
 """
 Why models are called in this task.
 
-The loop sets this variable, and policies need not pass it on. Endpoints read it: it orders the
-requests that wait for a server, and the event `Called` reports it.
+The loop sets this variable, and policies need not pass it on. Endpoints use the value to order the
+requests that wait for a server, and report the value in the event `Called`.
 """
 
 
@@ -369,9 +372,9 @@ def requesting(context: RequestContext) -> AbstractContextManager[None]:
 
 def without_open_requests() -> AbstractContextManager[None]:
     """
-    Let models close their request after every write in the block.
+    Make models close their request after every write in the block.
 
-    Use it when another model may write the next step: further tokens of the request would be
-    wasted.
+    Use this if another model may write the next step. The server would write tokens in vain while
+    the request stays open.
     """
-    return holding(KEPT_OPEN, None)
+    return holding(OPEN_REQUESTS, None)

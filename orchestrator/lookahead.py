@@ -1,9 +1,10 @@
 """
 Draft, judge and repair ahead of the committed chain, as if every draft were going to be accepted.
 
-A draft or a verdict is a bet if it is only of use once an earlier draft is accepted. If the earlier
-draft is rejected, the bet is lost: its requests are cancelled, and the loop starts anew from the
-repaired chain.
+A draft or a verdict is a bet if it becomes useless when an earlier draft is rejected. When this
+happens, the bet is lost: its requests are cancelled, and the loop starts anew from the repaired
+chain. A hedge is a repair that starts before the verdict on its draft. It is a bet, too: it becomes
+useless when its draft is accepted.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from .concurrency import to_the_end
 from .errors import ContextTooLong, EndpointUnavailable, VerifierFailed
 from .events import Drafted, Judged, Lost, Observer, Purpose
 from .interfaces import (
-    KEPT_OPEN,
+    OPEN_REQUESTS,
     REQUEST,
     Policy,
     RequestContext,
-    foreseeable,
     guarded,
+    repair_may_start_early,
     start_preparing,
     verdict_of,
 )
-from .repetition import OBSTACLES, obstacle
+from .repetition import UNJUDGED_REASONS, obstacle
 
 T = TypeVar("T")
 SECONDS_TO_CANCEL_AGAIN = 0.125
-"""How long to wait for cancelled tasks before cancelling those that survived the cancellation."""
+"""How long to wait for cancelled tasks. Then the tasks that still run are cancelled again."""
 NO_DRAFT = Step("", "small", "delimiter")
-"""Stands for the draft if its repair starts before the draft is written."""
+"""Takes the place of the draft in a repair that starts before the draft is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +55,15 @@ class PendingDraft:
 
 @dataclass(frozen=True, slots=True)
 class LookaheadControl:
-    """
-    How far one run works ahead, and which repairs start early.
-
-    A hedge is a repair that starts before the verdict on its draft.
-    """
+    """How many drafts one run makes ahead, and which repairs start early (hedges)."""
 
     ahead: int = 0
     """
-    The number of drafts that may be made beyond the next one to be committed.
+    The number of drafts that may be made after the draft that the run waits for.
 
-    With 0 the run is sequential: one draft, then its verdict. Even then, the step that a policy
-    prepares for its verdict (`Preparing`) starts together with the draft.
+    With 0 the run is sequential: one draft, then its verdict. Some policies write the step
+    themselves to compare it with the draft (`Preparing`). The request for this step always starts
+    together with the draft, even with 0.
     """
     hedge: float = 0.0
     """
@@ -74,11 +72,11 @@ class LookaheadControl:
     1 hedges every draft: the repair starts together with the draft.
     """
     auto: AutoRun | None = None
-    """Decides step by step how far to work ahead and whether to hedge. None: as set above."""
+    """Decides at every step about drafts ahead and hedges. None: the values above hold."""
 
     @classmethod
     def of(cls, ahead: int | LookaheadControl) -> LookaheadControl:
-        """Turn a number of drafts into a control without hedges."""
+        """Return the control *ahead*. A number becomes a control without hedges."""
         if isinstance(ahead, int):
             return cls(ahead)
         return ahead
@@ -105,9 +103,10 @@ class LookaheadControl:
 
 def confidence(step: Step) -> float:
     """
-    Return how sure the author of *step* was of it, from 0 to 1.
+    Return how sure the author of *step* was of the text, from 0 to 1.
 
-    The confidence is the geometric mean of the probabilities of the tokens. Without tokens it is 0.
+    The confidence is the geometric mean of the probabilities of the tokens. It is 0 for a step
+    without tokens.
     """
     if not step.tokens:
         return 0.0
@@ -118,8 +117,9 @@ class Lookahead:
     """
     Drafts consecutive steps, judges them at the same time, and repairs a rejected draft.
 
-    Drafting begins when the object is made. It ends when the chain with all drafts is complete
-    (*over*) or has used its budget (*spent*), and when the lookahead is closed.
+    Drafting begins when the object is made. *over* and *spent* are called with the chain and all
+    its drafts. Drafting ends as soon as one of them returns true, a draft fails, or `repair` or
+    `aclose` is called.
     """
 
     def __init__(
@@ -138,23 +138,23 @@ class Lookahead:
         self._spent = spent
         self._over = over
         self._pending: asyncio.Queue[PendingDraft | BaseException] = asyncio.Queue()
-        """The drafts that `next` has not returned, then the exception that ended the drafting."""
+        """The drafts that `next` has not returned. The last entry says why the drafting ended."""
         self._first = len(chain.steps)
         """The index of the first draft."""
         self._awaited = 0
-        """The number of drafts that `next` was called for."""
+        """How often `next` was called: each call awaits one draft."""
         self._wanted = asyncio.Event()
         """Wakes the drafting when `next` is called."""
         self._caller_context = copy_context()
         """The context variables of the run. Every task starts with a copy of them."""
-        self._kept_open = AsyncExitStack()
-        """The requests that models leave open between two writes (`KEPT_OPEN`)."""
+        self._open_requests = AsyncExitStack()
+        """The requests that models leave open between two writes (`OPEN_REQUESTS`)."""
         self._tasks: set[asyncio.Task[Any]] = set()
         """The tasks that have not ended."""
         self._early_repairs: dict[int, asyncio.Task[Step]] = {}
-        """Hedges and prepared steps, by the index of the draft."""
+        """Hedges, and steps that the policy prepared (`Preparing`), by the index of the draft."""
         self._closing: asyncio.Task[None] | None = None
-        """The task that closes these requests after a rollback. None: they are not closed yet."""
+        """The task that closes `_open_requests` after a rollback. None: there was no rollback."""
         self._start(self._draft_ahead(chain), self._context("draft", self._first))
 
     async def next(self) -> tuple[Step, Verdict]:
@@ -170,7 +170,7 @@ class Lookahead:
         """
         Return the repair of *draft*.
 
-        Every bet on the draft is cancelled while the repair is written.
+        All later drafts and their verdicts are cancelled while the repair is written.
         """
         index = len(chain.steps)
         repair: asyncio.Task[Step] | None = None
@@ -178,11 +178,11 @@ class Lookahead:
         if not (rollback.keep or rollback.instead):
             repair = self._early_repairs.pop(index, None)
         if repair is None:
-            # The run waits for the repair: it is no bet.
-            request = RequestContext("repair", index, again=rollback.reason in OBSTACLES)
+            # The run waits for this repair, so the repair is no bet.
+            request = RequestContext("repair", index, new_seed=rollback.reason in UNJUDGED_REASONS)
             repair = self._start(self._policy.repair(chain, draft, rollback), request)
         self._cancel(but=repair)
-        self._closing = asyncio.create_task(self._kept_open.aclose())
+        self._closing = asyncio.create_task(self._open_requests.aclose())
         return await repair
 
     async def aclose(self) -> None:
@@ -191,11 +191,11 @@ class Lookahead:
 
     async def _close(self) -> None:
         while self._tasks:
-            # A task whose own timeout fired during the cancellation may have survived it. Such a
-            # task has no cancellation pending, and the next call cancels it again.
+            # A task whose own timeout fires during the cancellation may go on. Such a task has no
+            # pending cancellation, and the next round cancels it again.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
-        await (self._closing or self._kept_open.aclose())
+        await (self._closing or self._open_requests.aclose())
         while not self._pending.empty():
             pending = self._pending.get_nowait()
             if isinstance(pending, PendingDraft):
@@ -203,7 +203,7 @@ class Lookahead:
 
     def _cancel(self, but: asyncio.Task[Step] | None = None) -> None:
         """
-        Cancel every task but *but* that has no cancellation pending.
+        Cancel all tasks except *but*. Skip a task that has a pending cancellation.
 
         A second cancellation would interrupt the task while it closes its request.
         """
@@ -215,7 +215,7 @@ class Lookahead:
         """
         Return the context of a request about step *index*.
 
-        The request is a bet if `next` was not called for this step yet.
+        The request is a bet until `next` is called for this step.
         """
         is_awaited = index < self._first + self._awaited
         return RequestContext(purpose, index, bet=not is_awaited)
@@ -240,8 +240,8 @@ class Lookahead:
         try:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
-                # A model leaves its request open only if it may write the next draft at once.
-                KEPT_OPEN.set(self._kept_open if self._control.depth() else None)
+                # Requests stay open only if drafts are made ahead: the next draft comes soon.
+                OPEN_REQUESTS.set(self._open_requests if self._control.depth() else None)
                 await self._wait_for_turn(index - self._first)
                 prepared = self._prepare(index, chain)
                 if prepared is None and self._control.hedge_limit >= 1:
@@ -261,7 +261,7 @@ class Lookahead:
                 self._pending.put_nowait(PendingDraft(index, draft, judging))
                 chain = chain.extend(draft)
         except (Exception, asyncio.CancelledError) as exc:
-            # next() raises the error once every draft before it is accepted.
+            # `next` raises the error after it has returned all drafts that were made before.
             self._pending.put_nowait(exc)
         else:
             self._pending.put_nowait(
@@ -269,16 +269,16 @@ class Lookahead:
             )
 
     async def _wait_for_turn(self, number: int) -> None:
-        """Wait until draft *number*, from 0, may be made."""
+        """Wait until draft *number* can be made. The first draft has the number 0."""
         while number >= self._awaited + self._control.depth():
             self._wanted.clear()
             await self._wanted.wait()
 
     def _prepare(self, index: int, chain: Chain) -> asyncio.Task[Step] | None:
         """
-        Start the policy's own version of step *index*, which the draft is compared with.
+        Start the policy's own version of step *index*, for the comparison with the draft.
 
-        Return None if the policy prepares none.
+        Return None if the policy writes no own version.
         """
         preparing = start_preparing(self._policy, chain)
         if preparing is None:
@@ -288,8 +288,8 @@ class Lookahead:
         return prepared
 
     def _start_hedge(self, index: int, chain: Chain) -> None:
-        """Start the repair of step *index*. The draft of the step may not be written yet."""
-        if index not in self._early_repairs and foreseeable(self._policy):
+        """Start the repair of step *index* early, with the draft or during its verdict."""
+        if index not in self._early_repairs and repair_may_start_early(self._policy):
             repair = self._policy.repair(chain, NO_DRAFT, Rollback(reason="hedge"))
             request = replace(self._context("hedge", index), bet=True)
             self._early_repairs[index] = self._start(repair, request)
@@ -301,15 +301,16 @@ class Lookahead:
         draft: Step,
         prepared: asyncio.Task[Step] | None,
     ) -> Verdict:
-        """Judge the *draft* of step *index*, and report the verdict. Hedge the draft if needed."""
+        """Judge the *draft* of step *index*, and report the verdict. Start a hedge if needed."""
         should_hedge = prepared is None and self._control.should_hedge(draft)
         if should_hedge and not _obstacle(self._policy, chain, draft):
             self._start_hedge(index, chain)
         verdict = await judge(self._policy, chain, draft, prepared)
-        # An accepted draft needs no repair. An empty or looping draft needs a repair with another
-        # seed (`RequestContext.again`) than its hedge has. A prepared step can be its repair.
+        # An accepted draft needs no repair. An empty or looping draft needs a repair with a new
+        # seed (`RequestContext.new_seed`), which its hedge does not have. If the policy prepared
+        # its own version of the step, this version is the repair.
         drops_early_repair = isinstance(verdict, Accept) or (
-            prepared is None and verdict.reason in OBSTACLES
+            prepared is None and verdict.reason in UNJUDGED_REASONS
         )
         if drops_early_repair and index in self._early_repairs:
             self._early_repairs.pop(index).cancel()
@@ -318,7 +319,7 @@ class Lookahead:
 
 
 def _obstacle(policy: Policy, chain: Chain, draft: Step) -> str:
-    """Return why *draft* is rejected without asking *policy*; "" if the policy has to judge it."""
+    """Return why *draft* is rejected without asking *policy*. "": the policy has to judge it."""
     if guarded(policy):
         return obstacle(chain, draft)
     return ""
@@ -333,8 +334,9 @@ async def judge(
     """
     Return the verdict of *policy* on *draft*.
 
-    If the judge is unavailable or its context has no room, the draft is rejected. Raise the error
-    of a verifier that has no fallback. Raise an error of writing, too: a repair would fail as well.
+    If the judge is unavailable, or the chain is too long for its context, the draft is rejected.
+    Raise the error of a verifier that has no fallback. Also raise an error of writing, because the
+    repair would fail as well.
     """
     if reason := _obstacle(policy, chain, draft):
         return Rollback(reason=reason)

@@ -1,4 +1,4 @@
-"""The one loop: draft, verify, then commit or roll back. Every policy runs through it."""
+"""The loop of every policy: draft a step, verify it, then commit it or roll it back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ async def reason(
     """
     Grow *chain* until its thinking is over, its budget is used up, or a deadline is reached.
 
-    *ahead* is the number of drafts to work ahead of the committed chain, or a `LookaheadControl`.
+    *ahead* is the number of drafts that are made in advance, while earlier drafts are judged. A
+    `LookaheadControl` can take the place of the number.
     *spent* says whether a chain has used up its budget. *deadline* is a time on the event loop's
     clock, in seconds. Return the committed chain and why it ended.
     """
@@ -51,7 +52,8 @@ class Loop:
     The loop of one run: it grows a chain by the steps of a policy.
 
     If the models are greedy or sample by a seed, the chain does not depend on how many drafts are
-    made ahead. Otherwise only the distribution of the chain does not depend on it.
+    made ahead. If the models sample without a seed, the chain may change with the number of drafts,
+    but its probability distribution stays the same.
     """
 
     policy: Policy
@@ -59,7 +61,7 @@ class Loop:
     chain: Chain
     """The committed chain."""
     control: LookaheadControl
-    """How far to work ahead of the committed chain."""
+    """How many drafts to make ahead of the committed chain."""
     observe: Observer
     """The function that is called with every event."""
     spent: Callable[[Chain], bool]
@@ -72,11 +74,11 @@ class Loop:
 
     async def run(self, deadline: float | None) -> End:
         """
-        Grow the chain, and return why it ended.
+        Grow the chain. Return why the chain ended.
 
         *deadline* is a time on the event loop's clock, in seconds. None: there is no deadline.
-        Errors of the models are raised. When this method returns or raises, it leaves no task and
-        no request behind.
+        Raise the errors of the models. When this method returns or raises, it leaves no task and
+        no request open.
         """
         timeout = asyncio.timeout_at(deadline)
         try:
@@ -85,7 +87,7 @@ class Loop:
         except TimeoutError:
             if not timeout.expired():
                 raise
-        # The deadline may pass after the last step, while lost bets are closed.
+        # The deadline may pass after the last step, while useless requests are cancelled.
         if self.over(self.chain):
             return "finished"
         return "time"
@@ -111,7 +113,7 @@ class Loop:
             observe=self.observe,
             over=self.over,
         )
-        # Leaving the block cancels the bets that are still open.
+        # Leaving the block cancels all drafts and verdicts that are still under way.
         async with aclosing(lookahead):
             draft, verdict = await lookahead.next()
             while not isinstance(verdict, Rollback):
@@ -122,10 +124,12 @@ class Loop:
                 if next_policy is not policy:
                     return None
                 draft, verdict = await lookahead.next()
-            chosen = verdict.chosen
-            if chosen is not None:
-                self.observe(Chosen(len(self.chain.steps), chosen.step))
-                return self._commit(chosen.step, chosen.score)
+            # The policy may have found a better draft of the same step.
+            replacement = verdict.chosen
+            if replacement is not None:
+                self.observe(Chosen(len(self.chain.steps), replacement.step))
+                return self._commit(replacement.step, replacement.score)
+            # If only a first part of the draft is good, this part stays.
             kept = draft.cut(verdict.keep)
             if kept.text:
                 end = self._commit(kept, verdict.score)
@@ -148,6 +152,8 @@ class Loop:
         if auto is None:
             return self.policy
         decision = auto.decide(len(self.chain.steps))
+        # `follow` reports the decision as an event. The observer of the run hands every event to
+        # `auto`, so `auto.policy` below follows the decision.
         self._shadow.follow(decision, self.chain)
         return auto.policy(self.policy)
 
@@ -161,7 +167,7 @@ class Loop:
         if step.stop == "repetition":
             return "repetition"
         if step.stop == "length" and not step.text:
-            return "budget"  # The rest of the budget has no room for one character.
+            return "budget"  # The rest of the budget is too small for one character.
         return None
 
     def _ended(self) -> End | None:

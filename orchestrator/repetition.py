@@ -42,12 +42,12 @@ _UNIT = re.compile(rf"\d|[{_UNSPACED}]|[^\W\d{_UNSPACED}]+|([^\w\s])\1*")
 
 EMPTY = "empty"
 REPETITION = "repetition"
-OBSTACLES = (EMPTY, REPETITION)
+UNJUDGED_REASONS = (EMPTY, REPETITION)
 """The reasons to reject a draft without asking the policy."""
 
 
 def obstacle(chain: Chain, draft: Step) -> str:
-    """Return why *draft* is rejected: one of `OBSTACLES`; "" if a judge has to decide."""
+    """Return why *draft* is rejected: one of `UNJUDGED_REASONS`; "" if a judge has to decide."""
     if draft.stop == "end":
         answering = draft.author == "small" and (chain.closed or not chain.thinks)
         if answering and not draft.text.strip():

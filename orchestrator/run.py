@@ -106,8 +106,8 @@ class RunParts:
 
     The answer is then emitted in one piece at the end. An answer that calls tools is not judged.
     """
-    lost: EndpointError | None = None
-    """Why the small model is lost already, so that the fallback begins; None: it is not."""
+    small_model_error: EndpointError | None = None
+    """The error because of which the fallback thinks from the start. None: the policy thinks."""
     needs_small: bool = False
     """Whether a failure of the small model is raised, unless only its context is full."""
 
@@ -266,8 +266,8 @@ class _CurrentRun:
     async def work_or_fall_back(self) -> FinishReason:
         """Let the policy think. The fallback takes over if the small model fails."""
         try:
-            if self.parts.lost is not None:
-                raise self.parts.lost
+            if self.parts.small_model_error is not None:
+                raise self.parts.small_model_error
             return await self.work(self.parts.policy)
         except EndpointError as exc:
             return await self.work(self.lose_small(exc))

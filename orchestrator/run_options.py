@@ -61,7 +61,7 @@ class Limits(BaseModel, frozen=True, extra="forbid"):
             answer=budget.answer,
         )
 
-    def budget(self) -> Budget:
+    def to_budget(self) -> Budget:
         return Budget(self.tokens, self.steps, self.seconds, self.answer)
 
 

@@ -39,7 +39,7 @@ class BiLD(Drafting):
     every token above *rollback* is cut, and the large model samples (appendix 7.4 of the paper).
     """
 
-    foreseeable: ClassVar[bool] = True
+    repair_may_start_early: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
     fallback: Share = 0.6

@@ -31,7 +31,7 @@ class Cascade(Drafting):
     paper's abstract could be read. The question and both thresholds are ours.
     """
 
-    foreseeable: ClassVar[bool] = True
+    repair_may_start_early: ClassVar[bool] = True
 
     sure: Share = 0.9
     threshold: Share = 0.5

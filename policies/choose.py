@@ -58,7 +58,7 @@ class Choose(Drafting):
     rival forks at one token.
     """
 
-    foreseeable: ClassVar[bool] = True
+    repair_may_start_early: ClassVar[bool] = True
     """The repair depends neither on the draft nor on its grade: it may start before the verdict."""
     ending: ClassVar[EndedBy] = "large"
     answer: ClassVar[AnsweredBy] = "method"

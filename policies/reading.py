@@ -53,7 +53,7 @@ class StepReading(Drafting):
     first of several unlikely tokens would sharpen what the large model samples.
     """
 
-    foreseeable: ClassVar[bool] = True
+    repair_may_start_early: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
     threshold: Amount = 0.5

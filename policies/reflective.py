@@ -50,7 +50,7 @@ class Reflective(Drafting):
     time, and 20 otherwise. Raise `MissingCapability` if the endpoint does not return top tokens.
     """
 
-    foreseeable: ClassVar[bool] = True
+    repair_may_start_early: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
     alpha: Share = 0.3

@@ -27,7 +27,7 @@ class Reward(Drafting):
     left out, too: the budget ends the run.
     """
 
-    foreseeable: ClassVar[bool] = True
+    repair_may_start_early: ClassVar[bool] = True
     answer: ClassVar[AnsweredBy] = "method"
 
     critic: Critic

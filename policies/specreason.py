@@ -37,17 +37,17 @@ class SpecReason(Drafting):
     let the large model write the first steps (section 5.3), wrap any policy in `Led`.
     """
 
-    foreseeable: ClassVar[bool] = True
-    """The repair depends neither on the draft nor on its grade: it may start before the verdict."""
-    ending: ClassVar[EndedBy] = "large"
-    answer: ClassVar[AnsweredBy] = "method"
+    repair_may_start_early: ClassVar[bool] = True
+    """The repair depends neither on the draft nor on its grade. It may start before the verdict."""
+    ending: ClassVar[EndedBy] = "large"  # Only the large model may end the thinking.
+    answer: ClassVar[AnsweredBy] = "method"  # The answer is drafted, graded and repaired, too.
 
     threshold: Grade = 7
     """The lowest grade of an accepted step."""
     read: Literal["greedy", "expected"] = "expected"
-    """How the grade is computed."""
+    """The digit that is the grade: the likeliest ("greedy"), or the mean ("expected")."""
     sure: Share = 0.05
-    """The least probability that the judge has to put on all digits together."""
+    """The least probability of all digits together. Below it, the step is rejected."""
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         probabilities = await self.large.ask(

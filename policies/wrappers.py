@@ -14,8 +14,8 @@ from typing import Any
 from stepspec.orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.interfaces import (
-    foreseeable,
     guarded,
+    repair_may_start_early,
     start_preparing,
     verdict_of,
     without_open_requests,
@@ -34,8 +34,8 @@ class _Wrapper:
         return self.policy.answerer
 
     @property
-    def foreseeable(self) -> bool:
-        return foreseeable(self.policy)
+    def repair_may_start_early(self) -> bool:
+        return repair_may_start_early(self.policy)
 
     @property
     def guarded(self) -> bool:

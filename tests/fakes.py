@@ -22,7 +22,7 @@ from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step,
 from stepspec.orchestrator.endpoints.interfaces import SingleModel
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Called, Committed, Event, Fate, Started, Verb
-from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
+from stepspec.orchestrator.interfaces import OPEN_REQUESTS, REQUEST
 from stepspec.orchestrator.step_builder import (
     OUTSIDE,
     Closing,
@@ -118,7 +118,7 @@ class ScriptedModel(SingleModel):
         growing = self._builder(chain, opening, stop, limit, top)
         if not growing.room:
             return growing.end("length")
-        stack = KEPT_OPEN.get() if self.sticky else None
+        stack = OPEN_REQUESTS.get() if self.sticky else None
         request = await self._request(chain, growing.so_far().text, stack)
         try:
             step = await grow(growing, lambda: request.next(top), until)
@@ -135,24 +135,24 @@ class ScriptedModel(SingleModel):
     async def branch(
         self,
         chain: Chain,
-        begun: Sequence[Step],
+        beginnings: Sequence[Step],
         *,
         stop: Sequence[str] | None = None,
         limit: int = 512,
     ) -> tuple[Step, ...]:
         """
-        Go on from each of *begun* by the script, all at the same pace; log it as one request to
-        branch.
+        Go on from each of *beginnings* by the script, all at the same pace; log it as one request
+        to branch.
         """
-        assert begun
-        growing = [self._builder(chain, step.text, stop, limit) for step in begun]
+        assert beginnings
+        growing = [self._builder(chain, step.text, stop, limit) for step in beginnings]
         steps = {each: each.end("length") for each in growing if not each.room}
-        if len(steps) == len(begun):
+        if len(steps) == len(beginnings):
             return tuple(steps.values())
         request = _Request(self, "write", chain, "", name="branch")
         try:
             await request.arrive(self.latency(chain))
-            while len(steps) < len(begun):
+            while len(steps) < len(beginnings):
                 await asyncio.sleep(self.pace)
                 for each in [each for each in growing if each not in steps]:
                     token = request.write(chain.text + each.so_far().text)

@@ -165,8 +165,10 @@ class KnownModel(SingleModel):
             tokens=tuple(tokens),
         )
 
-    async def branch(self, chain: Chain, begun: Sequence[Step], **more: Any) -> tuple[Step, ...]:
-        return await self._model.branch(chain, begun, **more)
+    async def branch(
+        self, chain: Chain, beginnings: Sequence[Step], **more: Any
+    ) -> tuple[Step, ...]:
+        return await self._model.branch(chain, beginnings, **more)
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         return await self._model.score(chain, *spans, top=top)

@@ -38,7 +38,7 @@ from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.request_context import RUN, priority
 from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
 from stepspec.orchestrator.events import Called, Fate, Observer, Verb
-from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, RequestContext
+from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, OPEN_REQUESTS, REQUEST, RequestContext
 from stepspec.policies.specreason import GRADES
 
 from ..script import Script, Turn
@@ -163,7 +163,7 @@ class SimulatedModel(SingleModel):
     ) -> Step:
         """Write what the script has here. *until* sees the first token and the whole step."""
         step = self._next(chain, stop, limit)
-        stack = KEPT_OPEN.get() if self._sticky else None
+        stack = OPEN_REQUESTS.get() if self._sticky else None
         stream = self._streams.get(stack) if stack else None
         if stream is None or not stream.continues(chain):
             if stream is not None and stream.idle:
@@ -227,7 +227,7 @@ class SimulatedModel(SingleModel):
     async def branch(
         self,
         chain: Chain,
-        begun: Sequence[Step],
+        beginnings: Sequence[Step],
         *,
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
@@ -505,7 +505,7 @@ class SimulatedEndpoint:
             self._server,
             observe,
             or_now(clock),
-            sticky=not sampling.repeats,
+            sticky=not sampling.samples_by_seed,
         )
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:

@@ -122,7 +122,7 @@ class ProbedServers:
 
     def __init__(self, settings: Endpoint, make: Callable[[Endpoint], Server]) -> None:
         self.settings = settings
-        self.refuses: Callable[[Server], str] = lambda endpoint: ""
+        self.reason_to_refuse: Callable[[Server], str] = lambda endpoint: ""
         """Returns a reason against a server, or ""."""
         self.replicas = tuple(
             [Replica(server, Breaker(server.deadlines.rest)) for server in settings.each]
@@ -332,7 +332,7 @@ class ProbedServers:
         """
         up = [server for server in self.up if server is not replica.endpoint]
         known = next(filter(None, (*up, replica.endpoint, *self.entered)), None)
-        wrong = self.refuses(fresh)
+        wrong = self.reason_to_refuse(fresh)
         if known is not None:
             wrong = _difference(fresh, known, whole=bool(up)) or wrong
         if wrong:

@@ -235,7 +235,7 @@ class ReplicatedModel(SingleModel):
     async def branch(
         self,
         chain: Chain,
-        begun: Sequence[Step],
+        beginnings: Sequence[Step],
         *,
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
@@ -243,7 +243,7 @@ class ReplicatedModel(SingleModel):
         return await self._placement.call(
             lambda endpoint: self._model(endpoint).branch(
                 chain,
-                begun,
+                beginnings,
                 stop=stop,
                 limit=limit,
             )

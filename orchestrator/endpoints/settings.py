@@ -135,7 +135,7 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     deadlines: Deadlines = Deadlines()
     """The longest waits of one request."""
 
-    def with_room(self, requests: int) -> Self:
+    def with_default_concurrency(self, requests: int) -> Self:
         """Return the settings with so many *requests* at a time if they name no number."""
         return self.model_copy(update={"max_concurrency": self.max_concurrency or requests})
 
@@ -276,7 +276,7 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
         return self.model_copy(update={"logprobs": max(top, self.logprobs)}) if top else self
 
     @property
-    def repeats(self) -> bool:
+    def samples_by_seed(self) -> bool:
         """Whether every request needs a seed of its own."""
         return self.temperature > 0 and self.seed is not None
 

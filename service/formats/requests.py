@@ -375,7 +375,7 @@ class Resolver:
             requested.setdefault("answer", None)
         limits = defaults.model_copy(update=requested | {"tokens": tokens})
         _check_answer(limits)
-        answer = limits.budget().for_answer
+        answer = limits.to_budget().for_answer
         thinking = limits.tokens - answer
         if not thinking:  # the effort would take a share of nothing
             return limits

@@ -53,7 +53,7 @@ from .settings import RunConditions, Settings, SettingsOverrides
 log = logging.getLogger(__name__)
 
 OUTAGE_SECONDS = 1800.0
-"""A long evaluation fails after it waited this long for a model that is down."""
+"""After `Solver.require_both`, a run waits at most this long for a model that is down."""
 
 
 class StreamArguments(RunOverrides, total=False):
@@ -72,7 +72,7 @@ class StreamArguments(RunOverrides, total=False):
 
 
 class EventStream:
-    """The events of one run. Iterate over them as they happen; then read the solution."""
+    """The events of one run. Iterate over the events as they happen. Then read the solution."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -80,10 +80,10 @@ class EventStream:
         self.put = self._events.put_nowait
 
     def end(self, solving: asyncio.Task[Solution]) -> None:
-        """Take the task of the run that has ended, and end the iteration."""
+        """End the iteration. *solving* is the task of the run, which has ended."""
         self._solving = solving
         if not solving.cancelled():
-            # Reading the error keeps asyncio from logging it: `solution` raises it.
+            # asyncio logs an error that nobody reads. `solution` raises the error.
             solving.exception()
         self._events.put_nowait(None)
 
@@ -107,7 +107,7 @@ class EventStream:
         while (event := await self._events.get()) is not None:
             yield event
         self._events.put_nowait(None)  # A second iteration ends at once.
-        self.solution  # noqa: B018  # It raises the error of a failed run.
+        self.solution  # noqa: B018  # Raises the error of a failed run.
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +120,18 @@ class PreparedRun:
     """How the answer is written."""
     budget: Budget
     """The tokens, steps and seconds that the run may still use."""
-    lost: EndpointError | None
-    """The error that makes the small model useless; None: the small model can be used."""
+    small_model_error: EndpointError | None
+    """The error because of which the run does not use the small model. None: the run uses it."""
     stop: tuple[str, ...]
     """Texts that end the answer."""
 
 
 def _uses_auto(run: RunOptions) -> bool:
     """
-    Whether the run may let the large model write alone where this is faster.
+    Whether the run may let the large model write alone when this is faster (`auto`).
 
-    By default a run with a seed may not. Such a decision depends on measured times, and runs with
-    the same seed have to be equal.
+    By default, a run with a seed must not do this: decisions depend on measured times, but runs
+    with the same seed have to be equal.
     """
     if run.policy in policies.BASELINES:
         return False
@@ -141,34 +141,34 @@ def _uses_auto(run: RunOptions) -> bool:
 
 
 REQUESTS_PER_RUN = 4
-"""The most requests of one run at one model: a draft, a verdict, a repair and a bet."""
+"""The most requests of one run at one model: a draft, a verdict, a repair, a draft ahead."""
 
 
 def _require_agreement(small: ReplicatedEndpoint, large: ReplicatedEndpoint) -> None:
     """
     Raise `ConfigurationError` if the models cannot be a pair.
 
-    A server of the small model that comes up later is refused for the same reason.
+    Servers of the small model that come up later are checked in the same way.
     """
 
     def conflict(one: ModelEndpoint, other: ModelEndpoint) -> str:
-        """Say why the models cannot be a pair; "" if they can, or if one was never up."""
+        """Return why the models cannot be a pair. "": they can, or one of them was never up."""
         if one.known and other.known:
             return disagreement(one.template.thinks, other.template.thinks)
         return ""
 
     if reason := conflict(small, large):
         raise ConfigurationError(f"{small.name} and {large.name} cannot be a pair: {reason}")
-    small.refuses = partial(conflict, other=large)
+    small.reason_to_refuse = partial(conflict, other=large)
 
 
 class Solver:
     """
     Keeps connections to both models, and solves many problems, also at the same time.
 
-    A solver is made of both models, with other settings as keyword arguments, or of complete
-    `Settings` as its only argument. An argument overrides a variable of the environment, which
-    overrides the TOML file, which overrides the default (see `stepspec.settings`)::
+    The arguments are both models, and other settings as keyword arguments. Instead, the only
+    argument can be complete `Settings`. Arguments override variables of the environment. Variables
+    override the TOML file. The file overrides the defaults (see `stepspec.settings`)::
 
         async with Solver(
             small="http://localhost:8001/v1",
@@ -208,14 +208,14 @@ class Solver:
         self._needs_both = False
 
     def _endpoint(self, endpoint: Endpoint | None) -> Endpoint:
-        """Return the settings of *endpoint*. Fill in the concurrency if they name none."""
+        """Return the settings *endpoint*. Fill in a missing number of requests at once."""
         if endpoint is None:
-            raise configuration.without_models(self.settings)
-        return endpoint.with_room(self._requests)
+            raise configuration.missing_models_error(self.settings)
+        return endpoint.with_default_concurrency(self._requests)
 
     @property
     def _requests(self) -> int:
-        """How many requests a model takes at the same time if its settings do not say it."""
+        """How many requests a model takes at the same time, unless its settings give a number."""
         return max(MIN_CONCURRENCY, REQUESTS_PER_RUN * self.settings.service.max_running)
 
     async def __aenter__(self) -> Self:
@@ -242,7 +242,7 @@ class Solver:
 
     @property
     def down(self) -> Mapping[str, str]:
-        """The error of every server that is down, by its URL."""
+        """The error of every server that is down, by the URL of the server."""
         return {**self.small.down, **self.large.down}
 
     @property
@@ -258,10 +258,10 @@ class Solver:
 
     def require_both(self) -> None:
         """
-        Let runs fail that cannot use both models.
+        From now on, a run raises an error if it cannot use both models.
 
         Raise `EndpointUnavailable` if the small model is down now. If a model goes down later, a
-        run waits for it up to `OUTAGE_SECONDS`, and then fails.
+        run waits up to `OUTAGE_SECONDS` for this model, and then fails.
         """
         if not self.small.usable:
             causes = "; ".join(f"{url}: {cause}" for url, cause in self.down.items())
@@ -276,7 +276,7 @@ class Solver:
         """
         Send one request to every server.
 
-        A server compiles kernels for its first request, and no run should wait for this.
+        A server compiles kernels for its first request. After this call, no run waits for them.
         """
         await at_once(server.warm_up() for server in (*self.small.up, *self.large.up))
 
@@ -291,11 +291,11 @@ class Solver:
         """
         Build a policy with both models, for one run that begins now.
 
-        The settings give the values of arguments that are None.
+        If an argument is None, its value comes from the settings.
         """
         run = self.resolve(budget=budget, policy=name, options=options)
         models = self._connections.models(
-            run.budget.budget(),
+            run.budget.to_budget(),
             run.sampling.seeded(),
             observe,
             trace.Stopwatch(),
@@ -315,12 +315,12 @@ class Solver:
         """
         Return the options of a run: *run*, changed by the other arguments.
 
-        If *run* is None, the options of the settings are changed. An argument that is None changes
+        If *run* is None, the options come from the settings. An argument that is None changes
         nothing. Raise `ConfigurationError` for a wrong value, and for an option that the policy
         does not have.
         """
         before = run or self.settings.run
-        named: Any = configuration.by_name(overrides)
+        named: Any = configuration.with_policy_name(overrides)
         resolved = before.with_overrides(named) if named else before
         if (resolved.policy, resolved.options) != (before.policy, before.options):
             policies.check(
@@ -355,29 +355,29 @@ class Solver:
         Solve one problem.
 
         *problem* is a text, or a conversation whose last message contains the problem. *run* has
-        the options of the run. By default the settings have them. *sampling*, *seed*, *budget* and
-        *overrides* change these options (see `resolve`).
+        the options of the run. By default, the options come from the settings. *sampling*, *seed*,
+        *budget* and *overrides* change these options (see `resolve`).
 
         The answer ends before the first of the *stop* strings. *format* is the form of the large
         model's answer: "json" or a JSON schema. The prompts of both models describe the *tools*.
         Only the large model's answer may call a tool (see `Solution.calls`).
 
-        *seed* is the seed of the sampling. If it is None, the run draws a seed, and
-        `Solution.seed` has it. With ``auto``, or with one model alone, no seed is drawn: without a
-        seed one open request can write several steps, which is faster. Two runs with the same seed
-        write the same chain, however many drafts are made ahead, if the servers answer equal
-        requests with equal tokens. With ``auto`` the chain depends on measured times, and a seed is
-        not used.
+        *seed* is the seed of the sampling. If *seed* is None, the run draws a seed, and
+        `Solution.seed` is the drawn seed. With ``auto``, or with one model alone, no seed is drawn.
+        Without a seed, one open request can write several steps, which is faster. If the servers
+        answer equal requests with equal tokens, two runs with the same seed write the same chain.
+        The number of drafts ahead does not matter. With ``auto``, the chain depends on measured
+        times, and *seed* is not used.
 
         *observe* is called with every event. *clock* gives the times in events and in the trace. By
         default it is a new clock. Two runs must not share a clock. *trace_to* is the file of the
         trace, which is also written if the run fails. If the file cannot be written, a warning is
-        logged. *session* is the value of the session header. All runs of a session use the same
-        replica of each model while this replica is up. A run without a session uses the replica
-        with the fewest runs.
+        logged. *session* is the value of the session header. A model can have several servers. All
+        runs of a session use the same server of each model while this server is up. A run without a
+        session uses the server with the fewest runs.
 
-        If the small model fails for good, the large model goes on alone, and the solution says it.
-        Raise an `EndpointError` if the large model fails. Raise `MalformedReply` if the large
+        If the small model fails for good, the large model goes on alone, and the solution reports
+        this. Raise an `EndpointError` if the large model fails. Raise `MalformedReply` if the large
         model's server does not keep to the format. Raise `MissingCapability` if this server has no
         parser for tool calls. Raise `ConfigurationError` for wrong arguments.
         """
@@ -397,7 +397,8 @@ class Solver:
         answering = await self._connections.answering(tools, run, format)
         # The policy "large" does not use the small model.
         small = self.large if run.policy == "large" else self.small
-        room, lost = await context_room(
+        # `room`: the tokens that the chain may have in the context of each model.
+        room, small_model_error = await context_room(
             chain,
             small,
             self.large,
@@ -405,16 +406,16 @@ class Solver:
         )
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         recorder = trace.Recorder(clock or trace.Stopwatch())
-        budget = run.budget.budget().fit(room)
+        budget = run.budget.to_budget().fit(room)
         try:
-            # A run with auto waits here until its chain should fit into the large model's cache.
+            # A run with auto waits here until its chain probably fits into the large model's cache.
             slot = self.auto.server_load.slot() if _uses_auto(run) else nullcontext()
             async with slot:
                 prepared = PreparedRun(
                     chain=chain,
                     answering=answering,
                     budget=budget.after(asyncio.get_running_loop().time() - began),
-                    lost=lost,
+                    small_model_error=small_model_error,
                     stop=tuple(stop),
                 )
                 with (
@@ -444,8 +445,8 @@ class Solver:
     ) -> Outcome:
         """Build the parts of the run, and run it."""
 
-        # The models need `watch`, and `auto` needs a policy with these models. So `auto` is
-        # assigned below, before the first event.
+        # `watch` uses `auto`, which is assigned further down, because `auto` needs the models and
+        # the models need `watch`. No event comes before `auto` is assigned.
         def watch(event: Event) -> None:
             recorder(event)
             auto.read(recorder.last)
@@ -477,19 +478,21 @@ class Solver:
             large if uses_auto else None,
             run.lead,
         )
+        # Without `large_policy`, auto only measures: it decides nothing. The policy "small" runs
+        # without the large model, so it has no fallback.
         parts = models.parts(
             run,
             auto if auto.large_policy else None,
             fallback=None if run.policy == "small" else large,
             stop=prepared.stop,
-            lost=None if baseline else prepared.lost,
+            small_model_error=prepared.small_model_error,
             needs_small=self._needs_both,
         )
         started = Started(
             messages=chain.messages,
             policy=run.policy,
             models=tuple(self.models.items()),
-            seed=sampling.seed if sampling.repeats else None,
+            seed=sampling.seed if sampling.samples_by_seed else None,
             threshold=policies.threshold(run.policy, run.options),
             tools=chain.tools,
             thinks=chain.thinks,
@@ -515,18 +518,18 @@ class Solver:
         """
         Whether the large model thinks in a separate block before its answer.
 
-        The small model need not think.
+        The small model may write without thinking.
         """
         return self.large.template.thinks
 
     def conditions(self, run: RunOptions) -> RunConditions:
-        """Return the values of *run* that have to be those of a calibration."""
+        """Return the values of *run* that must be the same as when a calibration was made."""
         with prompts.replacing(self.prompts):
             return RunConditions(run.policy, self.models, configuration.conditions(run))
 
     @property
     def models(self) -> Mapping[str, str]:
-        """The name of each model at its server, by role."""
+        """The name that the server of each model has for the model, by role."""
         names: dict[str, str] = {"small": self.small.name, "large": self.large.name}
         if self.critic:
             names["critic"] = self.critic.name
@@ -534,7 +537,7 @@ class Solver:
 
     @property
     def templates(self) -> list[dict[str, Any]]:
-        """The settings of each model that change its chat template."""
+        """For each model, the settings that change its chat template."""
         names = {"template", "thinks", "marks"}
         models = (self.small.settings, self.large.settings)
         return [model.model_dump(include=names, exclude_defaults=True) for model in models]
@@ -546,7 +549,7 @@ class Solver:
         **arguments: Unpack[StreamArguments],
     ) -> AsyncGenerator[EventStream]:
         """
-        Solve one problem, and give its events while they happen.
+        Solve one problem, and give the events of the run while they happen.
 
         ::
 
@@ -570,12 +573,12 @@ class Solver:
 
 
 def _load_checked(arguments: Mapping[str, Any]) -> Settings:
-    """Load the settings. An error about a policy names the source of the policy's name."""
+    """Load the settings. An error of a policy says which flag, variable or key is wrong."""
     settings = configuration.load(**arguments)
     try:
         check_policies(settings)
     except ConfigurationError as exc:
-        raise configuration.named(exc, settings, arguments) from exc
+        raise configuration.error_with_source(exc, settings, arguments) from exc
     return settings
 
 
@@ -588,7 +591,7 @@ async def asolve(
     """
     Solve one problem.
 
-    *overrides* are the settings that `Solver` takes. Keep a `Solver` for more than one problem.
+    *overrides* are the settings that `Solver` takes. For more than one problem, keep a `Solver`.
     """
     async with Solver(small, large, **overrides) as solver:
         return await solver.solve(problem)
@@ -622,7 +625,7 @@ def solve(
 
 
 def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
-    """Write a trace. An error is only logged, because the solution must not be lost."""
+    """Write a trace. Only log an error, because the caller still needs the solution."""
     try:
         trace.write(path, moments)
     except OSError as exc:

@@ -59,7 +59,7 @@ def connected_critic(
     if critic is None:
         return None
     if isinstance(critic, CriticEndpoint):
-        return RewardModelEndpoint(critic.with_room(requests))
+        return RewardModelEndpoint(critic.with_default_concurrency(requests))
     return ConnectedVerifier(critic)
 
 

@@ -65,10 +65,10 @@ __all__ = [
     "DEFAULT_FILE",
     "Settings",
     "SettingsOverrides",
-    "by_name",
     "conditions",
+    "error_with_source",
     "load",
-    "named",
+    "with_policy_name",
 ]
 
 REWARD_MODEL = "reward-model"
@@ -319,7 +319,7 @@ class SettingsOverrides(RunOverrides, total=False):
     prompts_dir: str | Path | None
 
 
-def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def with_policy_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return *overrides* with the name of the policy in place of its class or function."""
     policy = overrides.get("policy")
     return {**overrides, "policy": policies.named(policy)} if policy else {**overrides}
@@ -331,7 +331,7 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
 
     *seed* is the seed of the sampling. Raise `ConfigurationError`, which names every wrong setting.
     """
-    arguments = _without_none(by_name(overrides))
+    arguments = _without_none(with_policy_name(overrides))
     try:
         settings = Settings(**arguments)
     except ValidationError as exc:
@@ -352,7 +352,7 @@ def _explain(errors: Sequence[ErrorDetails], found: Sequence[Layer]) -> str:
     )
 
 
-def named(
+def error_with_source(
     exc: ConfigurationError,
     settings: Settings,
     arguments: Mapping[str, Any],
@@ -374,7 +374,7 @@ def named(
 EXAMPLE_URL = "http://HOST:PORT/v1"
 
 
-def without_models(settings: Settings) -> ConfigurationError:
+def missing_models_error(settings: Settings) -> ConfigurationError:
     """Return the error of *settings* that lack a model, which says how to name the model."""
     missing = [role for role in ("small", "large") if getattr(settings, role) is None]
 

@@ -13,7 +13,7 @@ import pytest
 
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.interfaces import KEPT_OPEN, Model
+from stepspec.orchestrator.interfaces import OPEN_REQUESTS, Model
 
 DIGITS = "0123456789"
 SHORT = 40  # tokens; enough for a step, so that a model that never ends one does not take long
@@ -39,11 +39,11 @@ class Subject:
 async def kept_open() -> AsyncGenerator[None]:
     """Let models keep requests open, as a lookahead does."""
     async with AsyncExitStack() as stack:
-        token = KEPT_OPEN.set(stack)
+        token = OPEN_REQUESTS.set(stack)
         try:
             yield
         finally:
-            KEPT_OPEN.reset(token)
+            OPEN_REQUESTS.reset(token)
 
 
 def cancel_writer(step: Step) -> bool:

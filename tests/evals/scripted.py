@@ -119,7 +119,7 @@ class ScriptedSolver:
         self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch
     ) -> Solution:
         call = SolveCall(
-            problem, run.policy, run.options, run.sampling, run.budget.budget(), run.ahead
+            problem, run.policy, run.options, run.sampling, run.budget.to_budget(), run.ahead
         )
         self.calls.append(call)
         self.open += 1

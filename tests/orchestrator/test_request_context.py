@@ -13,7 +13,7 @@ import pytest
 from stepspec.orchestrator import Chain, Model, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST, RequestContext
+from stepspec.orchestrator.interfaces import OPEN_REQUESTS, REQUEST, RequestContext
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run import run as run_to_the_answer
@@ -32,7 +32,7 @@ class Spying:
     stacks: dict[str, set[AsyncExitStack | None]] = field(
         default_factory=dict[str, set[AsyncExitStack | None]]
     )
-    foreseeable = True
+    repair_may_start_early = True
 
     @property
     def answerer(self) -> Model:
@@ -52,7 +52,7 @@ class Spying:
 
     def note(self) -> None:
         self.contexts.append(REQUEST.get())
-        self.stacks.setdefault(REQUEST.get().purpose, set()).add(KEPT_OPEN.get())
+        self.stacks.setdefault(REQUEST.get().purpose, set()).add(OPEN_REQUESTS.get())
 
 
 def spied(ahead: int | LookaheadControl) -> list[RequestContext]:
@@ -132,7 +132,7 @@ def test_requests_may_be_left_open_by_drafts_alone_for_one_block_and_with_lookah
     async def stacks(ahead: int) -> dict[str, set[AsyncExitStack | None]]:
         spying = Spying(SpecReason(*pair(wrong=(4,))))
         await reason(spying, PROBLEM, ahead=ahead)
-        assert KEPT_OPEN.get() is None
+        assert OPEN_REQUESTS.get() is None
         return spying.stacks
 
     found, _ = run(stacks(1))

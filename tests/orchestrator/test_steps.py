@@ -117,7 +117,7 @@ def test_a_repair_in_a_loop_is_another_request_than_its_draft(ahead: int) -> Non
     for policy, hedge in ((Guarded(Solo(large)), 0.0), (SpecReason(large, large), 1.0)):
         contexts.clear()
         run(reason(policy, PROBLEM, ahead=working(ahead, hedge)))
-        found = {(context.purpose, context.again) for context in contexts} - {("hedge", False)}
+        found = {(context.purpose, context.new_seed) for context in contexts} - {("hedge", False)}
         assert found == {("draft", False), ("repair", True)}
     chain = Chain.of("Why?")
     sampling = Sampling(seed=7)

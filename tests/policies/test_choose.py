@@ -122,9 +122,9 @@ def test_rivals_are_drawn_by_the_seed_where_there_is_a_temperature() -> None:
 def test_an_equal_or_looping_rival_is_refused_without_a_question() -> None:
     class Odd(ScriptedModel):
         async def branch(
-            self, chain: Chain, begun: Sequence[Step], **limits: Any
+            self, chain: Chain, beginnings: Sequence[Step], **limits: Any
         ) -> tuple[Step, ...]:
-            await super().branch(chain, begun, **limits)
+            await super().branch(chain, beginnings, **limits)
             texts = " So it is 1. \n\n", again, B, B
             return tuple(Step(text, "small") for text in texts)
 
@@ -245,7 +245,7 @@ def test_a_rival_in_a_loop_is_rejected_unless_loops_are_not_stopped(
     round_ = "".join(f" w{number}" for number in range(SPAN_UNITS))
     looping = Chain(PROBLEM.messages, (Step(round_ * (ROUNDS_TO_REJECT - 1), "large"),))
 
-    async def branch(chain: Chain, begun: Sequence[Step], **options: Any) -> tuple[Step, ...]:
+    async def branch(chain: Chain, beginnings: Sequence[Step], **options: Any) -> tuple[Step, ...]:
         return (Step(round_, "small", "delimiter"),)
 
     small.branch = branch  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ from stepspec.orchestrator import (
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Judged
-from stepspec.orchestrator.interfaces import foreseeable
+from stepspec.orchestrator.interfaces import repair_may_start_early
 from stepspec.policies import METHODS, Solo, SpecReason, check, defaults, make, named, threshold
 from stepspec.policies.method import Drafting, Top, describe, meaning, read_method
 from stepspec.prompts import load
@@ -57,7 +57,9 @@ def test_every_method_is_made_with_its_defaults_and_is_a_value(name: str) -> Non
 
 
 def test_a_policy_states_whether_its_repair_depends_on_the_chain_alone() -> None:
-    foreseen = {name for name in METHODS if foreseeable(make(name, SMALL, LARGE, critic=CRITIC))}
+    foreseen = {
+        name for name in METHODS if repair_may_start_early(make(name, SMALL, LARGE, critic=CRITIC))
+    }
     assert foreseen == {
         "specreason",
         "bild",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, reason
-from stepspec.orchestrator.interfaces import foreseeable, guarded
+from stepspec.orchestrator.interfaces import guarded, repair_may_start_early
 from stepspec.orchestrator.lookahead import judge
 from stepspec.policies import Ending, Guarded, Led, RandomControl, Solo, SpecReason, make
 
@@ -48,8 +48,8 @@ def test_everything_else_is_the_policys() -> None:
     policy = SpecReason(*models)
     led = Led(policy, models[1], 1)
     assert led.answerer is policy.answerer
-    assert foreseeable(led)
-    assert not foreseeable(Led(make("large", *models), models[1]))
+    assert repair_may_start_early(led)
+    assert not repair_may_start_early(Led(make("large", *models), models[1]))
     draft = Step("So.\n\n", "small")
     rollback = Rollback(reason="grade")
     assert (

@@ -23,7 +23,7 @@ from ...http.http_errors import Call, Reply
 from ...http.paths import COMPLETIONS, GENERATE, Body
 from ...http.prompts import EncodedPrompt
 from ...http.request_meter import CallObserver, RequestMeter, metered
-from ...interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, Until
+from ...interfaces import DEFAULT_LIMIT, OPEN_REQUESTS, REQUEST, Until
 from ...step_builder import OUTSIDE, Closing, StepBounds, StepBuilder, grow, step_ends
 from . import bodies, replies
 from .bodies import Prompts, StreamForm
@@ -79,7 +79,7 @@ class VllmModel(SingleModel):
         runs ahead depends on time. Raise `ContextTooLong` if the chain leaves no room for a token.
         """
         sampling = self._sampling.telling(top)
-        stack = None if sampling.repeats else KEPT_OPEN.get()
+        stack = None if sampling.samples_by_seed else OPEN_REQUESTS.get()
         begun = await self._endpoint.tokenizer.tokens_of_text(opening)
         bounds = StepBounds(
             step_ends(chain, stop),
@@ -132,7 +132,7 @@ class VllmModel(SingleModel):
     async def branch(
         self,
         chain: Chain,
-        begun: Sequence[Step],
+        beginnings: Sequence[Step],
         *,
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
@@ -147,7 +147,7 @@ class VllmModel(SingleModel):
             limit,
             closing=await self._closing(chain),
         )
-        openings = [await self._endpoint.tokenizer.continued_tokens(step) for step in begun]
+        openings = [await self._endpoint.tokenizer.continued_tokens(step) for step in beginnings]
         steps = [
             self._complete(chain, self._builder(chain, bounds, opening), self._sampling)
             for opening in openings
@@ -388,8 +388,8 @@ class VllmModel(SingleModel):
         endpoint = self._endpoint
         form = replace(form, limit=min(form.limit, self._room("write", prompt)))
         body = bodies.stream_body(endpoint.name, prompt, sampling, form, self._format)
-        if sampling.repeats:
-            again = REQUEST.get().again
+        if sampling.samples_by_seed:
+            again = REQUEST.get().new_seed
             body["seed"] = sampling.seed_for(
                 self.role,
                 "write",

@@ -427,7 +427,7 @@ def _plan(
         (),
         competing,
         sampling,
-        settings.budget.budget(),
+        settings.budget.to_budget(),
         samples,
         seed,
         concurrency,

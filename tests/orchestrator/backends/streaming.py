@@ -17,7 +17,7 @@ from stepspec.orchestrator.backends.vllm.token_stream import TokenStream
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Started
 from stepspec.orchestrator.http.request_meter import metered
-from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN
+from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, OPEN_REQUESTS
 from stepspec.orchestrator.reason import reason
 from stepspec.orchestrator.step_builder import Closing
 from stepspec.orchestrator.trace import Moment, Recorder
@@ -52,7 +52,7 @@ class StreamingModel(ScriptedModel):
         opening: str = "",
         top: int = 0,
     ) -> Step:
-        stack = KEPT_OPEN.get()
+        stack = OPEN_REQUESTS.get()
         if stack is None or opening:
             return await super().write(
                 chain, stop=stop, limit=limit, until=until, opening=opening, top=top

@@ -189,13 +189,13 @@ class MortalModel(SingleModel):
     async def branch(
         self,
         chain: Chain,
-        begun: Sequence[Step],
+        beginnings: Sequence[Step],
         *,
         stop: Sequence[str] | None = None,
         limit: int = 512,
     ) -> tuple[Step, ...]:
         return await self.server.called(
-            self.server.scripted.branch(chain, begun, stop=stop, limit=limit)
+            self.server.scripted.branch(chain, beginnings, stop=stop, limit=limit)
         )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:

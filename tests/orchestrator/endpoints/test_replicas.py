@@ -609,7 +609,7 @@ async def test_an_optional_model_may_come_up_later_unless_it_is_refused(complain
     def refuses(fresh: ModelEndpoint) -> str:
         return complaint
 
-    endpoint.refuses = refuses
+    endpoint.reason_to_refuse = refuses
     async with endpoint:
         assert (endpoint.known, endpoint.usable, endpoint.name) == (False, False, "unknown")
         with pytest.raises(EndpointUnavailable, match="dead"):

@@ -287,7 +287,7 @@ def test_fields_with_a_neutral_value_are_accepted(fields: dict[str, Any]) -> Non
 )
 def test_budgets(fields: dict[str, Any], budget: Budget) -> None:
     (order,) = ordered(**fields)
-    assert order.run.budget.budget() == budget
+    assert order.run.budget.to_budget() == budget
 
 
 def test_missing_fields_have_the_configured_values() -> None:

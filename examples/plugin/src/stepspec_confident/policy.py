@@ -31,7 +31,7 @@ class Confident:
     """
 
     # A repair depends on nothing but the chain. It may begin early.
-    foreseeable: ClassVar[bool] = True
+    repair_may_start_early: ClassVar[bool] = True
 
     small: Model
     large: Model
