@@ -69,7 +69,8 @@ async def send_anew_after_idle(
     """
     Call *post*, which sends a request. Call it once more if the connection breaks.
 
-    The client keeps idle connections, and a server may close one at the moment of the request.
+    aiohttp keeps idle connections. A server can close an idle connection just when the request is
+    sent.
     """
     try:
         return await post()
@@ -118,9 +119,9 @@ class ServerReply:
         healthy: Callable[[], Awaitable[bool]] | None = None,
     ) -> bytes:
         """
-        Return the next bytes of the body; b"" at the end.
+        Return the next bytes of the body. Return b"" at the end.
 
-        Wait at most *seconds*. With *healthy*, wait again as long as it returns True.
+        Wait at most *seconds*. With *healthy*, wait again as long as *healthy* returns True.
         """
         while True:
             try:
@@ -170,7 +171,7 @@ class ClientRequest:
     """A client's request, and the model that it names."""
 
     context: ServiceContext
-    """Settings, admission and connections, which all requests share."""
+    """What all requests share: settings, connections, and the queue for admission."""
     record: ServiceRequest
     """The record of the request, for the log and the metrics."""
     body: bytes
@@ -178,11 +179,11 @@ class ClientRequest:
     content: JsonFields
     """The parsed body."""
     model: str | ServedModel
-    """The name of a method, or a served model."""
+    """The name of a method, in which both models answer together, or one served model."""
 
     @property
     def best_priority(self) -> int | None:
-        """The best priority that the client's key allows. None: the key allows any."""
+        """The best priority that the client's key allows. None: all are allowed."""
         return self.context.clients.best_priority(self.record.client)
 
     def forward(self, model: ServedModel) -> Response:
@@ -204,7 +205,7 @@ class Forwarding:
     All requests with the same session header go to the same server. Other requests go to the
     server with the fewest requests. If a server fails before its answer begins, the request goes to
     the next server. A server that orders requests by priority receives *priority*. With *priority*
-    None, the body of the request stays as it is.
+    None, the request keeps the priority in its body, if there is one.
     """
 
     def __init__(
@@ -226,13 +227,13 @@ class Forwarding:
         content = {**client_request.content, "model": model.name}
         # tokens of the large model count against the limits of the client's key
         self._charged = bool(self._record.client) and model.role == "large"
-        # the service needs the usage, and the client has not asked for it
+        # the service needs the usage (the numbers of tokens), but the client has not asked for it
         self._adds_usage = self._charged and lacks_usage(self._record.path, content)
         if self._adds_usage:
             options = as_object(content.get("stream_options"))
             content["stream_options"] = {**options, "include_usage": True}
         self._content = content
-        self._failed_status = 0  # of the last failed answer that the client did not receive
+        self._failed_status = 0  # the status of the last failed answer that was not passed on
 
     async def run(self, seconds: float) -> None:
         """
@@ -287,7 +288,7 @@ class Forwarding:
                 await self._attempt(server, error_context, priority)
             except PriorityRefused:
                 await self._attempt(server, error_context, None)
-                # it worked without the priority: never send this server a priority again
+                # if the server accepts the request now, never send this server a priority again
                 if self._record.attempts[-1].status < 400:
                     connection.priorities = False
 
@@ -301,6 +302,7 @@ class Forwarding:
         Send the request once. Send the answer to the client.
 
         With *priority* None, the service adds no priority to the request.
+
         Raise `PriorityRefused` or `EndpointError` only if the client has received nothing.
         """
         record = self._record
@@ -495,19 +497,18 @@ USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def lacks_usage(path: str, content: JsonFields) -> bool:
-    """Return whether the answer to *content*, a request to *path*, has no usage."""
+    """Return whether the answer has no usage. *path* and *content* are those of the request."""
     if path not in USAGE_PATHS or content.get("stream") is not True:
         return False
     return not as_object(content.get("stream_options")).get("include_usage")
 
 
-def max_answer_tokens(content: JsonFields, room: int) -> int:
+def max_answer_tokens(content: JsonFields, context_length: int) -> int:
     """
     Return the largest number of tokens that the answer to *content* can have.
 
     A request for n choices of each of p prompts gets n times p answers. Each answer has at most
-    *room* tokens, which is the model's context length. A list of numbers is one prompt, given as
-    token ids.
+    *context_length* tokens. A list of numbers is one prompt, given as token ids.
     """
     prompt = content.get("prompt")
     choices = content.get("n")
@@ -518,7 +519,7 @@ def max_answer_tokens(content: JsonFields, room: int) -> int:
             answers = len(prompts)
     if type(choices) is int and choices > 0:
         answers *= choices
-    return room * answers
+    return context_length * answers
 
 
 class ForwardedAnswer:
@@ -533,7 +534,7 @@ class ForwardedAnswer:
         self._path = path
         self._hides_usage = hides_usage
         self._reader = EventReader()
-        self._first_data = b""  # of the first event
+        self._first_data = b""  # the data of the first event
         self._last_object = b""  # the data of the last event whose data is a JSON object
         self._events = 0  # the number of events that have a JSON object and no error
         self._used_tokens: int | None = None  # written tokens, by the last usage in the stream
@@ -559,7 +560,7 @@ class ForwardedAnswer:
             return kind in LAST_EVENTS
         choices: object = last.get("choices")
         if not isinstance(choices, list):
-            # an error, or an event of an API of which we do not know how its streams end
+            # an error, or an event of an API whose last event is not known here
             return True
         reasons = [
             as_object(choice).get("finish_reason") for choice in cast("list[object]", choices)
@@ -620,7 +621,7 @@ class ForwardedAnswer:
 
     def _note(self, data: bytes) -> None:
         """Update the attributes from the *data* of the next event."""
-        data = data.strip()  # JSON may have spaces around it
+        data = data.strip()  # JSON can have spaces around it
         self._first_data = self._first_data or data
         if data == DONE:
             self._done = True
@@ -644,11 +645,9 @@ class ForwardedAnswer:
 
 def written_tokens(reply: JsonFields) -> int | None:
     """
-    Return the number of written tokens by the usage of *reply*, which is a reply or an event.
+    Return the number of tokens that the model has written, from the usage of a reply or an event.
 
-    Return None if there is no usage.
-
-    In an event of the Responses API, the usage is a field of the field ``response``.
+    Return None if there is no usage. In an event of the Responses API, the usage is a field of the field ``response``.
     """
     holder = as_object(reply.get("response")) or reply
     usage = as_object(holder.get("usage"))
