@@ -126,7 +126,7 @@ def _count_containers(text: bytes) -> int:
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     # keep only quotes and opening brackets
     structure = unescaped.translate(None, NON_STRUCTURAL_BYTES)
-    # now `""` is a string without brackets: drop it, because `split` takes time for each string
+    # drop `""`, which now is a string without brackets: `split` takes time for each string
     structure = structure.replace(b'""', b"")
     # every second piece is within a string
     outside_of_strings = structure.split(b'"')[::2]
@@ -254,7 +254,7 @@ class Schema(Part):
 
 @accepting(
     "description",
-    "strict",  # whether the answer has to match the schema: it always has to
+    "strict",  # without effect: the answer always has to match the schema
 )
 class NamedSchema(Schema):
     """A JSON schema with a name."""
@@ -620,7 +620,7 @@ class BudgetOptions(Options):
 
 
 def _with_run_options(model: type[P]) -> type[P]:
-    """Return *model* with the run options that a request can set. All options are optional."""
+    """Return *model* with the run options that a request can set. Each can be left out."""
     # the limits of these two options are lower in a request than in the settings
     types: JsonObject = option_types() | {
         "ahead": Annotated[Count, Field(le=64)],
@@ -653,7 +653,7 @@ class StepspecOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks for, in one form for all APIs."""
+    """The wishes of a request, in one form for all APIs."""
 
     conversation: tuple[Message, ...]
     """The messages, in order."""
@@ -686,9 +686,9 @@ class Wanted:
     parallel: bool = True
     """Whether the answer may call several tools."""
     choices: int = 1
-    """The number of answers."""
+    """The number of answers to the conversation."""
     rest_for_answer: bool = False
-    """*effort* shortens the thinking. This says whether the answer gets the saved tokens."""
+    """Whether the answer gets the tokens by which *effort* shortens the thinking."""
 
     def readable(self) -> Wanted:
         """
@@ -731,7 +731,7 @@ class Request(Part):
         return getattr(self, "safety_identifier", None) or getattr(self, "user", None)
 
     def place_of_thinking(self, configured: Thinking) -> Thinking:
-        """Return the place of the thinking in the reply: by the request, or else *configured*."""
+        """Return the place of the thinking that the request names, or else *configured*."""
         return self.stepspec.thinking or configured
 
     @property
@@ -766,11 +766,9 @@ class OpenaiRequest(ApiRequest):
     model: ModelName
     """The name of a method or of a served model."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """A token is sampled only if its probability is at least this share of the highest one."""
+    """The least probability of a sampled token, as a share of the highest probability."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    """
-    The factor by which tokens that are already in the chain become less likely. 1 has no effect.
-    """
+    """The factor by which tokens that occurred before become less likely. 1 has no effect."""
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     """The seed of sampling."""
     user: Label | None = None
@@ -781,7 +779,7 @@ class OpenaiRequest(ApiRequest):
     """Whether the answer may call several tools."""
 
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
-    """OpenAI's class of service. It has no effect."""
+    """OpenAI's class of service, without effect."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field({})
     """Labels that the client chooses. The reply of the Responses API repeats them."""
     min_tokens: Annotated[Whole, Field(ge=0)] | None = None

@@ -647,7 +647,8 @@ def written_tokens(reply: JsonFields) -> int | None:
     """
     Return the number of tokens that the model has written, from the usage of a reply or an event.
 
-    Return None if there is no usage. In an event of the Responses API, the usage is a field of the field ``response``.
+    Return None if there is no usage. An event of the Responses API has the usage within the field
+    ``response``.
     """
     holder = as_object(reply.get("response")) or reply
     usage = as_object(holder.get("usage"))
