@@ -93,7 +93,7 @@ class ThinkingBlock(Part):
 
 @accepting("data")  # the encrypted thinking
 class RedactedThinkingBlock(Part):
-    """Encrypted thinking of an earlier answer. It is dropped."""
+    """Encrypted thinking of an earlier answer. The encrypted thinking is dropped."""
 
     type: Literal["redacted_thinking"]
     """The kind of the block."""
@@ -216,10 +216,10 @@ class AssistantTurn(Part):
     @property
     def messages(self) -> Sequence[Message]:
         messages = [block.message for block in blocks_of(self.content)]
-        # `TextBlock` makes messages of the user
+        # `TextBlock.message` has the role of the user
         as_assistant = [replace(message, role="assistant") for message in messages]
-        # begin with an empty message, so that an answer without blocks gives a message, too:
-        # `_merged` joins all of them
+        # With the empty message, an answer without blocks gives a message, too. `_merged` joins
+        # the messages of an answer.
         return [Message("assistant", ""), *as_assistant]
 
 
@@ -454,8 +454,8 @@ class Conversation(Part):
             for change in turn.changes
         ]
         if not changes:
-            # not through the dict below: it would hide a name that occurs twice, which `Resolver`
-            # has to refuse
+            # return the list itself: the dict below would hide a name that occurs twice, which
+            # `Resolver` has to refuse
             return self.tools
         tools = {tool.name: tool for tool in self.tools}
         removed: set[str] = set()

@@ -54,8 +54,8 @@ from .schemas import (
 
 INPUT = "input"
 """
-The name of the only argument of a custom tool. A custom tool takes one text. The models see it as a
-function with this argument.
+The name of an argument. A custom tool takes one text. The models see a custom tool as a function
+whose only argument has this name.
 """
 INPUT_SCHEMA = json_text(
     {
@@ -103,7 +103,7 @@ class ReasoningPart(Part):
 
 @accepting("summary", "encrypted_content")  # further forms of the reasoning
 class ReasoningItem(Item):
-    """The reasoning of an earlier answer. The chat template decides whether the models read it."""
+    """The reasoning of an earlier answer. The chat template decides whether models read this."""
 
     type: Literal["reasoning"]
     """The kind of the item."""
@@ -509,11 +509,11 @@ class ResponseEvents(MessageParts):
     def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
         super().__init__()
         self.cut_off_call: JsonObject | None = None
-        """The call whose arguments were cut off. None: no call was cut off."""
+        """The item of the call whose arguments were cut off. None: no call was cut off."""
         self._request_id = request_id
         self._tools = {flat.tool.name: flat for flat in tools}
         self._events = 0
-        self._texts: list[str] = []  # the pieces of the open item's text or arguments
+        self._texts: list[str] = []  # the pieces of the text or arguments of the open item
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event of the stream."""
@@ -527,7 +527,7 @@ class ResponseEvents(MessageParts):
 
     def _add_arguments(self, arguments: str) -> bytes:
         self._texts.append(arguments)
-        # the text of a call of a custom tool is known only when the JSON is complete
+        # the text for a custom tool is known only when the JSON of the call is complete
         if self._kind == "custom_tool_call":
             return b""
         return self._event_in_item("function_call_arguments.delta", delta=arguments)
