@@ -435,8 +435,10 @@ class Forwarding:
             rest = answer.finish()
         except (BrokenAnswer, EventTooLarge) as exc:
             message = f"the answer broke off: {exc}"
-            error = error_context.error(EndpointUnavailable, message)
-            self._endpoint.report(error_context.url, error)
+            self._endpoint.report(
+                error_context.url,
+                error_context.error(EndpointUnavailable, message),
+            )
             self._record.attempts[-1].failure = type(exc).__name__
             await connection.fail(
                 ApiError(
