@@ -47,7 +47,7 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 @dataclass(slots=True, eq=False)
-class UpstreamCall:
+class UpstreamAttempt:
     """One attempt to forward a request to a server."""
 
     role: Role
@@ -117,7 +117,7 @@ class ServiceRequest:
     """The headers that served models receive, among them the session header."""
     log_fields: JsonObject = field(default_factory=JsonObject)
     """Further fields for the request's line in the log."""
-    calls: list[UpstreamCall] = field(default_factory=list[UpstreamCall])
+    attempts: list[UpstreamAttempt] = field(default_factory=list[UpstreamAttempt])
     """The attempts to forward the request."""
 
     def __post_init__(self) -> None:
@@ -135,17 +135,17 @@ class ServiceRequest:
         return time.perf_counter() - self.arrived
 
     @contextmanager
-    def calling(self, role: Role, model: str, url: str) -> Generator[UpstreamCall]:
-        """Record in `calls` the attempt that is made within the block."""
-        call = UpstreamCall(role, model, url, self.seconds)
-        self.calls.append(call)
+    def attempt(self, role: Role, model: str, url: str) -> Generator[UpstreamAttempt]:
+        """Record in `attempts` the attempt that is made within the block."""
+        attempt = UpstreamAttempt(role, model, url, self.seconds)
+        self.attempts.append(attempt)
         try:
-            yield call
+            yield attempt
         except BaseException as exc:
-            call.failure = call.failure or type(exc).__name__
+            attempt.failure = attempt.failure or type(exc).__name__
             raise
         finally:
-            call.seconds = self.seconds - call.started
+            attempt.seconds = self.seconds - attempt.started
 
     @property
     def anthropic(self) -> bool:

@@ -147,8 +147,8 @@ class SchemaJson(Part):
     """The schema."""
 
     @property
-    def rules(self) -> JsonObject:
-        return self.json_schema.rules
+    def wanted_format(self) -> JsonObject:
+        return self.json_schema.wanted_format
 
 
 class AllowedNames(Part):
@@ -231,7 +231,7 @@ class ChatRequest(OpenaiRequest):
             min_tokens=self.min_tokens,
             effort=self.reasoning_effort,
             stops=[self.stop] if isinstance(self.stop, str) else self.stop,
-            format=self.response_format.rules,
+            format=self.response_format.wanted_format,
             tools=tuple([tool.function.tool for tool in self.tools]),
             tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice,
             tool_named=isinstance(choice, NamedTool),
@@ -301,7 +301,7 @@ class ChatReply(ReplyFormat):
         return self._event([], usage=await self._runs.usage()) + deltas.DONE
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
-        return deltas.FAILED % body
+        return deltas.OPENAI_ERROR_EVENT % body
 
     async def body(self) -> JsonObject:
         choices = [self._choice(choice) for choice in range(len(self._texts))]

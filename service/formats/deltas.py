@@ -33,9 +33,9 @@ from .schemas import has_arguments
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-FAILED = b"data: %b\n\n" + DONE
+OPENAI_ERROR_EVENT = b"data: %b\n\n" + DONE
 """The end of a stream of OpenAI's API that fails. ``%b`` is the body of the error."""
-FAILED_EVENT = b"event: error\ndata: %b\n\n"
+ANTHROPIC_ERROR_EVENT = b"event: error\ndata: %b\n\n"
 """The end of a stream of Anthropic's API that fails. ``%b`` is the body of the error."""
 THINK_OPENING = "<think>\n"
 THINK_CLOSING = "\n</think>\n\n"

@@ -2,9 +2,9 @@
 Anthropic's Messages API: the schema of a request, its meaning for a method, and the reply.
 
 Unknown fields are refused. Fields about Anthropic's own caches and tiers are accepted without
-effect. A reply is a message of content blocks, in one piece or as events. The thinking is one
-block, in which each verified step is a delta with the field ``stepspec``. The answer is the next
-block.
+effect. A reply is a message of content blocks, in one piece or as events. The thinking is the first
+block, and the answer is the next block. In a stream, each verified step is an event of the
+thinking, with the field ``stepspec``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .schemas import (
     CallId,
     Function,
     Items,
+    JsonSchema,
     ModelName,
     Name,
     Nothing,
     Part,
     Positive,
-    Rules,
     Schema,
     Stops,
     ToolReferencePart,
@@ -93,12 +93,12 @@ class ThinkingBlock(Part):
 
 @accepting("data")  # the encrypted thinking
 class RedactedThinkingBlock(Part):
-    """Encrypted thinking of an earlier answer. It is dropped."""
+    """Encrypted thinking of an earlier answer. The encrypted thinking is dropped."""
 
     type: Literal["redacted_thinking"]
     """The kind of the block."""
     message: ClassVar[Message] = Message("assistant", "")
-    """A message without content, which adds nothing to the answer."""
+    """An empty message. `_merged` joins it with the rest of the answer."""
 
 
 ROLE_OF_BLOCK = {
@@ -109,19 +109,19 @@ ROLE_OF_BLOCK = {
     "tool_addition": "system",
     "tool_removal": "system",
 }
-"""The role of the messages that may have a block, by the type of the block."""
+"""For each type of block: the role of the messages that may contain it."""
 
 
 def _hint(kind: str) -> str:
-    """Return what to send in place of a block of this type, which its message may not have."""
+    """Return a hint for a block in a message that does not allow this type of block."""
     if kind in ROLE_OF_BLOCK:
         return f"it belongs into a message of the {ROLE_OF_BLOCK[kind]}"
-    # such as web_search_tool_result: a tool that Anthropic's server runs
+    # for example web_search_tool_result, the result of a tool that Anthropic's server runs
     return SERVER_TOOLS_HINT if "_tool_" in kind else TEXT_ONLY_HINT
 
 
 _accepting_blocks = partial(refusing_others, "block", hint=_hint)
-"""Makes a validator that accepts only blocks of the given types."""
+"""Return a validator that accepts only blocks of the given types."""
 
 ResultBlock: TypeAlias = Annotated[
     TextBlock | ToolReferencePart,
@@ -140,9 +140,9 @@ class ToolUseBlock(Part):
     type: Literal["tool_use"]
     """The kind of the block."""
     id: CallId
-    """The id of the call, which its result repeats."""
+    """The id of the call. The result of the call has the same id."""
     name: str
-    """The name of the tool. A model may have made it up."""
+    """The name of the tool. Models sometimes call tools that do not exist."""
     input: Any = None
     """The arguments of the call."""
 
@@ -163,7 +163,7 @@ class ToolResultBlock(Part):
     content: str | Items[ResultBlock] | None = None
     """The result. None: an empty text."""
     is_error: bool | None = None
-    """Whether the tool failed, and the content is its error."""
+    """Whether the tool failed. The content is then the error of the tool."""
 
     @property
     def message(self) -> Message:
@@ -201,12 +201,12 @@ class UserTurn(Part):
     @property
     def messages(self) -> Sequence[Message]:
         blocks = blocks_of(self.content)
-        # the list of tools describes the tool already
+        # drop references to tools: the list of tools describes the tools already
         return [block.message for block in blocks if not isinstance(block, ToolReferencePart)]
 
 
 class AssistantTurn(Part):
-    """An earlier answer. The chat template decides whether the models read its thinking."""
+    """An earlier answer. The chat template decides whether the models read the thinking in it."""
 
     role: Literal["assistant"]
     """Who speaks."""
@@ -216,8 +216,10 @@ class AssistantTurn(Part):
     @property
     def messages(self) -> Sequence[Message]:
         messages = [block.message for block in blocks_of(self.content)]
+        # `TextBlock.message` has the role of the user
         as_assistant = [replace(message, role="assistant") for message in messages]
-        # an answer without blocks is a message too
+        # With the empty message, an answer without blocks gives a message, too. `_merged` joins
+        # the messages of an answer.
         return [Message("assistant", ""), *as_assistant]
 
 
@@ -234,8 +236,8 @@ class ThinkingConfig(Part):
     """Whether the answer thinks."""
     budget_tokens: Positive | None = None
     """
-    The most tokens of the thinking. The answer has the rest of ``max_tokens``. None: only the other
-    limits hold.
+    The most tokens of the thinking. The answer gets the rest of ``max_tokens``. None: only the
+    other limits hold.
     """
     display: Literal["summarized", "omitted", "updates"] | None = None
     """With "omitted", the reply does not show the thinking. Other values have no effect."""
@@ -246,8 +248,8 @@ class OutputFormat(Schema):
 
     type: Literal["json_schema"]
     """The kind of the format."""
-    rules: Rules
-    """The JSON schema."""
+    wanted_format: JsonSchema
+    """The JSON schema, which is the value for `Wanted.format`."""
 
 
 @accepting("task_budget")  # a hint about the whole task
@@ -269,7 +271,7 @@ class UserMetadata(Part):
 
 @accepting(
     "eager_input_streaming",  # a hint for Anthropic's streams
-    "defer_loading",  # whether the model has to search for the tool: here it reads every tool
+    "defer_loading",  # whether the model has to search for the tool: here the model reads all tools
     "allowed_callers",  # the programs that may call the tool
     "input_examples",
 )
@@ -310,7 +312,7 @@ class DefinedTool(Part):
 
 
 class ToolChangeBlock(Part):
-    """A change of the tools: from this message on, the answer may call one tool more, or less."""
+    """From this message on, the answer may call one more tool, or may not call one of the tools."""
 
     type: Literal["tool_addition", "tool_removal"]
     """The kind of the block."""
@@ -335,7 +337,7 @@ class SystemTurn(Part):
     role: Literal["system"]
     """Who speaks."""
     content: str | Items[SystemBlock]
-    """The text, or blocks of text and of changes."""
+    """The text, or blocks of text and of changes of the tools."""
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -353,7 +355,7 @@ MessageTurn: TypeAlias = Annotated[
 
 
 def _instructions(texts: Iterable[str]) -> Sequence[Message]:
-    """Return one system message of *texts*; no message if all of them are empty."""
+    """Return one system message with *texts*. Return no message if all texts are empty."""
     text = system_text(texts)
     return (Message("system", text),) if text else ()
 
@@ -374,7 +376,7 @@ class ToolChoice(Part):
     @property
     def wanted(self) -> str:
         """
-        The choice as `Wanted.tool_choice` has it: OpenAI's word, or the name of the tool.
+        The value for `Wanted.tool_choice`: "auto", "required", "none", or the name of the tool.
 
         Raise `ApiError` if the type is "tool" and the name is missing.
         """
@@ -403,7 +405,7 @@ class ToolChoice(Part):
     "workspace_id",
 )
 class Conversation(Part):
-    """The fields of a request that the models read, and those that both request classes share."""
+    """The fields that `CountTokensRequest` and `MessagesRequest` share."""
 
     model: ModelName
     """The name of a method or of a served model."""
@@ -416,7 +418,7 @@ class Conversation(Part):
     output_config: OutputConfig = OutputConfig()
     """The effort of the thinking, and the form of the answer."""
     tools: Items[OfferedTool] = Field([])
-    """The tools. As in Anthropic's API there may be hundreds, because MCP servers have many."""
+    """The tools. MCP servers have many tools, so hundreds are allowed, as in Anthropic's API."""
     tool_choice: ToolChoice = ToolChoice(type="auto")
     """Whether the answer calls tools."""
     mcp_servers: Nothing = None
@@ -431,7 +433,7 @@ class Conversation(Part):
         format = self.output_config.format
         return Wanted(
             tuple(_merged([*_instructions(instructions), *turns])),
-            format=format.rules if format else None,
+            format=format.wanted_format if format else None,
             tools=tuple([tool.tool for tool in self._offered()]),
             tool_choice=self.tool_choice.wanted,
             tool_named=self.tool_choice.type == "tool",
@@ -442,7 +444,7 @@ class Conversation(Part):
         """
         Return the tools after all changes within the conversation.
 
-        Chat templates have one list of tools for the whole conversation. Raise `ApiError` if a
+        Chat templates have only one list of tools for the whole conversation. Raise `ApiError` if a
         message adds or removes an unknown tool.
         """
         changes = [
@@ -451,7 +453,9 @@ class Conversation(Part):
             if isinstance(turn, SystemTurn)
             for change in turn.changes
         ]
-        if not changes:  # a name may occur twice in the list: `Resolver` refuses it
+        if not changes:
+            # return the list itself: the dict below would hide a name that occurs twice, which
+            # `Resolver` has to refuse
             return self.tools
         tools = {tool.name: tool for tool in self.tools}
         removed: set[str] = set()
@@ -477,7 +481,7 @@ class Conversation(Part):
 def _merged(messages: Iterable[Message]) -> Iterator[Message]:
     """Join consecutive *messages* of the same role, as Anthropic's API does."""
     for role, group in groupby(messages, lambda message: message.role):
-        if role == "tool":  # each result of a call is a message of its own
+        if role == "tool":  # each result of a call stays a separate message
             yield from group
             continue
         members = [*group]
@@ -490,7 +494,7 @@ def _merged(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 class CountTokensRequest(Conversation):
-    """The body of a request to count tokens."""
+    """The body of a request that asks for the number of tokens in a conversation."""
 
 
 @accepting("service_tier")  # a class of service of Anthropic's own server
@@ -539,7 +543,8 @@ SIGNATURE = "stepspec"
 """
 The signature of every thinking block. Clients send the signature back, and stepspec ignores it.
 
-Anthropic's own API refuses such a block: it accepts only what Anthropic's models have thought.
+Anthropic's own API refuses a block with this signature, because Anthropic's models did not write
+the block.
 """
 
 PING = named_event("ping")
@@ -553,7 +558,7 @@ class ContentBlocks(MessageParts):
 
     def __init__(self) -> None:
         super().__init__()
-        self._complete = True  # whether the last block, if there is one, is complete
+        self._complete = True  # whether the last block is complete, or there is no block
 
     def close(self) -> bytes:
         if self._complete:
@@ -567,11 +572,12 @@ class ContentBlocks(MessageParts):
 
     def finish(self, *, cut: bool) -> bytes:
         """
-        Complete the last block, and make `parts` fit for a message in one piece. Return the events.
+        Complete the last block. Change `parts` into the content of a complete message.
 
-        A message without any block gets an empty text, as clients read the first block without
-        asking whether it exists. If the answer was *cut* off, calls whose arguments are no JSON are
-        removed from `parts`. A stream has announced such calls already, and cannot remove them.
+        Return the events that complete a stream. A message without any block gets an empty text,
+        because clients read the first block without a check. If the answer was *cut* off, calls
+        whose arguments are no JSON are removed from `parts`. A stream cannot remove these calls,
+        because it announced them earlier.
         """
         events = self.close()
         if not self.parts:
@@ -592,13 +598,13 @@ class ContentBlocks(MessageParts):
         # in Anthropic's API, the field with the text has the name of the type
         return self._start({"type": kind, kind: ""}, fields)
 
-    def _add_text(self, text: str, about: JsonFields) -> bytes:
+    def _add_text(self, text: str, step_fields: JsonFields) -> bytes:
         kind = self._last["type"]
         self._last[kind] += text
-        return self._delta({"type": f"{kind}_delta", kind: text}, **about)
+        return self._delta({"type": f"{kind}_delta", kind: text}, **step_fields)
 
     def _open_call(self, piece: Calling) -> bytes:
-        # the arguments are a text until `finish` parses them; events always have an object
+        # `finish` parses the text of the arguments. Events always have an object instead.
         block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": ""}
         return self._start(block, {"input": {}})
 
@@ -607,14 +613,17 @@ class ContentBlocks(MessageParts):
         return self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _start(self, block: JsonObject, event_fields: JsonFields) -> bytes:
-        """Add *block*. Return the start event: the block, with other values in *event_fields*."""
+        """
+        Add *block*. Return the start event.
+
+        The event has the fields of *block*. *event_fields* replace some of these fields.
+        """
         self.parts.append(block)
         self._complete = False
-        content = {**block, **event_fields}
         return named_event(
             "content_block_start",
             index=self._index,
-            content_block=content,
+            content_block={**block, **event_fields},
         )
 
     def _delta(self, delta: JsonFields, **fields: Any) -> bytes:
@@ -653,28 +662,26 @@ class MessagesReply(SingleReply):
     async def closing(self) -> bytes:
         events = self._finish()
         usage = _usage(await self._runs.usage())
-        extension = self._runs.extension()
         events += named_event(
             "message_delta",
-            delta=self._ended(),
+            delta=self._end_fields(),
             usage=usage,
-            **extension,
+            **self._runs.extension(),
         )
         return events + named_event("message_stop")
 
     async def body(self) -> JsonObject:
         self._finish()
         usage = _usage(await self._runs.usage()) | TIER
-        extension = self._runs.extension()
-        return self._message() | self._ended() | {"usage": usage} | extension
+        return self._message() | self._end_fields() | {"usage": usage} | self._runs.extension()
 
     def _finish(self) -> bytes:
         return self._content.finish(cut=self._solution.finish_reason != "stop")
 
-    def _ended(self) -> JsonObject:
+    def _end_fields(self) -> JsonObject:
         """Return the fields of the message that say why it ended."""
-        (counts,) = self._runs.counts
-        found = first_stop(counts.text, self._run_request.stop)
+        (observer,) = self._runs.counts
+        found = first_stop(observer.text, self._run_request.stop)
         stop_sequence = None
         if found is not None:
             _, stop_sequence = found
@@ -700,7 +707,7 @@ def stop_reason(solution: Solution, stop_sequence: str | None) -> str:
     """
     Return Anthropic's reason for the end of a message.
 
-    *stop_sequence* ended the answer. None: no stop sequence did.
+    *stop_sequence* is the text that ended the answer. None: no stop sequence ended it.
     """
     if solution.finish_reason == "context":
         return "model_context_window_exceeded"
@@ -713,13 +720,14 @@ def stop_reason(solution: Solution, stop_sequence: str | None) -> str:
 
 TIER = {"service_tier": "standard"}
 """
-A field of the usage in a complete message and in ``message_start``, but not in ``message_delta``.
+An additional field of the usage. A complete message and ``message_start`` have this field, and
+``message_delta`` does not.
 """
 
 
 def _usage(usage: JsonFields) -> JsonObject:
     """
-    Return *usage*, which is in the form of a chat completion, in the form of a message.
+    Convert *usage* from the form of a chat completion to the form of a message.
 
     Anthropic's API does not count prompt tokens from the prefix cache as input tokens.
     """

@@ -104,7 +104,7 @@ class ReplyFormat(ABC):
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         """Return the last event of a stream that fails. *body* is *error* in the API's shape."""
-        return deltas.FAILED_EVENT % body
+        return deltas.ANTHROPIC_ERROR_EVENT % body
 
     @abstractmethod
     async def body(self) -> JsonObject:
@@ -151,8 +151,8 @@ class MessageParts(ABC):
             kind = self.thinking_kind if name == "reasoning" else self.text_kind
             if self._kind != kind:
                 events += self.close() + self._open(kind)
-            about = {"stepspec": delta.step} if delta.step else {}
-            events += self._add_text(text, about)
+            step_fields = {"stepspec": delta.step} if delta.step else {}
+            events += self._add_text(text, step_fields)
         return events + b"".join(map(self._add_call, delta.calls))
 
     def _add_call(self, piece: Calling) -> bytes:
@@ -171,8 +171,8 @@ class MessageParts(ABC):
         """Add an empty part of thinking or of text. Return the events."""
 
     @abstractmethod
-    def _add_text(self, text: str, about: JsonFields) -> bytes:
-        """Add *text* to the last part. Return the event, with the fields *about* the step."""
+    def _add_text(self, text: str, step_fields: JsonFields) -> bytes:
+        """Add *text* to the last part. Return the event, with *step_fields* about the step."""
 
     @abstractmethod
     def _open_call(self, piece: Calling) -> bytes:

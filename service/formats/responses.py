@@ -1,8 +1,8 @@
 """
 OpenAI's Responses API: the schema of a request, and the reply as items and numbered events.
 
-The reasoning is one item, in which each verified step is a delta with the field ``stepspec``. The
-message is the next item.
+The reasoning is the first item of the reply, and the message is the next item. In a stream, each
+verified step is an event of the reasoning, with the field ``stepspec``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ from .schemas import (
 
 INPUT = "input"
 """
-The name of an argument. The models see a custom tool as a function with this argument alone.
+The name of an argument. A custom tool takes one text. The models see a custom tool as a function
+whose only argument has this name.
 """
 INPUT_SCHEMA = json_text(
     {
@@ -66,11 +67,11 @@ INPUT_SCHEMA = json_text(
         "additionalProperties": False,
     }
 )
-"""The JSON schema of the arguments of such a function."""
+"""The JSON schema of the arguments of a custom tool, as the models see it."""
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name of a tool as the models see it, with its *namespace*, as in vLLM."""
+    """Return the name of a tool with its *namespace*, as vLLM shows the name to the models."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
@@ -102,12 +103,12 @@ class ReasoningPart(Part):
 
 @accepting("summary", "encrypted_content")  # further forms of the reasoning
 class ReasoningItem(Item):
-    """The reasoning of an earlier answer. The chat template decides whether the models read it."""
+    """The reasoning of an earlier answer. The chat template decides whether models read this."""
 
     type: Literal["reasoning"]
     """The kind of the item."""
     content: Items[ReasoningPart] | None = None
-    """The reasoning. None: the client sent another form of it, which the models do not read."""
+    """The reasoning. None: the client sent only forms that the models do not read."""
 
     @property
     def text(self) -> str:
@@ -122,18 +123,18 @@ class CallItem(Item):
     """A call of a tool in an earlier answer."""
 
     call_id: CallId
-    """The id of the call, which its result repeats."""
+    """The id of the call. The result of the call has the same id."""
     name: str
-    """The name of the tool. A model may have made it up."""
+    """The name of the tool. Models sometimes call tools that do not exist."""
     namespace: str | None = None
-    """The namespace of the tool. None: it has none."""
+    """The namespace of the tool. None: the tool is in no namespace."""
 
     @property
     def flat_name(self) -> str:
         return flat_name(self.namespace, self.name)
 
 
-@accepting("parsed_arguments")  # the value that OpenAI's SDK parsed from the arguments
+@accepting("parsed_arguments")  # OpenAI's SDK adds the value that it parsed from the arguments
 class FunctionCallItem(CallItem):
     """A call of a function."""
 
@@ -153,7 +154,7 @@ class CustomCallItem(CallItem):
     type: Literal["custom_tool_call"]
     """The kind of the item."""
     input: str = ""
-    """The one argument, a text."""
+    """The text that the tool takes."""
 
     @property
     def call(self) -> ToolCall:
@@ -186,9 +187,9 @@ CALL_ITEMS = (
 
 def _with_type(item: object) -> object:
     """
-    Return *item* with its type: an item with a role is a message.
+    Return *item* with its type. An item with a role is a message.
 
-    Fields that are null are dropped, as OpenAI's SDK sends every field that it knows. Raise
+    Fields that are null are dropped, because OpenAI's SDK sends every field that it knows. Raise
     `ValueError` for items about tools that a server runs, and for references to stored items.
     """
     if not isinstance(item, dict):
@@ -223,11 +224,11 @@ def _in_answer(item: TypedItem) -> bool:
 
 
 def _answer(items: Sequence[TypedItem]) -> Message:
-    """Join *items*, the parts of one answer, to a message."""
+    """Return one message with all *items*, which are the parts of one answer."""
     texts = [joined_text(item.content) for item in items if isinstance(item, MessageItem)]
     thoughts = [item.text for item in items if isinstance(item, ReasoningItem)]
     calls = [item.call for item in items if isinstance(item, FunctionCallItem | CustomCallItem)]
-    # an answer that begins with calls begins with an empty text
+    # clients send an empty text before calls: drop the empty texts at the beginning
     content = "\n".join(dropwhile(lambda text: not text, texts))
     return Message("assistant", content, tuple(calls), reasoning="".join(thoughts))
 
@@ -236,8 +237,8 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
     """
     Yield *items* as messages.
 
-    Consecutive items of an answer (reasoning, texts, calls) make one message. It is dropped if it
-    has neither a text nor a call.
+    Consecutive items of an answer (reasoning, texts, calls) make one message. A message with
+    neither a text nor a call is dropped.
     """
     for in_answer, group in groupby(items, _in_answer):
         if in_answer:
@@ -256,7 +257,7 @@ def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
     "context",  # how much earlier reasoning the models read: the chat template decides
     "generate_summary",  # the older name of the field summary
     "mode",
-    "summary",  # how long a summary is: the output has the full text of the reasoning
+    "summary",  # the length of a summary: the output has the full reasoning instead
 )
 class Reasoning(Part):
     """How the answer thinks."""
@@ -285,11 +286,11 @@ class TextOptions(Part):
 
 @accepting(
     "format",  # the form of the text, such as a grammar
-    "defer_loading",  # whether the model has to search for the tool: here it reads every tool
+    "defer_loading",  # whether the model has to search for the tool: here the model reads all tools
     *OPENAI_SERVER_FIELDS,
 )
 class CustomTool(Part):
-    """A tool that takes one text. As in vLLM, the models see a function with one argument."""
+    """A tool that takes one text. The models see a function with one argument, as in vLLM."""
 
     type: Literal["custom"]
     """The kind of the tool."""
@@ -376,11 +377,10 @@ class FlatTool:
     @property
     def tool(self) -> Tool:
         """The tool as the models see it."""
-        name = flat_name(self.namespace, self.offered.name)
-        return replace(self.offered.tool, name=name)
+        return replace(self.offered.tool, name=flat_name(self.namespace, self.offered.name))
 
     @property
-    def call(self) -> JsonObject:
+    def naming_fields(self) -> JsonObject:
         """The fields of a call that name the tool."""
         kind = "custom_tool_call" if isinstance(self.offered, CustomTool) else "function_call"
         named = {"type": kind, "name": self.offered.name}
@@ -409,16 +409,16 @@ class ResponsesRequest(OpenaiRequest):
     text: TextOptions = TextOptions()
     """The form of the answer."""
     stop: Nothing = None
-    """Always None, as this API has no stop strings. Load generators send null."""
+    """Always None, because this API has no stop strings. Load generators send null."""
     tools: Offered[ClientTool] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | ChosenTools | None = None
     """Whether the answer calls tools. None: the model decides."""
     include: Items[Included] | None = None
     """
-    Further fields that the client wants in the output. They have no effect: the output always has
-    the reasoning, and has nothing about tools that a server runs. Agents send this in every
-    request.
+    Further fields that the client wants in the output. This has no effect: the output always has
+    the reasoning, and never has anything about tools that a server runs. Agents send this field in
+    every request.
     """
 
     @property
@@ -447,7 +447,7 @@ class ResponsesRequest(OpenaiRequest):
             tokens_name="max_output_tokens",
             min_tokens=self.min_tokens,
             effort=self.reasoning.effort,
-            format=self.text.format.rules,
+            format=self.text.format.wanted_format,
             tools=tuple([flat.tool for flat in self.flat_tools]),
             tool_choice=tool_choice,
             tool_named=isinstance(choice, ChosenTool),
@@ -468,9 +468,10 @@ class ResponsesRequest(OpenaiRequest):
 
     def _chosen(self, name: str) -> str:
         """
-        Return the full name of the tool called *name*, with the namespace.
+        Return the full name of the tool called *name*: the name with the namespace.
 
-        The client may leave out the namespace if only one tool has the name without it.
+        The client may leave out the namespace if no other tool has the same name in another
+        namespace.
         """
         full_names = [flat.tool.name for flat in self.flat_tools]
         matches = [flat.tool.name for flat in self.flat_tools if flat.offered.name == name]
@@ -507,12 +508,12 @@ class ResponseEvents(MessageParts):
 
     def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
         super().__init__()
-        self.lost: JsonObject | None = None
-        """The call whose arguments were cut off. None: no call was cut off."""
+        self.cut_off_call: JsonObject | None = None
+        """The item of the call whose arguments were cut off. None: no call was cut off."""
         self._request_id = request_id
         self._tools = {flat.tool.name: flat for flat in tools}
         self._events = 0
-        self._texts: list[str] = []  # the pieces of the open item's text or arguments
+        self._texts: list[str] = []  # the pieces of the text or arguments of the open item
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event of the stream."""
@@ -520,20 +521,20 @@ class ResponseEvents(MessageParts):
         self._events += 1
         return deltas.named_event(kind, sequence_number=number, **fields)
 
-    def _add_text(self, text: str, about: JsonFields) -> bytes:
+    def _add_text(self, text: str, step_fields: JsonFields) -> bytes:
         self._texts.append(text)
-        return self._text_event("delta", delta=text, **about)
+        return self._text_event("delta", delta=text, **step_fields)
 
     def _add_arguments(self, arguments: str) -> bytes:
         self._texts.append(arguments)
-        # the text of a custom call is known when its JSON is complete
+        # the text for a custom tool is known only when the JSON of the call is complete
         if self._kind == "custom_tool_call":
             return b""
         return self._event_in_item("function_call_arguments.delta", delta=arguments)
 
     def _open_call(self, piece: Calling) -> bytes:
         known = self._tools.get(piece.name)
-        named = known.call if known else {"type": "function_call", "name": piece.name}
+        named = known.naming_fields if known else {"type": "function_call", "name": piece.name}
         prefix = "fc"
         text_field = "arguments"
         if named["type"] == "custom_tool_call":
@@ -558,7 +559,7 @@ class ResponseEvents(MessageParts):
         text = "".join(self._texts)
         self._texts.clear()
         if "call_id" in item and status != "completed" and not is_json(text):
-            self.lost = item
+            self.cut_off_call = item
         match item["type"]:
             case "function_call":
                 item["arguments"] = text
@@ -586,7 +587,7 @@ class ResponseEvents(MessageParts):
             prefix = "rs"
             fields = {"summary": []}
         item: JsonObject = {
-            # a message may have several text items: the number of the item makes the id unique
+            # a reply can have several items of this kind: the number makes the id unique
             "id": f"{prefix}_{self._request_id}_{len(self.parts)}",
             "type": kind,
             **fields,
@@ -598,7 +599,7 @@ class ResponseEvents(MessageParts):
         return events + self._content_event("content_part.added", part=_part(kind, ""))
 
     def _item_stage_event(self, stage: str) -> bytes:
-        """Return the event that the last item is at this *stage*: "added" or "done"."""
+        """Return the event which reports that the last item was added or is done (*stage*)."""
         return self.event(
             f"response.output_item.{stage}",
             output_index=self._index,
@@ -615,7 +616,7 @@ class ResponseEvents(MessageParts):
         )
 
     def _content_event(self, kind: str, **fields: Any) -> bytes:
-        """Return an event about the only part of the last item's content."""
+        """Return an event about the content of the last item. The content has only one part."""
         return self._event_in_item(kind, content_index=0, **fields)
 
     def _text_event(self, stage: str, **fields: Any) -> bytes:
@@ -654,7 +655,7 @@ class ResponsesReply(SingleReply):
         thinking: Thinking,
     ) -> None:
         super().__init__(runs, request, thinking)
-        self._request = body
+        self._body = body
         self._created = int(time.time())
         self._events = ResponseEvents(request.id, body.flat_tools)
 
@@ -668,7 +669,7 @@ class ResponsesReply(SingleReply):
 
     async def closing(self) -> bytes:
         events = self._events.close(self._status)
-        response = await self._ended()
+        response = await self._final_response()
         return events + self._events.event(f"response.{self._status}", response=response)
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
@@ -679,15 +680,15 @@ class ResponsesReply(SingleReply):
 
     async def body(self) -> JsonObject:
         self._events.close(self._status)
-        if self._events.lost is not None:
-            self._events.parts.remove(self._events.lost)
-        return await self._ended()
+        if self._events.cut_off_call is not None:
+            self._events.parts.remove(self._events.cut_off_call)
+        return await self._final_response()
 
     @property
     def _status(self) -> str:
         return "incomplete" if deltas.finish_reason(self._solution) == "length" else "completed"
 
-    async def _ended(self) -> JsonObject:
+    async def _final_response(self) -> JsonObject:
         response = self._response(self._status)
         response["usage"] = _usage(await self._runs.usage())
         if self._status == "incomplete":
@@ -696,7 +697,7 @@ class ResponsesReply(SingleReply):
 
     def _response(self, status: str) -> JsonObject:
         sampling = self._run_request.run.sampling
-        return self._request.echo | {
+        return self._body.echo | {
             "id": f"resp_{self._id}",
             "object": "response",
             "created_at": self._created,
@@ -711,7 +712,7 @@ class ResponsesReply(SingleReply):
 
 
 def _usage(usage: JsonFields) -> JsonObject:
-    """Return *usage*, which is in the form of a chat completion, in the form of a response."""
+    """Convert *usage* from the form of a chat completion to the form of a response."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},

@@ -2,8 +2,9 @@
 What the bodies of all requests share: bounds, parts, texts, tools, and the object ``stepspec``.
 
 The size of a body is checked before pydantic validates it. Without bounds, a body of 4 MiB with
-100,000 wrong values or small lists keeps the process busy for seconds. A value that no method can
-obey is refused. Its error has a hint: what to send instead (see `validation`). No I/O.
+100,000 wrong values or small lists keeps the process busy for seconds. A request is refused if it
+has a value that no method can obey. The error says what to send instead (see `validation`). The
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ MAX_DELIMITERS = 8
 MAX_DELIMITER_LENGTH = 1024
 """The largest number of characters in one delimiter."""
 NON_STRUCTURAL_BYTES = bytes([byte for byte in range(256) if byte not in b'"[{'])
-"""All bytes but those that begin a list or an object, or delimit a string."""
+"""All bytes except the quote, and the brackets that begin a list or an object."""
 FUNCTION_TOOLS_HINT = (
     "send tools of the type function; the client runs them and sends their results back"
 )
@@ -68,7 +69,7 @@ SPEAKERS: Mapping[str, Speaker] = {
 
 T = TypeVar("T")
 Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
-"""A list whose validation stops at the first wrong item, as 100,000 errors would take seconds."""
+"""A list whose validation stops at the first wrong item: 100,000 errors would take seconds."""
 
 
 def _whole(value: object) -> object:
@@ -76,7 +77,7 @@ def _whole(value: object) -> object:
 
 
 Whole: TypeAlias = Annotated[int, BeforeValidator(_whole)]
-"""An integer, which JSON may also spell ``1.0`` or ``1e0``."""
+"""An integer. ``1.0`` and ``1e0`` are integers, too."""
 Positive: TypeAlias = Annotated[Whole, Field(ge=1)]
 
 
@@ -85,7 +86,7 @@ def _none_for_empty(value: object) -> object:
 
 
 Nothing: TypeAlias = Annotated[None, BeforeValidator(_none_for_empty)]
-"""A value that has to be left out, or to be empty."""
+"""A field that the client has to leave out, or to leave empty."""
 
 Label: TypeAlias = Annotated[str, Field(max_length=512)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
@@ -120,12 +121,12 @@ def _count_containers(text: bytes) -> int:
     """
     Return the number of lists and objects in a JSON *text* without parsing it.
 
-    A parser would need seconds to build millions of them.
+    A parser would need seconds to build millions of lists and objects.
     """
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     # keep only quotes and opening brackets
     structure = unescaped.translate(None, NON_STRUCTURAL_BYTES)
-    # drop strings without brackets, as `split` takes time for each string
+    # drop `""`, which now is a string without brackets: `split` takes time for each string
     structure = structure.replace(b'""', b"")
     # every second piece is within a string
     outside_of_strings = structure.split(b'"')[::2]
@@ -134,11 +135,12 @@ def _count_containers(text: bytes) -> int:
 
 def too_deep(value: object) -> bool:
     """Return whether lists and objects in *value* are nested more than `MAX_DEPTH` deep."""
-    return any(True for _ in islice(_levels(value), MAX_DEPTH, None))
+    levels = islice(_levels(value), MAX_DEPTH + 1)
+    return sum(1 for _ in levels) > MAX_DEPTH
 
 
 def check_bounds(content: JsonFields) -> None:
-    """Raise `ApiError` if *content* has more than `MAX_VALUES` values, or too long a list."""
+    """Raise `ApiError` if *content* has too many values, or a list that is too long."""
     if len(content) > MAX_ITEMS:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
     values = 0
@@ -168,18 +170,21 @@ def _levels(value: object) -> Iterator[list[Any]]:
     The first level is *value* itself, the second level is what *value* contains, and so on.
     """
     values: Iterable[Any] = [value]
-    while level := [value for value in values if type(value) in (list, dict)]:
-        yield level
-        values = _items(level)
+    while containers := [item for item in values if type(item) in (list, dict)]:
+        yield containers
+        values = _items(containers)
 
 
 def _items(containers: Iterable[Any]) -> Iterable[Any]:
     for container in containers:
-        yield from container.values() if isinstance(container, dict) else container
+        if isinstance(container, dict):
+            yield from container.values()
+        else:
+            yield from container
 
 
 class Options(BaseModel):
-    """An object that refuses unknown fields, and a value whose type is not that of its field."""
+    """An object that refuses unknown fields, and values of a wrong type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -188,7 +193,7 @@ P = TypeVar("P", bound=Options)
 
 
 def _extended(model: type[P], fields: JsonFields) -> type[P]:
-    """Return a subclass of *model* with further *fields*. Each has a type and a default."""
+    """Return a subclass of *model* with further *fields*. Each field has a type and a default."""
     return create_model(
         model.__name__,
         __base__=model,
@@ -202,7 +207,7 @@ def accepting(*names: str) -> Callable[[type[P]], type[P]]:
     """
     Return a decorator that adds fields called *names* to a model.
 
-    These fields may have any value, and have no effect.
+    Every value of these fields is accepted, and has no effect.
     """
 
     def decorate(model: type[P]) -> type[P]:
@@ -234,10 +239,10 @@ class Part(Options):
         }
 
 
-Rules: TypeAlias = Annotated[JsonObject, Field(alias="schema")]
+JsonSchema: TypeAlias = Annotated[JsonObject, Field(alias="schema")]
 """
-A JSON schema in the field ``schema``. pydantic's models have a method ``schema``, so the attribute
-has another name.
+A JSON schema in the field ``schema`` of a request. pydantic's models have a method ``schema``, so
+the attribute has another name: ``wanted_format``.
 """
 
 
@@ -249,19 +254,19 @@ class Schema(Part):
 
 @accepting(
     "description",
-    "strict",  # whether the answer has to match the schema: it always has to
+    "strict",  # without effect: the answer always has to match the schema
 )
 class NamedSchema(Schema):
     """A JSON schema with a name."""
 
     name: str
     """The client's name for the schema, without effect."""
-    rules: Rules
-    """The JSON schema."""
+    wanted_format: JsonSchema
+    """The JSON schema, which is the value for `Wanted.format`."""
 
 
 def kind_of(value: object) -> object:
-    """Return the field ``type`` of *value*, which is not validated yet. None: it has no type."""
+    """Return the field ``type`` of *value*, which is not validated yet. None: there is no type."""
     if isinstance(value, dict):
         return cast("JsonObject", value).get("type")
     return None
@@ -275,8 +280,9 @@ def refusing_others(
     """
     Return a validator that refuses a value whose field ``type`` is none of *kinds*.
 
-    The error calls the value *noun*, and ends with *hint*, or with what *hint* returns for the
-    type. A value without a type is accepted.
+    *noun* is the word for the value in the error. The error ends with *hint*. If *hint* is a
+    function, the function is called with the type, and returns the hint. A value without a type is
+    accepted.
     """
 
     def check(value: object) -> object:
@@ -293,7 +299,7 @@ def refusing_others(
     "annotations",  # of an earlier answer
     "logprobs",  # of an earlier answer
     "prompt_cache_breakpoint",  # a hint for prefix caches
-    "parsed",  # the value that OpenAI's SDK parsed from the text
+    "parsed",  # OpenAI's SDK adds the value that it parsed from the text
 )
 class TextPart(Part):
     """A text part of a message."""
@@ -305,7 +311,7 @@ class TextPart(Part):
 
 
 class RefusalPart(Part):
-    """The part of an earlier reply that says why the model refused to answer."""
+    """A part of an earlier reply. Its text says why the model refused to answer."""
 
     type: Literal["refusal"]
     """The kind of the part."""
@@ -319,7 +325,7 @@ class RefusalPart(Part):
 
 @accepting("closed")  # whether the thinking was complete
 class ThinkingPart(Part):
-    """Thinking that stands within the text of an earlier answer, as in Mistral's API."""
+    """Thinking within the text of an earlier answer, as in Mistral's API."""
 
     type: Literal["thinking"]
     """The kind of the part."""
@@ -335,7 +341,7 @@ class ToolReferencePart(Part):
     """
     A tool that the client found with a tool search.
 
-    The models read only its name here. The list of tools describes it.
+    The models read only the name of the tool here. The list of tools describes the tool.
     """
 
     type: Literal["tool_reference"]
@@ -356,7 +362,7 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_
 
 def _text_parts(content: object) -> object:
     """
-    Return *content*. If it is a list, make a part of each plain text in it.
+    Return *content*. If *content* is a list, turn each plain text in the list into a part.
 
     Raise `ValueError`, with a hint, for a part that vLLM does not read as text.
     """
@@ -397,7 +403,7 @@ class Textual(Protocol):
 
 
 def joined_text(content: str | Sequence[Textual], separator: str = "\n") -> str:
-    """Return the text of *content*, with the *separator* between its parts, as in vLLM."""
+    """Join the texts of *content* with *separator*, as vLLM does."""
     if isinstance(content, str):
         return content
     return separator.join([part.text for part in content if part.text is not None])
@@ -406,7 +412,7 @@ def joined_text(content: str | Sequence[Textual], separator: str = "\n") -> str:
 BILLING_HEADER = "x-anthropic-billing-header"
 """
 The beginning of the line that Claude Code puts before its system text. The line changes with every
-request, so a prefix cache would never have the prompt.
+request. With this line, a prefix cache would never have the prompt.
 """
 
 
@@ -416,7 +422,7 @@ def without_billing(text: str) -> str:
 
 
 def system_text(texts: Iterable[str]) -> str:
-    """Join *texts* to the text of a system message, without billing headers."""
+    """Return *texts*, without billing headers, as the text of one system message."""
     return "\n".join(filter(None, map(without_billing, texts)))
 
 
@@ -438,8 +444,9 @@ def arguments_object(value: Any) -> str:
     Return the arguments of an earlier call as the text of a JSON object.
 
     Chat templates accept only objects. As in vLLM, missing arguments are written as ``{}``. A model
-    may have written something else: a number, JSON that was cut off, or more than `MAX_VALUES`
-    lists. Clients send such a value back. It becomes the only argument of an object.
+    can also write other arguments: a number, JSON that was cut off, or more than `MAX_VALUES`
+    lists. Clients send these arguments back. The arguments then become the value of the key
+    ``arguments`` of a new object.
     """
     text: str = value if isinstance(value, str) else json_text(value)
     if not has_arguments(text):
@@ -449,7 +456,7 @@ def arguments_object(value: Any) -> str:
 
 
 def _small_json(text: str) -> object:
-    """Return the JSON value in *text*. Return *text* itself if it is no JSON, or too large."""
+    """Return the JSON value in *text*. If *text* is no JSON or is too large, return *text*."""
     if _count_containers(text.encode(errors="replace")) > MAX_VALUES:
         return text
     try:
@@ -460,7 +467,7 @@ def _small_json(text: str) -> object:
 
 
 def has_arguments(text: str) -> bool:
-    """Return whether *text*, the arguments of a call, has at least one argument."""
+    """Return whether *text* has arguments of a call. An empty text and ``null`` have none."""
     return text.strip() not in ("", "null")
 
 
@@ -468,12 +475,12 @@ Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_sch
 """The arguments of an earlier call, as the text of a JSON object."""
 
 
-@accepting("parsed_arguments")  # the value that OpenAI's SDK parsed from the arguments
+@accepting("parsed_arguments")  # OpenAI's SDK adds the value that it parsed from the arguments
 class CalledFunction(Part):
     """The tool that an earlier answer called."""
 
     name: str
-    """The name of the tool. A model may have made it up."""
+    """The name of the tool. Models sometimes call tools that do not exist."""
     arguments: Arguments = "{}"
     """The arguments, as the text of a JSON object."""
 
@@ -483,7 +490,7 @@ class ToolCallPart(Part):
     """A call of a tool in an earlier answer."""
 
     id: CallId
-    """The id of the call, which its result repeats."""
+    """The id of the call. The result of the call has the same id."""
     type: Literal["function"] = "function"
     """The kind of the tool."""
     function: CalledFunction
@@ -495,7 +502,7 @@ class ToolCallPart(Part):
 
 
 class Function(Part):
-    """The fields of a function that all APIs share. Subclasses add the schema of its arguments."""
+    """The fields of a function that all APIs share. Subclasses add the schema of the arguments."""
 
     name: Name
     """The name of the function."""
@@ -505,14 +512,14 @@ class Function(Part):
     """Whether the arguments of a call have to match their schema."""
 
     def with_schema(self, schema: JsonObject | None) -> Tool:
-        """Return the tool, with the *schema* of its arguments. None: it takes no arguments."""
+        """Return the tool. *schema* is for its arguments. None: the tool takes no arguments."""
         parameters = None if schema is None else json_text(schema)
         return Tool(self.name, self.description, parameters, self.strict)
 
 
 @accepting(
-    "defer_loading",  # whether the model has to search for the tool: here it reads every tool
-    "return",  # the JSON schema of the result: the transformers library sends it
+    "defer_loading",  # whether the model has to search for the tool: here the model reads all tools
+    "return",  # the JSON schema of the result, which the transformers library sends
 )
 class FunctionPart(Function):
     """A function, as OpenAI's APIs describe it."""
@@ -576,8 +583,8 @@ class PlainText(Part):
 
     type: Literal["text"]
     """The kind of the format."""
-    rules: ClassVar[None] = None
-    """The text has to follow no rules."""
+    wanted_format: ClassVar[None] = None
+    """The value for `Wanted.format`: free text."""
 
 
 class AnyJson(Part):
@@ -585,8 +592,8 @@ class AnyJson(Part):
 
     type: Literal["json_object"]
     """The kind of the format."""
-    rules: ClassVar[Literal["json"]] = "json"
-    """The text has to be JSON, of any schema."""
+    wanted_format: ClassVar[Literal["json"]] = "json"
+    """The value for `Wanted.format`: any JSON object."""
 
 
 def _bounded_delimiter(delimiter: str | list[str]) -> str | list[str]:
@@ -613,8 +620,8 @@ class BudgetOptions(Options):
 
 
 def _with_run_options(model: type[P]) -> type[P]:
-    """Return *model* with the run options that a request may set. All of them are optional."""
-    # a request may not set these two to as large values as the settings
+    """Return *model* with the run options that a request can set. Each can be left out."""
+    # the limits of these two options are lower in a request than in the settings
     types: JsonObject = option_types() | {
         "ahead": Annotated[Count, Field(le=64)],
         "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
@@ -632,8 +639,8 @@ class StepspecOptions(Options):
     """
     The object ``stepspec`` of a request, with the options that no other API has.
 
-    Clients of OpenAI's SDK send it in ``extra_body``. `_with_run_options` adds the fields of
-    `RunOptions` that a request may set.
+    Users of OpenAI's SDK put this object into ``extra_body``. `_with_run_options` adds the fields
+    of `RunOptions` that a request can set.
     """
 
     options: JsonObject | None = None
@@ -641,25 +648,27 @@ class StepspecOptions(Options):
     budget: BudgetOptions | None = None
     """Limits of the run. None: the limits in the settings."""
     thinking: Thinking | None = None
-    """Where the reply has the thinking. None: the place in the settings."""
+    """The place of the thinking in the reply. None: the place in the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks for, in one form for all APIs."""
+    """The wishes of a request, in one form for all APIs."""
 
     conversation: tuple[Message, ...]
     """The messages, in order."""
     conversation_name: str = "messages"
-    """The parameter with the conversation. Errors name it."""
+    """The name of the parameter with the conversation, for errors."""
     tokens: int | None = None
     """The most tokens of the thinking and the answer together. None: the limit in the settings."""
     tokens_name: str = "max_tokens"
-    """The parameter with this limit. Errors name it."""
+    """The name of the parameter with the limit of *tokens*, for errors."""
     thinking: int | None = None
     """The most tokens of the thinking. None: only the other limits hold."""
     min_tokens: int | None = None
-    """The fewest tokens. It is an error if *tokens* are fewer, and has no effect otherwise."""
+    """
+    The fewest tokens. If *tokens* is lower, the request is refused. Otherwise this has no effect.
+    """
     effort: Effort | None = None
     """The effort of the thinking. None: the whole budget."""
     stops: Sequence[str] = ()
@@ -673,19 +682,19 @@ class Wanted:
     tool_named: bool = False
     """Whether *tool_choice* is the name of a tool."""
     allowed: tuple[str, ...] = ()
-    """The names of the only tools that the answer may call. Empty: it may call all tools."""
+    """The names of the only tools that the answer may call. Empty: all tools are allowed."""
     parallel: bool = True
     """Whether the answer may call several tools."""
     choices: int = 1
-    """The number of answers."""
+    """The number of answers to the conversation."""
     rest_for_answer: bool = False
-    """Whether the answer may use the tokens that *effort* takes away from the thinking."""
+    """Whether the answer gets the tokens by which *effort* shortens the thinking."""
 
     def readable(self) -> Wanted:
         """
-        Return a copy whose texts have a replacement character for each lone surrogate.
+        Return a copy in which a replacement character stands for each lone surrogate.
 
-        A lone surrogate is half of a character. No tokenizer can encode it.
+        A lone surrogate is half of a character. No tokenizer can encode half of a character.
         """
         return replace(
             self,
@@ -698,7 +707,7 @@ R = TypeVar("R", Message, ToolCall, Tool)
 
 
 def _readable(part: R) -> R:
-    """Return *part* with a replacement character for each lone surrogate."""
+    """Return a copy of *part* without lone surrogates, like `Wanted.readable`."""
     changed: JsonObject = {}
     for field in fields(part):
         value = getattr(part, field.name)
@@ -722,7 +731,7 @@ class Request(Part):
         return getattr(self, "safety_identifier", None) or getattr(self, "user", None)
 
     def place_of_thinking(self, configured: Thinking) -> Thinking:
-        """Return where the reply has the thinking: as *configured*, or as the request says."""
+        """Return the place of the thinking that the request names, or else *configured*."""
         return self.stepspec.thinking or configured
 
     @property
@@ -748,7 +757,8 @@ class ApiRequest(Request):
     "prompt_cache_key",  # hints for OpenAI's prefix caches
     "prompt_cache_retention",
     "prompt_cache_options",
-    "ignore_eos",  # of load generators: a run ends with its answer or its budget
+    # load generators send it; no effect: a run always ends with its answer or its budget
+    "ignore_eos",
 )
 class OpenaiRequest(ApiRequest):
     """The fields that OpenAI's two APIs share. None: the field was left out."""
@@ -756,24 +766,24 @@ class OpenaiRequest(ApiRequest):
     model: ModelName
     """The name of a method or of a served model."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The least probability of a token to sample, relative to that of the likeliest token."""
+    """The least probability of a sampled token, as a share of the highest probability."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    """The factor that makes tokens less likely that the chain already has. 1: none."""
+    """The factor by which tokens that occurred before become less likely. 1 has no effect."""
     seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     """The seed of sampling."""
     user: Label | None = None
     """The client's name for its user, for the log."""
     safety_identifier: Label | None = None
-    """The same, by OpenAI's newer name."""
+    """OpenAI's newer name of ``user``."""
     parallel_tool_calls: bool = True
     """Whether the answer may call several tools."""
 
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
-    """OpenAI's class of service. It has no effect."""
+    """OpenAI's class of service, without effect."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field({})
-    """Labels of the client's own. The Responses API repeats them in its reply."""
+    """Labels that the client chooses. The reply of the Responses API repeats them."""
     min_tokens: Annotated[Whole, Field(ge=0)] | None = None
     """
-    The fewest tokens. It is an error if the limit of tokens is lower, and has no effect otherwise.
-    Load generators send it.
+    The fewest tokens. If the limit of tokens is lower, the request is refused. Otherwise this has
+    no effect. Load generators send this field.
     """

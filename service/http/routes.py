@@ -33,7 +33,7 @@ from ..settings import Thinking
 from .connection import ClientConnection
 from .middleware import service_request
 from .runs import Runs, ServiceContext
-from .upstream import ModelCall
+from .upstream import ClientRequest
 
 B = TypeVar("B", bound=RunRequestBody)
 
@@ -135,13 +135,13 @@ def api_router(context: ServiceContext) -> APIRouter:
     )
     async def completions(http_request: Request) -> Response:
         """Forward a completion to one of the served models."""
-        call = await read_call(context, http_request)
-        if isinstance(call.model, ServedModel):
-            return call.forward(call.model)
+        client_request = await read_client_request(context, http_request)
+        if isinstance(client_request.model, ServedModel):
+            return client_request.forward(client_request.model)
         names = ", ".join(context.models.served)
         raise bad_request(
-            f"{call.content['model']!r} is a method, and methods answer conversations: POST"
-            f" /v1/chat/completions, or ask a served model by its own name ({names})",
+            f"{client_request.content['model']!r} is a method, and methods answer conversations:"
+            f" POST /v1/chat/completions, or ask a served model by its own name ({names})",
             "model",
             "unsupported_model",
         )
@@ -199,18 +199,18 @@ def messages_router(context: ServiceContext) -> APIRouter:
     )
     async def count_tokens(http_request: Request) -> Response:
         """Count the tokens of a conversation, as the large model reads it."""
-        call = await read_call(context, http_request)
-        if isinstance(call.model, ServedModel):
-            return call.forward(call.model)
-        wanted = parse_request(CountTokensRequest, call.content).wanted.readable()
+        client_request = await read_client_request(context, http_request)
+        if isinstance(client_request.model, ServedModel):
+            return client_request.forward(client_request.model)
+        wanted = parse_request(CountTokensRequest, client_request.content).wanted.readable()
 
         async def work(connection: ClientConnection) -> None:
-            async with context.admitted(call.request) as seconds, asyncio.timeout(seconds):
+            async with context.admitted(client_request.record) as seconds, asyncio.timeout(seconds):
                 large = context.offer.engine.large
                 tokens = await large.count(wanted.conversation, wanted.tools)
             await connection.send_json(write_json({"input_tokens": tokens}))
 
-        return context.respond(call.request, work)
+        return context.respond(client_request.record, work)
 
     return router
 
@@ -240,14 +240,14 @@ def live_router(context: ServiceContext) -> APIRouter:
     )
     async def live(http_request: Request) -> Response:
         """Run a problem. Stream every event as it happens, and the solution at the end."""
-        call = await read_call(context, http_request, AUTO)
-        call.request.stream = True
-        if isinstance(call.model, ServedModel):
+        client_request = await read_client_request(context, http_request, AUTO)
+        client_request.record.stream = True
+        if isinstance(client_request.model, ServedModel):
             raise bad_request(
                 "model is a served model, and only the runs of methods have events", "model"
             )
-        body = parse_request(LiveRequest, call.content)
-        return runs_of(call, call.model, body).respond(LiveReply())
+        body = parse_request(LiveRequest, client_request.content)
+        return runs_of(client_request, client_request.model, body).respond(LiveReply())
 
     return router
 
@@ -311,11 +311,11 @@ def public_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
     return router
 
 
-async def read_call(
+async def read_client_request(
     context: ServiceContext,
     http_request: Request,
     default: str | None = None,
-) -> ModelCall:
+) -> ClientRequest:
     """
     Read the body of a request, and find the model that it names.
 
@@ -340,15 +340,15 @@ async def read_call(
     request.stream = content.get("stream") is True
     model = context.models.find(name)
     request.model = f"raw:{model.role}" if isinstance(model, ServedModel) else model
-    return ModelCall(context, request, body, content, model)
+    return ClientRequest(context, request, body, content, model)
 
 
-def runs_of(call: ModelCall, method: str, body: RunRequestBody) -> Runs:
+def runs_of(client_request: ClientRequest, method: str, body: RunRequestBody) -> Runs:
     """Make the runs of *method* that *body* asks for. Raise `ApiError` if *body* is wrong."""
-    context = call.context
-    auto = call.content.get("model", AUTO) == AUTO
-    resolver = Resolver(method, context.offer, context.settings, auto, call.best_priority)
-    return Runs(context, call.request, resolver.runs(body))
+    context = client_request.context
+    auto = client_request.content.get("model", AUTO) == AUTO
+    resolver = Resolver(method, context.offer, context.settings, auto, client_request.best_priority)
+    return Runs(context, client_request.record, resolver.runs(body))
 
 
 async def answer(
@@ -358,14 +358,14 @@ async def answer(
     format: Callable[[Runs, ServiceRequest, B, Thinking], ReplyFormat],
 ) -> Response:
     """Answer a request with runs, in the *format* of its API, or forward it to a served model."""
-    call = await read_call(context, http_request)
-    if isinstance(call.model, ServedModel):
-        return call.forward(call.model)
-    body = parse_request(schema, call.content)
-    call.request.log_fields["user"] = body.end_user
-    runs = runs_of(call, call.model, body)
+    client_request = await read_client_request(context, http_request)
+    if isinstance(client_request.model, ServedModel):
+        return client_request.forward(client_request.model)
+    body = parse_request(schema, client_request.content)
+    client_request.record.log_fields["user"] = body.end_user
+    runs = runs_of(client_request, client_request.model, body)
     thinking = body.place_of_thinking(context.settings.thinking)
-    return runs.respond(format(runs, call.request, body, thinking))
+    return runs.respond(format(runs, client_request.record, body, thinking))
 
 
 def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:

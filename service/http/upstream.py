@@ -47,7 +47,7 @@ from stepspec.orchestrator.http.sse import (
 from stepspec.orchestrator.json_values import write_json
 
 from ..errors import ApiError, api_error
-from ..formats.deltas import FAILED, FAILED_EVENT, response_failed
+from ..formats.deltas import ANTHROPIC_ERROR_EVENT, OPENAI_ERROR_EVENT, response_failed
 from ..formats.requests import ServedModel, forwarded_priority
 from ..json_types import JsonFields
 from ..records import MESSAGES_PATH, ServiceRequest
@@ -57,16 +57,21 @@ from .runs import ServiceContext
 
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 MAX_FAILURE_BYTES = 1 << 20
-"""The largest number of bytes of a failed answer that are passed on."""
+"""The service reads at most about this many bytes of an answer with an error status."""
 MAX_ANSWER_BYTES = 1 << 28
-"""The largest number of bytes of an answer in one piece that are passed on."""
+"""The service reads at most about this many bytes of an answer that is no stream."""
 SERVER_DIED = "did the server die?"
 
 
 async def send_anew_after_idle(
     post: Callable[[], Awaitable[aiohttp.ClientResponse]],
 ) -> aiohttp.ClientResponse:
-    """Send a request by *post*. Send it again if the server closed an idle connection just then."""
+    """
+    Call *post*, which sends a request. Call it once more if the connection breaks.
+
+    aiohttp keeps idle connections. A server can close an idle connection just when the request is
+    sent.
+    """
     try:
         return await post()
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
@@ -78,7 +83,7 @@ class BrokenAnswer(Exception):
 
 
 class PriorityRefused(Exception):
-    """A server refuses the priority that was added to a request."""
+    """A server refused a request because of the priority that the service added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class ServerReply:
 
     server: VllmEndpoint
     """The server."""
-    call: Call
+    error_context: Call
     """The request, as error messages describe it."""
     response: aiohttp.ClientResponse
     """The headers, and the body that is still to be read."""
@@ -114,9 +119,9 @@ class ServerReply:
         healthy: Callable[[], Awaitable[bool]] | None = None,
     ) -> bytes:
         """
-        Return the next bytes of the body; b"" at the end.
+        Return the next bytes of the body. Return b"" at the end.
 
-        Wait at most *seconds*. With *healthy*, wait again as long as it returns True.
+        Wait at most *seconds*. With *healthy*, wait again as long as *healthy* returns True.
         """
         while True:
             try:
@@ -140,9 +145,10 @@ class ServerReply:
 
     async def first_event(self, answer: ForwardedAnswer) -> bytes:
         """
-        Read until one event is complete. Return the bytes so far that the client receives.
+        Read until one event is complete. Return the complete events that the client receives.
 
-        Raise `EndpointError` if the body is no stream of events.
+        *answer* divides the body into events. Raise `EndpointError` if the body is no stream of
+        events.
         """
         received = b""
         events = b""
@@ -153,80 +159,81 @@ class ServerReply:
             events += answer.add(part)
             if events.strip():
                 return events
-        # the server sent a part of an event, and no more
+        # the server sent only a part of an event
         if received.strip() and begins_events(received):
             raise BrokenAnswer(SERVER_DIED)
-        # the server sent nothing, or something else than events, such as an error in JSON
-        raise no_stream(self.call, received + await self.rest(MAX_FAILURE_BYTES))
+        # the server sent nothing, or no events: for example an error in JSON
+        raise no_stream(self.error_context, received + await self.rest(MAX_FAILURE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCall:
+class ClientRequest:
     """A client's request, and the model that it names."""
 
     context: ServiceContext
-    """Settings, admission and connections, which all requests share."""
-    request: ServiceRequest
-    """The record of the request."""
+    """What all requests share: settings, connections, and the queue for admission."""
+    record: ServiceRequest
+    """The record of the request, for the log and the metrics."""
     body: bytes
     """The body as the client sent it."""
     content: JsonFields
     """The parsed body."""
     model: str | ServedModel
-    """The name of a method, or a served model."""
+    """The name of a method, in which both models answer together, or one served model."""
 
     @property
     def best_priority(self) -> int | None:
-        """The best priority that the client's key allows. None: the key allows any."""
-        return self.context.clients.best_priority(self.request.client)
+        """The best priority that the client's key allows. None: all are allowed."""
+        return self.context.clients.best_priority(self.record.client)
 
     def forward(self, model: ServedModel) -> Response:
-        """Send the request to a server of *model*, and its answer to the client."""
+        """Send the request to a server of *model*. Send the server's answer to the client."""
         context = self.context
 
         async def work(connection: ClientConnection) -> None:
             priority = forwarded_priority(self.content, self.best_priority)
-            async with context.admitted(self.request, priority or 0) as seconds:
-                await Forwarding(self, model, priority, connection).run(seconds)
+            async with context.admitted(self.record, priority or 0) as remaining_seconds:
+                await Forwarding(self, model, priority, connection).run(remaining_seconds)
 
-        return context.respond(self.request, work)
+        return context.respond(self.record, work)
 
 
 class Forwarding:
     """
-    Forwards *call* to a server of *model*, and the server's answer over *connection*.
+    Forwards a request to a server of *model*. Sends the server's answer over *connection*.
 
-    The request goes to the server of its session, or to the server with the fewest requests. If a
-    server fails before its answer begins, the request goes to the next server. A server that orders
-    requests by priority receives *priority*. None: the request keeps the priority in its body.
+    All requests with the same session header go to the same server. Other requests go to the
+    server with the fewest requests. If a server fails before its answer begins, the request goes to
+    the next server. A server that orders requests by priority receives *priority*. With *priority*
+    None, the request keeps the priority in its body, if there is one.
     """
 
     def __init__(
         self,
-        call: ModelCall,
+        client_request: ClientRequest,
         model: ServedModel,
         priority: int | None,
         connection: ClientConnection,
     ) -> None:
-        endpoint = call.context.models.endpoint(model.role)
+        endpoint = client_request.context.models.endpoint(model.role)
         assert isinstance(endpoint, ReplicatedEndpoint)
-        self._http = call.context.http
+        self._http = client_request.context.http
         self._endpoint = endpoint
-        self._call = call
-        self._request = call.request
+        self._client_request = client_request
+        self._record = client_request.record
         self._model = model
         self._connection = connection
         self._priority = priority if endpoint.settings.priorities else None
-        content = {**call.content, "model": model.name}
-        # the client pays for the tokens of the large model
-        self._charged = bool(call.request.client) and model.role == "large"
-        # the service needs the usage, and the client has not asked for it
-        self._adds_usage = self._charged and lacks_usage(call.request.path, content)
+        content = {**client_request.content, "model": model.name}
+        # tokens of the large model count against the limits of the client's key
+        self._charged = bool(self._record.client) and model.role == "large"
+        # the service needs the usage (the numbers of tokens), but the client has not asked for it
+        self._adds_usage = self._charged and lacks_usage(self._record.path, content)
         if self._adds_usage:
             options = as_object(content.get("stream_options"))
             content["stream_options"] = {**options, "include_usage": True}
         self._content = content
-        self._failed_status = 0  # of the last failed answer that the client did not receive
+        self._failed_status = 0  # the status of the last failed answer that was not passed on
 
     async def run(self, seconds: float) -> None:
         """
@@ -235,13 +242,14 @@ class Forwarding:
         Raise `ApiError` if the answer cannot begin. The client receives a later error in the
         answer.
         """
-        SESSION.set(self._request.session)  # a context variable: no other task sees the change
+        SESSION.set(self._record.session)  # a context variable: no other task sees the change
         try:
             async with asyncio.timeout(seconds):
                 await self._endpoint.call(self._send_to)
         except EndpointError as exc:
             raise self._refusal(exc) from exc
-        except ApiError as exc:  # the client has stopped reading
+        except ApiError as exc:
+            # the client does not read its answer: `fail` sends nothing, and notes the error
             await self._connection.fail(exc)
         except TimeoutError:
             await self._connection.fail(
@@ -255,13 +263,14 @@ class Forwarding:
 
     async def _send_to(self, server: Server) -> None:
         """
-        Send the request to *server*, and the answer to the client.
+        Send the request to *server*. Send the answer to the client.
 
-        Raise `EndpointError` only if the client has received nothing: another server may answer.
+        Raise `EndpointError` only if the client has received nothing: then another server can
+        answer.
         """
         assert isinstance(server, VllmEndpoint)
         settings = server.settings
-        call = Call(
+        error_context = Call(
             self._model.role,
             settings.url,
             "forward",
@@ -269,35 +278,40 @@ class Forwarding:
         )
         connection = server.connection
         priority = self._priority if connection.priorities else None
-        # vLLM cannot answer such a request and a question by token ids in one batch
-        alone = server.apart() if wants_top_logprobs(self._content) else nullcontext()
-        async with alone:
+        # vLLM loses the top log-probabilities of a request if its batch also has a question of
+        # a judge, which asks for the log-probabilities of given tokens
+        exclusive = (
+            server.without_questions() if wants_top_logprobs(self._content) else nullcontext()
+        )
+        async with exclusive:
             try:
-                await self._attempt(server, call, priority)
+                await self._attempt(server, error_context, priority)
             except PriorityRefused:
-                await self._attempt(server, call, None)
-                # the server accepted the request without the priority: send it none from now on
-                if self._request.calls[-1].status < 400:
+                await self._attempt(server, error_context, None)
+                # if the server accepts the request now, never send this server a priority again
+                if self._record.attempts[-1].status < 400:
                     connection.priorities = False
 
     async def _attempt(
         self,
         server: VllmEndpoint,
-        call: Call,
+        error_context: Call,
         priority: int | None,
     ) -> None:
         """
-        Send the request once, and the answer to the client. None: send no *priority*.
+        Send the request once. Send the answer to the client.
+
+        With *priority* None, the service adds no priority to the request.
 
         Raise `PriorityRefused` or `EndpointError` only if the client has received nothing.
         """
-        request = self._request
-        with request.calling(self._model.role, self._model.name, call.url) as record:
-            async with await self._open(server, call, priority) as response:
-                record.answered(response.status, request.seconds)
+        record = self._record
+        with record.attempt(self._model.role, self._model.name, error_context.url) as attempt:
+            async with await self._open(server, error_context, priority) as response:
+                attempt.answered(response.status, record.seconds)
                 reply = ServerReply(
                     server,
-                    call,
+                    error_context,
                     response,
                     prioritised=priority is not None,
                 )
@@ -305,21 +319,21 @@ class Forwarding:
                 try:
                     await pass_on(reply)
                 except (BrokenAnswer, EventTooLarge) as exc:
-                    raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
-        request.upstream_seconds = request.seconds - (request.admitted or 0.0)
+                    raise error_context.error(EndpointUnavailable, f"no answer: {exc}") from exc
+        record.upstream_seconds = record.seconds - (record.admitted or 0.0)
 
     async def _open(
         self,
         server: VllmEndpoint,
-        call: Call,
+        error_context: Call,
         priority: int | None,
     ) -> aiohttp.ClientResponse:
         """
         Send the request. Return the answer when its headers have arrived.
 
-        Raise `EndpointUnavailable` if the headers do not arrive in time. A server sends the headers
-        of an answer in one piece after it has written the whole answer. The service waits for them
-        as long as the server is healthy.
+        Raise `EndpointUnavailable` if the headers do not arrive in time. If the answer is not a
+        stream, the server sends even the headers only after the whole answer is written. Then the
+        service waits for the headers as long as the server is healthy.
         """
         settings = server.settings
         deadlines = settings.deadlines
@@ -328,10 +342,10 @@ class Forwarding:
         if priority is not None:
             content = {**content, "priority": run_place(priority)}
         # a request that stepspec does not change passes through byte by byte
-        unchanged = content == self._call.content
-        body = self._call.body if unchanged else write_json(content)
+        unchanged = content == self._client_request.content
+        body = self._client_request.body if unchanged else write_json(content)
         headers = {
-            **self._request.forwarded,
+            **self._record.forwarded,
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
         }
@@ -339,7 +353,7 @@ class Forwarding:
             headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
         post = partial(
             self._http.post,
-            f"{call.url}{self._request.path}",
+            f"{error_context.url}{self._record.path}",
             data=body,
             headers=headers,
             timeout=aiohttp.ClientTimeout(sock_connect=deadlines.connect),
@@ -352,24 +366,24 @@ class Forwarding:
                     break
                 if self._streams or not await is_healthy(self._endpoint, server):
                     late = f"no answer after {deadlines.first:g} s (deadlines.first)"
-                    raise call.error(EndpointUnavailable, late)
+                    raise error_context.error(EndpointUnavailable, late)
             try:
                 return sending.result()
             except CONNECTION_ERRORS as exc:
-                raise connection_error(call, exc, deadlines.connect, proxy) from exc
+                raise connection_error(error_context, exc, deadlines.connect, proxy) from exc
 
     async def _pass_on_failure(self, reply: ServerReply) -> None:
         """
         Send the client an answer whose status is an error.
 
         Raise `PriorityRefused` if the server refuses the priority that the service added. Raise
-        `EndpointError` if another server may answer, or if the prompt is too long.
+        `EndpointError` if another server can possibly answer, or if the prompt is too long.
         """
         status = reply.response.status
         body = await reply.rest(MAX_FAILURE_BYTES)
         if reply.prioritised and status == 400 and b"priority" in body.lower():
             raise PriorityRefused
-        error = http_error(reply.call, status, body, self._request.path)
+        error = http_error(reply.error_context, status, body, self._record.path)
         if isinstance(error, EndpointUnavailable):
             headers = reply.response.headers
             now = http_date(headers.get("Date")) or time.time()
@@ -381,7 +395,7 @@ class Forwarding:
 
     async def _pass_on_answer(self, reply: ServerReply) -> None:
         """
-        Send the client an answer, as a stream or in one piece.
+        Send the client an answer without an error status, as a stream or in one piece.
 
         Raise `BrokenAnswer`, `EventTooLarge` or `EndpointError` only if the client has received
         nothing.
@@ -390,7 +404,7 @@ class Forwarding:
             await self._pass_on_stream(reply)
             return
         body = await reply.rest(MAX_ANSWER_BYTES)
-        failed = no_reply(reply.call, body)
+        failed = no_reply(reply.error_context, body)
         if failed:
             raise failed
         self._charge(written_tokens(object_in(body)) or 0)
@@ -404,22 +418,28 @@ class Forwarding:
     async def _pass_on_stream(self, reply: ServerReply) -> None:
         """Send the client a stream. Raise the same errors as `_pass_on_answer`."""
         connection = self._connection
-        call = reply.call
-        answer = ForwardedAnswer(self._request.path, hides_usage=self._adds_usage)
+        error_context = reply.error_context
+        answer = ForwardedAnswer(self._record.path, hides_usage=self._adds_usage)
         first = await reply.first_event(answer)
-        headers = {**EVENT_STREAM, **reply.headers}
-        await connection.start(headers, reply.response.status, failure=answer.failed)
+        await connection.start(
+            {**EVENT_STREAM, **reply.headers},
+            reply.response.status,
+            failure=answer.failed,
+        )
         try:
             await connection.send(first)
-            # a healthy server may be silent: it keeps the text of a tool call until the call ends
+            # a healthy server can be silent, for example until a tool call is complete
             healthy = partial(is_healthy, self._endpoint, reply.server)
             while part := await reply.read(reply.deadlines.between, healthy):
                 await connection.send(answer.add(part))
             rest = answer.finish()
         except (BrokenAnswer, EventTooLarge) as exc:
             message = f"the answer broke off: {exc}"
-            self._endpoint.report(call.url, call.error(EndpointUnavailable, message))
-            self._request.calls[-1].failure = type(exc).__name__
+            self._endpoint.report(
+                error_context.url,
+                error_context.error(EndpointUnavailable, message),
+            )
+            self._record.attempts[-1].failure = type(exc).__name__
             await connection.fail(
                 ApiError(
                     503,
@@ -439,15 +459,19 @@ class Forwarding:
         return self._content.get("stream") is True
 
     def _charge(self, tokens: int) -> None:
-        """Add *tokens* of the answer to what the client has used, if the client pays for them."""
+        """With `_charged`, add *tokens* to the client's tokens of the large model."""
         if self._charged:
             limit = max_answer_tokens(self._content, self._endpoint.room)
-            self._request.large_tokens += min(tokens, limit)
+            self._record.large_tokens += min(tokens, limit)
 
     def _refusal(self, exc: EndpointError) -> ApiError:
-        """Return the client's error for *exc*: no server has answered the request."""
-        # The service sends a server its own key, and never the client's. So the operator has to
-        # correct the key, and the client can do nothing.
+        """
+        Return the error that the client receives after *exc*.
+
+        No server gave an answer that could be passed on.
+        """
+        # A server receives the key of the operator, and never the key of the client. So only the
+        # operator can correct the key.
         if isinstance(exc, EndpointRejected) and exc.status in (401, 403):
             role = self._model.role
             refused = "the service's key for it"
@@ -460,7 +484,7 @@ class Forwarding:
                 code="upstream_error",
                 retry=False,
             )
-        # a server has answered this very request: it does not have the path
+        # a server answered this request with 404 or 405: the server does not know the path
         if exc.status in (404, 405) and exc.status == self._failed_status:
             return ApiError(exc.status, str(exc), code="upstream_rejected")
         return api_error(exc)
@@ -475,18 +499,18 @@ USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def lacks_usage(path: str, content: JsonFields) -> bool:
-    """Return whether the answer to *content*, a request to *path*, has no usage."""
+    """Return whether the answer has no usage. *path* and *content* are those of the request."""
     if path not in USAGE_PATHS or content.get("stream") is not True:
         return False
     return not as_object(content.get("stream_options")).get("include_usage")
 
 
-def max_answer_tokens(content: JsonFields, room: int) -> int:
+def max_answer_tokens(content: JsonFields, context_length: int) -> int:
     """
     Return the largest number of tokens that the answer to *content* can have.
 
     A request for n choices of each of p prompts gets n times p answers. Each answer has at most
-    *room* tokens, the model's context. A list of numbers is one prompt, given as token ids.
+    *context_length* tokens. A list of numbers is one prompt, given as token ids.
     """
     prompt = content.get("prompt")
     choices = content.get("n")
@@ -497,25 +521,25 @@ def max_answer_tokens(content: JsonFields, room: int) -> int:
             answers = len(prompts)
     if type(choices) is int and choices > 0:
         answers *= choices
-    return room * answers
+    return context_length * answers
 
 
 class ForwardedAnswer:
     """
-    A stream on its way from a server to the client. It answers a request to *path*.
+    A stream on its way from a server to the client: the answer to a request to *path*.
 
     The client receives complete events only, so that an event with an error can follow at any
-    point. With *hides_usage*, it does not receive the event that has nothing but the usage.
+    point. With *hides_usage*, the client does not receive the event that has only the usage.
     """
 
     def __init__(self, path: str, *, hides_usage: bool = False) -> None:
         self._path = path
         self._hides_usage = hides_usage
         self._reader = EventReader()
-        self._first_data = b""  # of the first event
+        self._first_data = b""  # the data of the first event
         self._last_object = b""  # the data of the last event whose data is a JSON object
-        self._events = 0  # events with an object that is no error
-        self._used_tokens: int | None = None  # by the last usage in the stream
+        self._events = 0  # the number of events that have a JSON object and no error
+        self._used_tokens: int | None = None  # written tokens, by the last usage in the stream
         self._done = False  # the event [DONE] has come
 
     @property
@@ -524,11 +548,11 @@ class ForwardedAnswer:
         return self._events if self._used_tokens is None else self._used_tokens
 
     @property
-    def _may_end(self) -> bool:
+    def _is_complete(self) -> bool:
         """
-        Whether the stream may end after the events so far.
+        Whether the last event is one that ends a stream.
 
-        A stream that ends at another point was cut off, even if its connection was closed normally.
+        Otherwise the stream was cut off, even if the server closed the connection normally.
         """
         if self._done:
             return True
@@ -538,14 +562,20 @@ class ForwardedAnswer:
             return kind in LAST_EVENTS
         choices: object = last.get("choices")
         if not isinstance(choices, list):
-            return True  # an error, or an event of another API, whose last event is unknown
+            # an error, or an event of an API whose last event is not known here
+            return True
         reasons = [
             as_object(choice).get("finish_reason") for choice in cast("list[object]", choices)
         ]
+        # an event without choices has the usage, and comes after all choices
         return not reasons or any(reason is not None for reason in reasons)
 
     def add(self, part: bytes) -> bytes:
-        """Read the next *part*. Return the events for the client. Raise `EventTooLarge`."""
+        """
+        Read the next *part* of the stream. Return the events that the client receives.
+
+        Raise `EventTooLarge`.
+        """
         shown: list[bytes] = []
         for data, _, raw in self._reader.feed(part):
             self._note(data)
@@ -555,19 +585,20 @@ class ForwardedAnswer:
 
     def finish(self) -> bytes:
         """
-        Return the rest for the client. The server has closed the connection.
+        Return the rest of the stream, after the server has closed the connection.
 
-        The last event may lack the blank line that ends an event. Raise `BrokenAnswer` if the
-        stream was cut off.
+        Some servers send no blank line after the last event. Raise `BrokenAnswer` if the stream was
+        cut off.
         """
         rest = self._reader.rest
         data = self._reader.end()
-        has_event = rest.strip(b"\r\n") != b"" and not rest.startswith(b":")
+        is_comment = rest.startswith(b":")
+        has_event = rest.strip(b"\r\n") != b"" and not is_comment
         is_whole = data.strip() == DONE or bool(object_in(data))
         if has_event and not is_whole:
             raise BrokenAnswer(SERVER_DIED)
         self._note(data)
-        if not self._first_data or not self._may_end:
+        if not self._first_data or not self._is_complete:
             raise BrokenAnswer(SERVER_DIED)
         if self._is_hidden(data):
             return b""
@@ -579,20 +610,20 @@ class ForwardedAnswer:
         """
         Return the event that ends the stream with *error*.
 
-        *body* is *error* in the form of the stream's API.
+        *body* is the JSON text of *error* in the form of the stream's API.
         """
         if self._path == MESSAGES_PATH:
-            return FAILED_EVENT % body
+            return ANTHROPIC_ERROR_EVENT % body
         if self._path != "/v1/responses":
-            return FAILED % body
+            return OPENAI_ERROR_EVENT % body
         response = as_object(object_in(self._first_data).get("response"))
         last_number: object = object_in(self._last_object).get("sequence_number")
         number = last_number + 1 if isinstance(last_number, int) else 0
         return response_failed(response, number, error.status, error.message)
 
     def _note(self, data: bytes) -> None:
-        """Note what the *data* of an event says about the stream."""
-        data = data.strip()  # JSON may have spaces around it
+        """Update the attributes from the *data* of the next event."""
+        data = data.strip()  # JSON can have spaces around it
         self._first_data = self._first_data or data
         if data == DONE:
             self._done = True
@@ -616,21 +647,23 @@ class ForwardedAnswer:
 
 def written_tokens(reply: JsonFields) -> int | None:
     """
-    Return the number of tokens in the usage of *reply*, a reply or an event. None: it has no usage.
+    Return the number of tokens that the model has written, from the usage of a reply or an event.
 
-    In an event of the Responses API, the usage is a field of the field ``response``.
+    Return None if there is no usage. An event of the Responses API has the usage within the field
+    ``response``.
     """
-    usage = as_object((as_object(reply.get("response")) or reply).get("usage"))
+    holder = as_object(reply.get("response")) or reply
+    usage = as_object(holder.get("usage"))
     tokens = usage.get("completion_tokens", usage.get("output_tokens"))
     return tokens if type(tokens) is int and tokens >= 0 else None
 
 
 def wants_top_logprobs(content: JsonFields) -> bool:
     """
-    Return whether *content* asks for the likeliest tokens of each position, with their logprobs.
+    Return whether *content* asks for the log-probabilities of the likeliest tokens.
 
-    The chat API has their number in ``top_logprobs``, and a flag in ``logprobs``. The completions
-    API has the number in ``logprobs``.
+    In the chat API, ``top_logprobs`` is the number of these tokens, and ``logprobs`` is a flag. In
+    the completions API, ``logprobs`` is the number.
     """
     logprobs = content.get("logprobs")
     is_number = bool(logprobs) and logprobs is not True

@@ -31,7 +31,7 @@ from ..records import (
     RunResult,
     ServiceEvent,
     ServiceRequest,
-    UpstreamCall,
+    UpstreamAttempt,
 )
 
 try:
@@ -194,21 +194,21 @@ class Tracing:
         if request.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         arrived = time.time_ns() - _nanoseconds(request.seconds)
-        for call in request.calls:
+        for attempt in request.attempts:
             about = {
                 "gen_ai.operation.name": operation,
-                "gen_ai.request.model": call.model,
-                "http.response.status_code": call.status or None,
-                "error.type": call.failure,
+                "gen_ai.request.model": attempt.model,
+                "http.response.status_code": attempt.status or None,
+                "error.type": attempt.failure,
             }
-            self._add_client_span(span, arrived, call, about)
+            self._add_client_span(span, arrived, attempt, about)
         span.end()
 
     def _add_client_span(
         self,
         parent: Span,
         origin: int,
-        call: Called | UpstreamCall,
+        call: Called | UpstreamAttempt,
         about: Attributes,
     ) -> None:
         """

@@ -314,7 +314,7 @@ class VllmModel(SingleModel):
             probabilities = await self._ask_by_id(prompts, numbers)
             if probabilities is not None:
                 return probabilities
-        async with nullcontext() if endpoint.by_id is False else endpoint.apart():
+        async with nullcontext() if endpoint.by_id is False else endpoint.without_questions():
             reply = await self._ask(prompts, numbers, by_id=False)
         found = replies.choice_probabilities(self._call("ask"), reply, numbers)
         return dict.fromkeys(choices, 0.0) | found
@@ -400,7 +400,7 @@ class VllmModel(SingleModel):
         call = self._call("write")
         divider = TextDivider(endpoint.spellings, endpoint.spell)
         # A request that reads the likeliest tokens is kept apart from questions by token ids.
-        async with endpoint.apart() if sampling.logprobs else nullcontext():
+        async with endpoint.without_questions() if sampling.logprobs else nullcontext():
             with self._metered("write", len(prompt), observe) as meter:
                 async with endpoint.connection.stream(call, body) as events:
                     arrivals = TokenStream(call, events, meter, body, divider)

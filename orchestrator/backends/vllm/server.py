@@ -47,7 +47,7 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
         return self.cache is not None and self.cache.checkpoints
 
     @asynccontextmanager
-    async def apart(self) -> AsyncGenerator[None]:
+    async def without_questions(self) -> AsyncGenerator[None]:
         """
         Keep a request that reads the likeliest tokens of positions apart from questions by ids.
 
@@ -71,7 +71,7 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
 
     @contextmanager
     def asking_by_id(self) -> Generator[None]:
-        """Count a question by token ids for `apart`."""
+        """Count a question by token ids for `without_questions`."""
         self._asking += 1
         try:
             yield

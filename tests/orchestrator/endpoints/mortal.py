@@ -145,7 +145,7 @@ class MortalEndpoint:
     async def check_unchanged(self) -> None:
         await asyncio.sleep(0)
 
-    def apart(self) -> AbstractAsyncContextManager[None]:
+    def without_questions(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
     def adopt(self, fresh: VllmEndpoint) -> None:

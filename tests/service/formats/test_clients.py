@@ -307,7 +307,7 @@ def test_a_custom_call_that_was_cut_off_is_lost() -> None:
     events = ResponseEvents("r", response(tools=[PATCH]).flat_tools)
     events.add(Delta({}, calls=(Calling(0, "d", "apply_patch", '{"input": "a'),)))
     events.close("incomplete")
-    assert events.lost is events.parts[0]
+    assert events.cut_off_call is events.parts[0]
 
 
 @pytest.mark.parametrize(
