@@ -65,8 +65,8 @@ CHANGED_PACE_RATIO = 2.0
 """
 If repairs are this many times as fast as the steps of the large model alone, forget these steps.
 
-If the large model suddenly is ten times as fast, a run with 2 takes at most 1.1 times as long as
-with the better writer.
+If the large model suddenly is ten times as fast, a run with the ratio 2 takes at most 1.1 times as
+long as with the better writer.
 """
 MAX_METHODS = 64
 """How many methods are remembered. A method with other options counts as another method."""
@@ -83,7 +83,7 @@ class Estimate:
     best_method_seconds: float
     """Seconds by the method, if every run used it and every draft was accepted."""
     beside_seconds: float
-    """Seconds by the large model alone. The other runs do not change what they use."""
+    """Seconds by the large model alone, if no other run changes its writer."""
     alone_seconds: float
     """Seconds by the large model alone, if no run used a method."""
 
@@ -169,7 +169,7 @@ class Auto:
         """
         key = repr((policy, sorted(options.items())))
         record = self._records.pop(key, None) or Record()
-        self._records[key] = record  # at the end, so that the first was not used for the longest
+        self._records[key] = record  # at the end; the first record is the one to forget
         if len(self._records) > MAX_METHODS:
             del self._records[next(iter(self._records))]
         return AutoRun(self, record, max_ahead, large_policy, lead)
@@ -184,7 +184,7 @@ class AutoRun:
     record: Record
     """What all runs of its method measured."""
     max_ahead: int
-    """The most drafts ahead."""
+    """How many drafts the run makes ahead at most."""
     large_policy: Policy | None = None
     """The policy with which the large model writes alone; None if the run does not decide."""
     lead: int = 0
@@ -193,7 +193,7 @@ class AutoRun:
     """The last decision that was read from the events. None: there was none."""
     _evidence: Evidence = field(default_factory=Evidence)  # the verdicts of this run
     _verdicts: int = 0  # the number of these verdicts
-    _accepted: dict[int, bool] = field(default_factory=dict[int, bool])  # by uncommitted step
+    _accepted: dict[int, bool] = field(default_factory=dict[int, bool])  # by the step's index
     _step_began: float = 0.0  # when the last step was committed, or the writer changed
     _step_tokens: int = 0  # tokens that were committed since the step began
     _step_runs: int = 0  # runs that used a method when the step began
@@ -210,9 +210,9 @@ class AutoRun:
     @property
     def may_hedge(self) -> bool:
         """
-        Whether hedges are allowed, because no other run uses the large model.
+        Whether hedges are allowed. A hedge is a repair that starts before the verdict on its draft.
 
-        A hedge is a repair that starts before the verdict on its draft.
+        They are allowed if no other run uses the large model, and no requests queue at its server.
         """
         server = self.auto.server_load
         return server.runs == 1 and not server.busy
@@ -492,7 +492,8 @@ class AutoRun:
         Measure a step of the large model that took *seconds*.
 
         The first step after a change of the writer is not measured, because its request also reads
-        the whole chain.
+        the whole chain. If no step of the method is measured yet, add the steps that the prior
+        expects.
         """
         auto = self.auto
         prior = auto.prior

@@ -34,7 +34,7 @@ MIN_STEPS = 3
 """
 The least number of steps with which a crowd counts as measured.
 
-One step is not enough: the first request of a server may take twice as long as later requests.
+One step is not enough, because the first request of a server may take twice as long as later ones.
 """
 FRESH_STEPS = 128
 """
@@ -152,10 +152,10 @@ class Timings:
 
     def measured_runs(self, runs: int, now: float) -> int:
         """
-        Return how many runs at once are measured, such as 7 for 4 to 7 runs. 0: none.
+        Return up to how many runs at once the time is measured, such as 7 for 4 to 7 runs. 0: none.
 
         Crowds that are larger than *runs* do not count. A crowd counts as measured if the fresh
-        means have a step for each of its runs.
+        means have a step for each of its runs, and at least `MIN_STEPS` steps.
         """
         for crowd in range(runs.bit_length(), 0, -1):
             count = sum(

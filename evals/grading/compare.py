@@ -303,8 +303,8 @@ async def _same_quantities(answer: Quantity, gold: Quantity, algebra: Algebra) -
     if _units_differ(answer.unit, gold.unit):
         return False
     if answer.value is not None and gold.value is not None:
-        # The answer and the gold are equal even if one of them lacks "%". But a gold below 1 without
-        # "%" is a share: 0.25 is not 0.25%.
+        # The answer and the gold are equal even if one of them lacks "%". But a gold below 1
+        # without "%" is a share: 0.25 is not 0.25%.
         added = "percent" in answer.unit and "percent" not in gold.unit
         wrongly_added = added and abs(answer.value) < 1
         if answer.value == gold.value and not wrongly_added:
