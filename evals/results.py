@@ -1,8 +1,8 @@
 """
 The results of a run: the figures of every arm, compared with those of a baseline arm.
 
-The oracle is one more row: an upper bound for methods that choose a model for each problem. This
-module also makes the tables of a run.
+The oracle is one more row. It is an upper bound for methods that choose one model for each problem.
+This module also makes the tables of a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .store import Place
 
 Z = 1.96  # standard deviations from the mean; 95% of a normal distribution lie within them
 RESAMPLES = 2000  # resamples of a bootstrap
-BISECTIONS = 60  # steps of a bisection; a float has 53 bits, so that more steps change nothing
+BISECTIONS = 60  # steps of a bisection; a float has 53 bits, and more steps change nothing
 RIGHT = ""  # the key of all right answers, when answers are counted
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 ORACLE = "oracle (bound)"
@@ -88,7 +88,11 @@ class SeveralSamples:
     best: Interval
     """pass@k: the share of problems of which at least one sample is right."""
     majority: Interval
-    """maj@k: the share of problems whose most frequent answer is right. In a tie the first wins."""
+    """
+    maj@k: the share of problems whose most frequent answer is right.
+
+    If several answers are the most frequent, the first of them counts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,9 @@ class Result:
     """The arm's accuracy minus the baseline's."""
     p: float | None
     """
-    The p-value of McNemar's exact test. None with several samples of each problem: they depend on
-    each other, but the test assumes that they do not.
+    The p-value of McNemar's exact test. None: each problem has several samples.
+
+    The samples of one problem depend on each other, but the test assumes independent samples.
     """
     seconds: float
     """The mean of the wall seconds of a sample."""
@@ -117,18 +122,19 @@ class Result:
     first: float | None
     """The median of the seconds to the first step. None: no sample has a step."""
     ratio: Interval
-    """Wall time of all samples, divided by the baseline's on the same problems."""
+    """The wall time of all samples, divided by the wall time of the baseline's samples."""
     spent: Mapping[Party, Mapping[str, float]]
     """The mean per sample of each field of a party's `Account`."""
     accept_rate: float | None
     """The share of accepted drafts; None for an arm that judges no drafts."""
     steps: Mapping[str, float]
     """
-    The mean number of steps per sample. "small" and "large" are the kept steps of a model,
-    "rejected" and "lost" are drafts.
+    The mean number of steps per sample.
+
+    "small" and "large" are the kept steps of a model. "rejected" and "lost" are drafts.
     """
     outcomes: Mapping[Outcome, int]
-    """The number of samples with each outcome, and the number of degraded ones."""
+    """The number of samples with each outcome. A degraded sample counts under two outcomes."""
     truncated_but_right: int
     """The number of truncated samples whose answer is right."""
     several: SeveralSamples | None = None
@@ -142,11 +148,16 @@ class Result:
 
     @property
     def kind(self) -> ArmKind:
-        """The kind of the arm. Only the oracle is a "bound": it is computed, and no arm ran it."""
+        """
+        The kind of the arm.
+
+        Only the oracle is a "bound", because it is computed and not run. Only a control has a
+        method that it is like.
+        """
         return KINDS.get(self.name) or ("control" if self.arm.like else "method")
 
     def total(self, quantity: str, *parties: Party) -> float:
-        """Return the sum of a *quantity*, such as "kept", over *parties*; over all by default."""
+        """Return the sum of a *quantity*, such as "kept", over *parties* (by default over all)."""
         return sum(self.spent[party][quantity] for party in parties or PARTIES)
 
     @property
@@ -183,9 +194,9 @@ def complete(
     A problem is complete if *done* has *repeats* samples of it by each of *arms*.
     """
     names = {arm.name for arm in arms}
+    # Problem i has the samples i * repeats to (i + 1) * repeats - 1.
     counts = Counter(number // repeats for number, name in done if name in names)
     needed = repeats * len(arms)
-    # The samples of problem i have the numbers from i * repeats on.
     numbers = [
         problem * repeats + repeat
         for problem, count in sorted(counts.items())
@@ -225,7 +236,7 @@ def compare_arms(
 
 
 def summarise(samples: Sequence[Sample], arms: Sequence[Arm]) -> list[Result]:
-    """Compare *arms* with the default baseline. All of them solved the same problems once."""
+    """Compare *arms* with the default baseline. All arms solved the same problems once."""
     by_arm = {arm.name: [sample for sample in samples if sample.arm == arm.name] for arm in arms}
     return _compare(by_arm, arms, 1, default_baseline(arms))
 
@@ -245,11 +256,11 @@ def _compare(
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     """
-    Return what a perfect choice of a model for each problem would give, if choosing cost no time.
+    Return the samples of the oracle, which chooses the best model for each problem in no time.
 
-    The oracle takes the small model's sample if this is right, otherwise the large model's. No
-    method that chooses one model for each problem can be better. A method that uses both models
-    within one problem can be better. Return [] unless both models ran alone.
+    The oracle takes the small model's sample if this sample is right, otherwise the large model's
+    sample. No method that chooses one model for each problem can be better. A method that uses both
+    models within one problem can be better. Return [] unless both models ran alone.
     """
     large = by_arm.get(LARGE.name) or by_arm.get(PLAIN.name)
     if not large or SMALL.name not in by_arm:
@@ -265,7 +276,7 @@ def _result(
     baseline: Sequence[Sample],
     repeats: int,
 ) -> Result:
-    """Compute the figures of *arm* from its *samples* and those of the *baseline*."""
+    """Compute the figures of *arm* from its *samples* and the samples of the *baseline*."""
     seconds = [sample.seconds for sample in samples]
     baseline_seconds = [sample.seconds for sample in baseline]
     firsts = [sample.first for sample in samples if sample.first is not None]
@@ -306,10 +317,10 @@ def _mean_steps(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _accept_rate(samples: Sequence[Sample]) -> float | None:
-    """Return the share of accepted drafts; None if nothing was drafted, or nothing was judged."""
+    """Return the share of accepted drafts. None: nothing was drafted, or nothing was judged."""
     ledgers = [sample.ledger for sample in samples]
     drafts = sum(ledger.drafts for ledger in ledgers)
-    # A judge that costs no tokens shows in the repairs only.
+    # If judging costs no tokens, only the repairs tell that drafts were judged.
     judging = any(getattr(ledger, party).judging for ledger in ledgers for party in PARTIES)
     judged = judging or any(step.repair for sample in samples for step in sample.steps)
     if not drafts or not judged:
@@ -364,7 +375,7 @@ def disagreements(ours: Sequence[Sample], theirs: Sequence[Sample]) -> tuple[int
 
 def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int) -> Interval:
     """
-    Return the accuracy of *ours* minus that of *theirs* on the same problems.
+    Return the accuracy of *ours* minus the accuracy of *theirs* on the same problems.
 
     With one sample of each problem the interval is Tango's (`difference`). With several samples
     it is a bootstrap interval (`bootstrap_mean`).
@@ -377,7 +388,7 @@ def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats:
 
 
 def by_problem(values: Sequence[float], repeats: int) -> list[float]:
-    """Return the sum for each problem. *values* has *repeats* values of each, one after another."""
+    """Return the sum of each problem's values. Each problem has *repeats* values in a row."""
     starts = range(0, len(values), repeats)
     return [sum(values[start : start + repeats]) for start in starts]
 
@@ -398,9 +409,9 @@ def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interva
     """
     Return the mean of *values* with a bootstrap interval over the problems.
 
-    *values* has *repeats* values of each problem, one after another, from *least* to 1. The
-    bootstrap also draws from two imagined problems: all values of one are *least*, all values of
-    the other are 1. They stand for kinds of problems that were too rare to be measured.
+    Each problem has *repeats* values in a row, and each value is from *least* to 1. The bootstrap
+    also draws from two imagined problems. All values of the first are *least*, all values of the
+    second are 1. These two stand for kinds of problems that were too rare to be measured.
     """
     sums = [*by_problem(values, repeats), least * repeats, repeats]
     drawn = bootstrap_ratio(sums, [repeats] * len(sums))
@@ -422,7 +433,8 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     Return the sum of *ours* divided by the sum of *theirs*, with a percentile bootstrap interval.
 
     Both have one value for each problem, and the bootstrap draws problems. The percentiles are
-    further out than 2.5% and 97.5%, as these are too narrow for few problems (Hesterberg 2015).
+    further out than 2.5% and 97.5%, because with few problems the interval between these two is
+    too narrow (Hesterberg 2015).
     """
     rng = random.Random(0)
     n = len(ours)
@@ -430,12 +442,13 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     for _ in range(RESAMPLES):
         resample = rng.choices(range(n), k=n)
         total = sum(theirs[i] for i in resample)
-        if total:  # A problem that is too long for the context takes no time at all.
+        if total:  # The total is 0 if all drawn problems were too long for the context.
             ratios.append(sum(ours[i] for i in resample) / total)
     ratios.sort()
     degrees_of_freedom = max(1, n - 1)
-    # The quantile of Student's distribution, within 1% from six problems on.
+    # This approximates the quantile of Student's distribution. The error is below 1% from n = 6 on.
     student = Z + 2.37 / degrees_of_freedom + 2.82 / degrees_of_freedom**2
+    # The variance of a bootstrap of n values is too small by the factor (n - 1) / n.
     tail = NormalDist().cdf(-student * math.sqrt(n / degrees_of_freedom))
     skipped = int(tail * len(ratios))  # at each end
     return Interval(
@@ -449,12 +462,13 @@ def mcnemar(gained: int, lost: int) -> float:
     """
     Return the p-value of McNemar's test (1947), by the exact binomial distribution.
 
-    This is the probability that gains and losses differ at least as much as *gained* and *lost*, if
-    a gain is as likely as a loss.
+    The p-value is the probability that gains and losses differ at least as much as *gained* and
+    *lost*, if a gain is as likely as a loss.
     """
     n = gained + lost
-    splits = sum(math.comb(n, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, 2 * splits / (1 << n))
+    outcomes = 1 << n  # 2 to the power of n
+    outcomes_as_uneven = 2 * sum(math.comb(n, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, outcomes_as_uneven / outcomes)
 
 
 def difference(n: int, gained: float, lost: float) -> Interval:
@@ -462,29 +476,29 @@ def difference(n: int, gained: float, lost: float) -> Interval:
     Return the difference of two shares of the same *n* problems, with Tango's interval (1998).
 
     The interval has a width even if both arms agree on every problem. A bootstrap interval would
-    have none.
+    then have the width 0.
     """
     value = (gained - lost) / n
 
-    def edge(outer: float, sign: int) -> float:
-        # Find the true difference from which the observed one is Z standard errors away. It lies
-        # between `inner`, which is inside of the interval, and `outer`, which is outside. `sign` is
-        # 1 for the upper end of the interval, and -1 for the lower end.
+    def edge(outer: float) -> float:
+        # Find the true difference that is Z standard errors away from the observed difference. The
+        # result lies between `inner` (inside the interval) and `outer` (outside).
         inner = value
         for _ in range(BISECTIONS):
             middle = (inner + outer) / 2
-            if sign * _statistic(n, gained, lost, middle) > -Z:
+            is_inside = abs(_statistic(n, gained, lost, middle)) < Z
+            if is_inside:
                 inner = middle
             else:
                 outer = middle
         return inner
 
-    return Interval(value, low=edge(-1.0, -1), high=edge(1.0, 1))
+    return Interval(value, low=edge(-1.0), high=edge(1.0))
 
 
 def _statistic(n: int, gained: float, lost: float, true: float) -> float:
-    """Return how many standard errors the observed difference is above the assumed *true* one."""
-    # As in Tango 1998: q is the most likely share of losses, if the true difference is as assumed.
+    """Return how many standard errors the observed difference is above the *true* difference."""
+    # As in Tango 1998, q is the most likely share of losses if *true* is the true difference.
     b = (2 * n - gained + lost) * true - gained - lost
     q = (math.sqrt(max(0.0, b * b + 8 * n * lost * true * (1 - true))) - b) / (4 * n)
     variance = n * (2 * q + true * (1 - true))
@@ -500,8 +514,8 @@ def tables(results: Sequence[Result], baseline: str = LARGE.name) -> list[Table]
     """
     Return tables with one row for each arm, compared with the *baseline*.
 
-    The first table has the accuracy. The second one has time and tokens. With several samples of
-    each problem, a third one has pass@k and maj@k. Each table fits into 80 columns unless an arm
+    The first table has the accuracy. The second table has time and tokens. With several samples of
+    each problem, a third table has pass@k and maj@k. Each table fits into 80 columns unless an arm
     has a long name. `small_print` explains the columns.
     """
     parts = [
@@ -513,10 +527,10 @@ def tables(results: Sequence[Result], baseline: str = LARGE.name) -> list[Table]
 
 
 def _aligned(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Make a table. The keys of a row are the columns. The first column has the names of arms."""
+    """Make a table. The keys of a row name the columns. The first column has the arms' names."""
     rendered = Table(box=None, padding=(0, 1, 0, 0))
     name, *figures = rows[0]
-    rendered.add_column(name, overflow="fold")  # A name may take several lines.
+    rendered.add_column(name, overflow="fold")  # A long name takes several lines.
     for column in figures:
         rendered.add_column(column, justify="right", no_wrap=True)
     for row in rows:
@@ -558,7 +572,7 @@ def _accuracy_row(result: Result, baseline: str) -> dict[str, str]:
 
 
 def _short(baseline: str) -> str:
-    """Return the name of the *baseline* for the head of a column."""
+    """Return the name of the *baseline* as the head of a column has it."""
     return baseline.removesuffix(" alone")
 
 

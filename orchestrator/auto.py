@@ -3,6 +3,9 @@ Choose who writes the next steps of a run: its method, or the large model alone.
 
 `Auto` holds what all runs of a solver measured, `AutoRun` the evidence of one run. A run reads its
 own events, and decides before each step. The same events in the same order give the same decisions.
+
+A shadow draft is a draft of a step that the large model writes itself. It is never committed, and
+only measures the method.
 """
 
 from __future__ import annotations
@@ -43,28 +46,30 @@ KEPT_SHARE_PER_STEP = 0.9
 """
 At each step, the weights of a run's older verdicts are multiplied by this.
 
-About ten verdicts count, because rejections come in bursts of 2 to 7 steps in the logged runs.
+With 0.9, about the last ten verdicts count. In the logged runs, rejections come in bursts of 2 to 7
+steps.
 """
 MARGIN_TIME_SHARE = 0.03
 """
 A change of the writer has to save at least this share of a step's time.
 
-Smaller differences are noise: two measurements of the same step differ by about as much.
+Smaller differences are noise. Two measurements of the same step differ by about 3%.
 """
 SHADOW_TIME_SHARE = 0.15
 """
 The share of the large model's time that shadow drafts may take.
 
-On a shared card a draft and a verdict delay the large model by a third to a half of their seconds.
+If both models share a GPU, a shadow draft of 1 s delays the large model by 0.3 to 0.5 s.
 """
 CHANGED_PACE_RATIO = 2.0
 """
 If repairs are this many times as fast as the steps of the large model alone, forget these steps.
 
-With 2, a run stays within 1.1 of the better choice after the large model became ten times as fast.
+If the large model suddenly is ten times as fast, a run with the ratio 2 takes at most 1.1 times as
+long as with the better writer.
 """
 MAX_METHODS = 64
-"""The number of methods with their options that are remembered."""
+"""How many methods are remembered. A method with other options counts as another method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +78,18 @@ class Estimate:
 
     accept_rate: float
     """The share of accepted drafts."""
-    method: float
+    method_seconds: float
     """Seconds by the method, if every run used it."""
-    accepted: float
-    """Seconds by the method, if every run used it and the draft is accepted."""
-    beside: float
-    """Seconds by the large model alone, while the other runs go on with what they use now."""
-    alone: float
+    best_method_seconds: float
+    """Seconds by the method, if every run used it and every draft was accepted."""
+    beside_seconds: float
+    """Seconds by the large model alone, if no other run changes its writer."""
+    alone_seconds: float
     """Seconds by the large model alone, if no run used a method."""
 
     def __str__(self) -> str:
         return (
-            f"method {self.method:.3g} s a step, large alone {self.alone:.3g} s,"
+            f"method {self.method_seconds:.3g} s a step, large alone {self.alone_seconds:.3g} s,"
             f" {self.accept_rate:.0%} of drafts accepted"
         )
 
@@ -98,7 +103,7 @@ class Record:
     timings: Timings = field(default_factory=Timings)
     """Accepted and rejected steps, by the number of runs that used a method."""
     repairs: MeanStep = field(default_factory=lambda: MeanStep(window=10))
-    """The mean of the large model's latest repairs, each from its first token on."""
+    """The mean of the large model's latest repairs. Each is measured from its first token on."""
     explained: bool = False
     """Whether the log says why a run went on with the large model alone."""
 
@@ -112,22 +117,27 @@ class Auto:
     server_load: ServerLoad = field(default_factory=ServerLoad)
     """The large model's server, and the runs that use it."""
     steps: float = 0.0
-    """The clock of all measurements: steps that each run has committed so far, on average."""
+    """The mean number of steps that a run has committed. Measurements are dated by this number."""
     timings: Timings = field(default_factory=Timings)
     """Steps of the large model, by the number of all runs."""
     method_runs: set[AutoRun] = field(default_factory=set["AutoRun"])
     """The runs that use a method now."""
-    load: float = 1.0
+    slowdown: float = 1.0
     """
-    How much longer a step takes because runs use the method, as a mean over all runs.
+    The factor by which the use of methods lengthens a step, as a mean over all runs.
 
-    It is the time of a step if each run chooses what is best for itself, divided by the time if no
-    run uses a method. Above 1 the runs that use a method cost the others more than they gain.
+    For one run it is min(method_seconds, beside_seconds) / alone_seconds, from its `Estimate`.
+    Above 1, the runs that use a method cost the other runs more than they gain.
     """
     shadow_run: AutoRun | None = None
-    """The run that has a shadow draft under way; None if there is none."""
+    """The run that has a shadow draft under way. None: there is no shadow draft."""
     shadow_debt: float = 0.0
-    """Seconds of shadow drafts that the large model's steps have not made up for yet."""
+    """
+    Seconds of the last shadow draft that are not paid back.
+
+    Each step of the large model alone pays back `SHADOW_TIME_SHARE` of its seconds.
+    """
+    # By the method with its options. The method that was used last is at the end.
     _records: dict[str, Record] = field(default_factory=dict[str, Record])
 
     @property
@@ -136,10 +146,10 @@ class Auto:
         limit = 1.0
         if self.method_runs:
             limit += MARGIN_TIME_SHARE
-        return self.load > limit
+        return self.slowdown > limit
 
     def large(self, kind: Literal["alone", "beside"]) -> MeanStep | None:
-        """Return the large model's mean step with as many runs as now; None if not measured."""
+        """Return the large model's mean step with the present number of runs. None: unknown."""
         return self.timings.mean(kind, self.server_load.runs)
 
     def run(
@@ -153,12 +163,13 @@ class Auto:
         """
         Begin a run of the method *policy* with its *options*, at most *max_ahead* drafts ahead.
 
-        The large model drafts the first *lead* steps. The run may switch to *large_policy*, with
-        which the large model writes alone. None: the run does not decide.
+        The large model drafts the first *lead* steps. With *large_policy* the large model writes
+        alone, and the run decides between this policy and the method. None: the run does not
+        decide.
         """
         key = repr((policy, sorted(options.items())))
         record = self._records.pop(key, None) or Record()
-        self._records[key] = record  # moves to the end, so that the first is the oldest
+        self._records[key] = record  # at the end; the first record is the one to forget
         if len(self._records) > MAX_METHODS:
             del self._records[next(iter(self._records))]
         return AutoRun(self, record, max_ahead, large_policy, lead)
@@ -173,17 +184,17 @@ class AutoRun:
     record: Record
     """What all runs of its method measured."""
     max_ahead: int
-    """The most drafts ahead."""
+    """How many drafts the run makes ahead at most."""
     large_policy: Policy | None = None
     """The policy with which the large model writes alone; None if the run does not decide."""
     lead: int = 0
     """The number of first steps that the large model drafts."""
-    decided: Decided | None = None
-    """The last decision that was read."""
-    _evidence: Evidence = field(default_factory=Evidence)
-    _verdicts: int = 0  # how many verdicts the evidence took in
-    _accepted: dict[int, bool] = field(default_factory=dict[int, bool])  # of uncommitted steps
-    _step_began: float = 0.0  # when the last step was committed
+    last_decision: Decided | None = None
+    """The last decision that was read from the events. None: there was none."""
+    _evidence: Evidence = field(default_factory=Evidence)  # the verdicts of this run
+    _verdicts: int = 0  # the number of these verdicts
+    _accepted: dict[int, bool] = field(default_factory=dict[int, bool])  # by the step's index
+    _step_began: float = 0.0  # when the last step was committed, or the writer changed
     _step_tokens: int = 0  # tokens that were committed since the step began
     _step_runs: int = 0  # runs that used a method when the step began
     _alone_steps: int = 0  # steps that the large model has written alone without a break
@@ -194,11 +205,15 @@ class AutoRun:
     @property
     def ahead(self) -> int:
         """How many drafts may be made ahead now."""
-        return self.max_ahead if self.decided is None else self.decided.ahead
+        return self.max_ahead if self.last_decision is None else self.last_decision.ahead
 
     @property
     def may_hedge(self) -> bool:
-        """Whether drafts may be hedged: no other run uses the large model."""
+        """
+        Whether hedges are allowed. A hedge is a repair that starts before the verdict on its draft.
+
+        They are allowed if no other run uses the large model, and no requests queue at its server.
+        """
         server = self.auto.server_load
         return server.runs == 1 and not server.busy
 
@@ -208,44 +223,51 @@ class AutoRun:
 
     def policy(self, method: Policy) -> Policy:
         """Return the policy of the next steps: the *method*, or the large model alone."""
-        if self.large_policy is None or self.decided is None or self.decided.choice == "method":
+        decision = self.last_decision
+        if self.large_policy is None or decision is None or decision.choice == "method":
             return method
         return self.large_policy
 
     def decide(self, index: int) -> Decided | None:
-        """Decide who writes step *index*; None if this was decided, or if nothing changes."""
-        before = self.decided
+        """
+        Decide who writes step *index*. None: this was decided before, or nothing changes.
+
+        A decision is used once `read` gets it back as an event.
+        """
+        before = self.last_decision
         if self.large_policy is None or (before is not None and before.index == index):
             return None
         decision = self._choose(index)
-        if before is None or decision.shadow or _outcome(before) != _outcome(decision):
+        if before is None or decision.shadow or _reported(before) != _reported(decision):
             return decision
         return None
 
     def estimate(self) -> Estimate | None:
-        """Return what to expect of the next step; None if too little is measured."""
+        """Return what to expect of the next step. None: too little is measured."""
         auto = self.auto
         timings = self.record.timings
         runs = timings.measured_runs(auto.server_load.runs, auto.steps)
-        accepted = timings.mean("accepted", runs)
-        rejected = timings.mean("rejected", runs)
-        alone = auto.large("alone")
-        if accepted is None or rejected is None or alone is None:
+        accepted_step = timings.mean("accepted", runs)
+        rejected_step = timings.mean("rejected", runs)
+        alone_step = auto.large("alone")
+        if accepted_step is None or rejected_step is None or alone_step is None:
             return None
-        beside = auto.large("beside") or alone
-        rate = self._evidence.rate(self.record.evidence.rate(auto.prior.accept_rate))
-        # All seconds are those of a step that is as long as the method's mean step.
-        tokens = rate * accepted.tokens + (1 - rate) * rejected.tokens
+        beside_step = auto.large("beside") or alone_step
+        # The method's rate starts at the prior's rate. The run's rate starts at the method's rate.
+        method_rate = self.record.evidence.rate(auto.prior.accept_rate)
+        rate = self._evidence.rate(method_rate)
+        # All seconds are for a step with as many tokens as the method's mean step.
+        tokens = rate * accepted_step.tokens + (1 - rate) * rejected_step.tokens
         return Estimate(
             accept_rate=rate,
-            method=rate * accepted.seconds + (1 - rate) * rejected.seconds,
-            accepted=accepted.pace * tokens,
-            beside=beside.pace * tokens,
-            alone=alone.pace * tokens,
+            method_seconds=rate * accepted_step.seconds + (1 - rate) * rejected_step.seconds,
+            best_method_seconds=accepted_step.pace * tokens,
+            beside_seconds=beside_step.pace * tokens,
+            alone_seconds=alone_step.pace * tokens,
         )
 
     def _choose(self, index: int) -> Decided:
-        """Return the decision about step *index*, whether it changes anything or not."""
+        """Return the decision about step *index*, even if the decision changes nothing."""
         server = self.auto.server_load
         estimate = self.estimate()
         objection = self._objection(estimate)
@@ -260,20 +282,23 @@ class AutoRun:
         if not objection:
             return decision
         reason = f"{objection}: {estimate}" if estimate else objection
+        advice = server.advice
+        if estimate and not advice:
+            advice = f"{reason}: run `stepspec tune`"
         return replace(
             decision,
             choice="large",
-            ahead=1,  # above 0, a model may keep its request open between steps: `OPEN_REQUESTS`
+            ahead=1,  # with 0, a model cannot keep its request open between steps (`OPEN_REQUESTS`)
             reason=reason,
-            advice=server.advice or (f"{reason}: run `stepspec tune`" if estimate else ""),
+            advice=advice,
             shadow=self._may_shadow(index, estimate),
         )
 
     def _objection(self, estimate: Estimate | None) -> str:
-        """Say why the method must not write the next step; empty if it may."""
+        """Say why the method must not write the next step. Empty: the method may write it."""
         auto = self.auto
         server = auto.server_load
-        if server.full:  # each verdict would read its whole chain again
+        if server.full:  # the cache would lose chains, and verdicts would read them again
             return "the chains of all runs fill the large model's cache"
         if auto.prior.runs is not None and server.runs > auto.prior.runs:
             return f"by `prior.runs`, more than {auto.prior.runs} runs at once save no time"
@@ -281,19 +306,19 @@ class AutoRun:
             return "the method is not measured yet"
         # Leave the method only if it is clearly slower. Take it only if it is clearly faster.
         margin = MARGIN_TIME_SHARE if self._uses_method else -MARGIN_TIME_SHARE
-        if estimate.method >= (1 + margin) * estimate.beside:
+        if estimate.method_seconds >= (1 + margin) * estimate.beside_seconds:
             return "the method is slower"
         if auto.crowded:
             return "the method slows other runs down"
         users = len(auto.method_runs)
         measured = self.record.timings.measured_runs(server.runs, auto.steps)
-        # A run may join a measured crowd, and a crowd of the next size: after 1 run, 2 to 3 runs.
+        # If n runs at once are measured, this run may join up to 2n runs that use a method.
         if not self._uses_method and users > 2 * measured:
             return f"more than {users} runs at once are not measured yet"
         return ""
 
     def _may_shadow(self, index: int, estimate: Estimate | None) -> bool:
-        """Return whether the method may draft step *index* in the shadow of the large model."""
+        """Return whether the method may make a shadow draft of step *index*."""
         auto = self.auto
         if index < self.lead or auto.large("alone") is None or auto.server_load.strained:
             return False
@@ -301,14 +326,15 @@ class AutoRun:
             return False
         if estimate is None:
             return True
-        # Otherwise the method would not be used even if all its drafts were accepted.
-        return not auto.crowded and estimate.accepted < estimate.alone
+        # Test the method only if it would win with all drafts accepted.
+        return not auto.crowded and estimate.best_method_seconds < estimate.alone_seconds
 
     # Observe.
 
     def read(self, moment: Moment) -> None:
         """Learn from the next event of the run."""
-        at = round(moment.at, 6)  # as in a trace on disk, which gives the same decisions
+        # A trace on disk has rounded times. With the same rounding, a replay decides the same.
+        at = round(moment.at, 6)
         event = moment.event
         match event:
             case Started(policy=policy):
@@ -318,14 +344,14 @@ class AutoRun:
                     self.auto.method_runs.add(self)
                 self._begin_step(at)
             case Decided():
-                self._decided(at, event)
+                self._follow(at, event)
             case Called(role="large"):
                 self.auto.server_load.grow(self, event.prompt + event.written)
                 self._compare_pace(event)
             case Shadowed():
                 self._end_shadow(at)
                 self._judge(accepts(event.verdict))
-                self._learn(event.drafting, event.judging, max(1, len(event.draft.tokens)))
+                self._add_steps(event.drafting, event.judging, max(1, len(event.draft.tokens)))
             case Judged(index, draft, verdict) if draft.author == "small" and accepts(verdict):
                 self._accepted[index] = True
             case Repaired(index):
@@ -343,7 +369,7 @@ class AutoRun:
                 pass
 
     def close(self) -> None:
-        """The run is over: its chain takes no more room."""
+        """Forget the run, because it is over."""
         self.auto.server_load.leave(self)
         self.auto.method_runs.discard(self)
         self._end_shadow(self._step_began)
@@ -354,27 +380,27 @@ class AutoRun:
         self._step_tokens = 0
         self._step_runs = len(self.auto.method_runs)
 
-    def _decided(self, at: float, decision: Decided) -> None:
+    def _follow(self, at: float, decision: Decided) -> None:
         """Follow the *decision*. If the writer changes, a new step begins."""
-        if self.decided is None or self.decided.choice != decision.choice:
+        if self.last_decision is None or self.last_decision.choice != decision.choice:
             if decision.choice == "method":
                 self.auto.method_runs.add(self)
             else:
                 self.auto.method_runs.discard(self)
             self._begin_step(at)
             self._alone_steps = 0
-        self.decided = decision
+        self.last_decision = decision
         if decision.shadow:
             self.auto.shadow_run = self
             self._shadow_began = at
 
     def _end_shadow(self, at: float) -> None:
         """
-        If this run has a shadow draft under way, it ends *at*: its seconds become a debt.
+        End the shadow draft of this run, if it has one, at the time *at*.
 
-        If requests wait at the server, at most the time of `max_ahead` + 1 steps of the large
-        model is charged: the draft spent the rest in the queue. While the method is not measured,
-        the time of one step of the large model is not charged.
+        Its duration becomes the debt (`Auto.shadow_debt`). If requests wait at the server, the debt
+        is at most the time of `max_ahead` + 1 steps of the large model, because the draft spent the
+        rest in the queue. Until the method is measured, the debt is less by the time of one step.
         """
         auto = self.auto
         if auto.shadow_run is not self:
@@ -390,8 +416,12 @@ class AutoRun:
             seconds -= alone.seconds
         auto.shadow_debt = max(0.0, seconds)
 
-    def _learn(self, draft: float, verdict: float, tokens: float) -> None:
-        """Add the steps that the seconds of a *draft* and of its *verdict* stand for."""
+    def _add_steps(self, draft: float, verdict: float, tokens: float) -> None:
+        """
+        Compute what an accepted and a rejected step would take, and add both to the timings.
+
+        *draft* and *verdict* are the seconds of a draft of *tokens* tokens and of its verdict.
+        """
         alone = self.auto.large("alone")
         if alone is None:
             return
@@ -405,7 +435,7 @@ class AutoRun:
         """
         Forget the large model's own steps if its repairs are much faster.
 
-        Only a run without others compares: in a crowd, the pace depends on who uses the server.
+        Only a single run compares. With several runs, the pace depends on what the others do.
         """
         auto = self.auto
         alone = auto.large("alone")
@@ -420,13 +450,14 @@ class AutoRun:
 
     def _judge(self, accepted: bool) -> None:
         """
-        Add a verdict to the evidence of the run, and to that of the method.
+        Add a verdict to the evidence of the run and to the evidence of the method.
 
-        In the method's evidence the first verdicts of a run have the most weight, and the weights
-        of all runs together stay below `WINDOW_STEPS`.
+        In the method's evidence the first verdicts of a run have the most weight. The weights of
+        all runs together stay at most `WINDOW_STEPS`.
         """
         self._evidence.add(accepted)
         weight = KEPT_SHARE_PER_STEP**self._verdicts
+        # If the sum of all weights is WINDOW_STEPS, it loses *weight* here, and gets it back below.
         self.record.evidence.fade(1 - weight / WINDOW_STEPS)
         self.record.evidence.add(accepted, weight)
         self._verdicts += 1
@@ -437,7 +468,7 @@ class AutoRun:
         self._step_tokens += len(event.step.tokens)
         accepted = self._accepted.pop(event.index, None)
         if accepted is None and event.step.author == "small":
-            return  # the beginning of a rejected draft: the step ends with its repair
+            return  # This is the beginning of a rejected draft. The step ends with its repair.
         auto.steps += 1 / auto.server_load.runs
         self._evidence.fade(KEPT_SHARE_PER_STEP)
         seconds = at - self._step_began
@@ -450,14 +481,19 @@ class AutoRun:
             self._wrote_alone(seconds)
         self._begin_step(at)
         if estimate := self.estimate():
-            load = min(estimate.method, estimate.beside) / estimate.alone
-            auto.load += (load - auto.load) / auto.server_load.runs
+            slowdown = (
+                min(estimate.method_seconds, estimate.beside_seconds) / estimate.alone_seconds
+            )
+            # This is a running mean. With n runs, each run has 1/n of the weight.
+            auto.slowdown += (slowdown - auto.slowdown) / auto.server_load.runs
 
     def _wrote_alone(self, seconds: float) -> None:
         """
         Measure a step of the large model that took *seconds*.
 
-        The first step after a change is not measured, because it reads the chain, too.
+        The first step after a change of the writer is not measured, because its request also reads
+        the whole chain. If no step of the method is measured yet, add the steps that the prior
+        expects.
         """
         auto = self.auto
         prior = auto.prior
@@ -469,10 +505,10 @@ class AutoRun:
         self._alone_steps += 1
         alone = auto.large("alone")
         if alone and prior.verdict_seconds is not None and not self.record.timings.means:
-            for _ in range(MIN_STEPS):  # so that the prior alone counts as measured
-                self._learn(prior.pace * alone.seconds, prior.verdict_seconds, alone.tokens)
+            for _ in range(MIN_STEPS):  # with fewer steps, the method would not count as measured
+                self._add_steps(prior.pace * alone.seconds, prior.verdict_seconds, alone.tokens)
 
 
-def _outcome(decision: Decided) -> tuple[object, ...]:
-    """Return what a change of the decision is about."""
+def _reported(decision: Decided) -> tuple[object, ...]:
+    """Return the fields of the decision whose change has to be reported."""
     return decision.choice, decision.ahead, bool(decision.advice)

@@ -1,7 +1,7 @@
 """
-What a step takes by a method and by the large model alone, and how likely its draft is accepted.
+The time of a step by a method and by the large model alone, and the rate of accepted drafts.
 
-Nothing here knows a run or a server. A crowd is a number of runs at once. Crowds of the same bit
+This module knows no run and no server. A crowd is a number of runs at once. Crowds of the same bit
 length are measured together: 1 run, 2 to 3 runs, 4 to 7 runs and so on.
 """
 
@@ -15,14 +15,14 @@ Kind: TypeAlias = Literal["alone", "beside", "accepted", "rejected"]
 """
 The kind of a measured step.
 
-Steps of the large model: ``alone`` while no run used a method, ``beside`` while other runs did.
-Steps of a method: its draft was ``accepted`` or ``rejected``.
+The large model wrote the step ``alone`` (no run used a method) or ``beside`` runs that used a
+method. The draft of a method's step was ``accepted`` or ``rejected``.
 """
 ASSUMED_DRAFTS = 2.5
 """
 The weight of an assumed accept rate, in drafts.
 
-With 4 drafts, the worst logged run takes 1.08 times as long as the large model alone.
+With a weight of 4, the worst logged run takes 1.08 times as long as the large model alone.
 """
 WINDOW_STEPS = 64
 """
@@ -34,11 +34,11 @@ MIN_STEPS = 3
 """
 The least number of steps with which a crowd counts as measured.
 
-One step is not enough: the first request of a server may take twice as long as later requests.
+One step is not enough, because the first request of a server may take twice as long as later ones.
 """
 FRESH_STEPS = 128
 """
-The steps of each run for which a measurement counts.
+A measurement counts until each run has committed this many more steps.
 
 A logged run of an easy problem has 100 steps.
 """
@@ -51,14 +51,14 @@ def accepted_seconds(draft: float, verdict: float, ahead: int) -> float:
     """
     Return the seconds of a step whose draft is accepted, in a run that works *ahead* drafts ahead.
 
-    ahead + 1 steps are drafted or judged at the same time. The small model writes one draft after
-    the other.
+    *draft* and *verdict* are the seconds of the draft and of the verdict on it. The run drafts or
+    judges ahead + 1 steps at the same time. The small model writes one draft after the other.
     """
     return max(draft, (draft + verdict) / (ahead + 1))
 
 
 def rejected_seconds(draft: float, verdict: float, repair: float) -> float:
-    """Return the seconds of a step whose draft is rejected: nothing overlaps with its repair."""
+    """Return the seconds of a step whose draft is rejected. Nothing overlaps with its repair."""
     return draft + verdict + repair
 
 
@@ -83,22 +83,22 @@ class Evidence:
         self.drafts *= factor
 
     def rate(self, assumed: float) -> float:
-        """Return the expected accept rate. The *assumed* rate counts for `ASSUMED_DRAFTS`."""
+        """Return the expected accept rate. The *assumed* rate weighs `ASSUMED_DRAFTS` drafts."""
         return (assumed * ASSUMED_DRAFTS + self.accepted) / (ASSUMED_DRAFTS + self.drafts)
 
 
 @dataclass(eq=False, slots=True)
 class MeanStep:
-    """The mean of the latest steps."""
+    """The mean seconds and tokens of the latest steps."""
 
     seconds: float = 0.0
     """Mean seconds of a step."""
     tokens: float = 0.0
     """Mean tokens that a step adds to the chain."""
     count: int = 0
-    """The number of measured steps since the mean began; 0: nothing is measured."""
+    """The number of measured steps since the mean began. 0: nothing is measured."""
     measured_at: float = 0.0
-    """When the newest step was measured, in steps of each run."""
+    """The time of the newest step, counted in steps that each run has committed."""
     window: int = WINDOW_STEPS
     """The number of steps that the mean contains."""
 
@@ -108,7 +108,7 @@ class MeanStep:
         return self.seconds / max(1, self.tokens)
 
     def fresh(self, now: float) -> bool:
-        """Return whether the newest step is recent enough for the mean to count."""
+        """Return whether the mean still counts at the time *now*, counted as `measured_at`."""
         return now - self.measured_at <= FRESH_STEPS
 
     def add(self, seconds: float, tokens: float, now: float) -> None:
@@ -129,7 +129,7 @@ class Timings:
     means: defaultdict[tuple[Kind, int], MeanStep] = field(
         default_factory=lambda: defaultdict(MeanStep)
     )
-    """The mean steps by their kind and the bit length of the crowd, or `ALL_CROWDS`."""
+    """The mean steps by their kind and the bit length of their crowd (or `ALL_CROWDS`)."""
 
     def add(self, kind: Kind, runs: int, seconds: float, tokens: float, now: float) -> None:
         """Add a step of one of *runs* runs at once."""
@@ -138,10 +138,10 @@ class Timings:
 
     def mean(self, kind: Kind, runs: int) -> MeanStep | None:
         """
-        Return the mean step of *runs* runs at once; None if nothing is measured.
+        Return the mean step of *runs* runs at once. None: nothing is measured.
 
-        The pace is that of the largest measured crowd of at most as many runs. The tokens are those
-        of all crowds, because the few steps of one crowd may be long by chance.
+        The pace is the pace of the largest measured crowd that is not larger. The tokens are the
+        mean over all crowds, because the few steps of one crowd can be long by chance.
         """
         for crowd in range(runs.bit_length(), 0, -1):
             mean = self.means[kind, crowd]
@@ -152,10 +152,10 @@ class Timings:
 
     def measured_runs(self, runs: int, now: float) -> int:
         """
-        Return the most runs of the largest measured crowd, such as 7; 0 if no crowd is measured.
+        Return up to how many runs at once the time is measured, such as 7 for 4 to 7 runs. 0: none.
 
-        Crowds of more than *runs* runs do not count. A crowd counts as measured if the fresh means
-        have a step for each of its runs.
+        Crowds that are larger than *runs* do not count. A crowd counts as measured if the fresh
+        means have a step for each of its runs, and at least `MIN_STEPS` steps.
         """
         for crowd in range(runs.bit_length(), 0, -1):
             count = sum(

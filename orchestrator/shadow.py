@@ -1,7 +1,8 @@
 """
 Shadow drafts, which measure a method while the large model writes the chain alone.
 
-The method drafts and judges the step that the large model writes. The draft is then thrown away.
+The method drafts the step that the large model writes, and judges the draft. The draft is never
+committed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class ShadowDrafts:
         """
         Report *decided*, the decision about the step after *chain*. None: nothing was decided.
 
-        Start a shadow draft of this step if the decision asks for it. If an earlier shadow draft
-        failed, raise its error: the method would fail in the same way.
+        Start a shadow draft of this step if the decision asks for a draft. If an earlier shadow
+        draft failed, raise its error, because the method would fail in the same way.
         """
         if self._failure is not None:
             raise self._failure
@@ -41,14 +42,14 @@ class ShadowDrafts:
             self._tasks.append(asyncio.create_task(self._draft_and_keep_error(chain)))
 
     async def aclose(self) -> None:
-        """Cancel the drafts that are under way, and wait until their requests are gone."""
+        """Cancel the shadow drafts, and wait until their requests have ended."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await to_the_end(asyncio.wait(self._tasks))
 
     async def _draft_and_keep_error(self, chain: Chain) -> None:
-        """Draft, and keep an error for the next call of `follow`: no one awaits this task."""
+        """Draft. Keep an error for the next call of `follow`, because nobody awaits this task."""
         try:
             await self._draft(chain)
         except Exception as exc:
@@ -58,9 +59,10 @@ class ShadowDrafts:
         """Draft and judge the step after *chain*, and report the seconds of both."""
         index = len(chain.steps)
         clock = asyncio.get_running_loop().time
+        # The requests are bets, because the run does not wait for them.
         draft_request = RequestContext("draft", index, bet=True)
         verdict_request = replace(draft_request, purpose="verify")
-        # What is prepared during the draft is a part of the verdict.
+        # Some policies prepare their verdict during the draft. This request belongs to the verdict.
         REQUEST.set(verdict_request)
         preparing = start_preparing(self._policy, chain)
         began = clock()

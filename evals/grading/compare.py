@@ -1,11 +1,11 @@
 r"""
 Decide whether an answer means the same as the gold, the true answer.
 
-This module compares lists, pairs, intervals and texts, item by item. `Algebra` compares two
-expressions without lists, words and units.
+This module compares lists, pairs and intervals item by item, and texts word by word. `Algebra`
+compares two expressions that have no lists, words or units.
 
-A false "right" is worse than a false "wrong". Answers of different kinds are different, such as the
-list ``2, 3`` and the pair ``(2, 3)``. A decimal number differs from the exact number that it
+A false "right" is worse than a false "wrong". Answers of different kinds are different, for example
+the list ``2, 3`` and the pair ``(2, 3)``. A decimal number differs from the exact number that it
 approximates.
 """
 
@@ -20,12 +20,13 @@ from .groups import LETTER, LIST, PAIR, Group, bracketed, group_of, split
 from .normal import POWERS, Quantity, normal, quantity
 
 Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]
-"""Compares two expressions, the gold first. It returns None if that takes too long."""
+"""Compares two expressions, the gold first. None: the comparison took too long."""
 Verdict: TypeAlias = bool | None
-"""Whether two answers mean the same; None if algebra took too long."""
+"""Whether two answers mean the same. None: algebra took too long."""
+_COMPUTATION = "="  # in place of the name of a value that was computed, as in 2+3 = 5
 MAX_ITEMS = 16  # of a list or a pair; algebra compares each item with each
 
-# What may stand before "=" as the name of a value. Each line has examples.
+# The name of a value before "=". Each line has examples.
 _NAME = re.compile(
     r"\{[a-zA-Z]\}(?:\^\{-1\})?"  # {A}, {A}^{-1}
     r"|\\vec\{?[a-zA-Z]\}?"  # \vec{v}
@@ -48,7 +49,7 @@ _NAME = re.compile(
 _BASED = re.compile(r"\d[\dA-F]{0,40}_(?:\d|\{\d{1,4}\})")  # 101_2, 1A_{16}: a number and its base
 _INDEXED = re.compile(r"[a-zA-Z]_(?:\w|\{\w+\})")  # a_1, a_{10}
 _POINT = re.compile(r"[A-Z](?:_\w|')?(?=\([^()]+(?:,[^()]+)+\)$)")  # the P of P(1,2)
-# In a text with words: numbers with their signs, words, and signs other than punctuation.
+# A token of a text with words: a minus sign, a number, a word, or a symbol that is no punctuation.
 _TOKEN = re.compile(
     r"(?<![\w)])-(?= ?\d)|\d+(?:\.\d+)?|[^\W\d_]+(?:'[^\W\d_]+)*|[^\w\s.,;:!?'\"()\[\]{}-]"
 )
@@ -61,7 +62,7 @@ _MODULUS = re.compile(
     r"(\d{1,40})[)} ]*"  # 1000
 )
 _UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
-_COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")  # 3, -2, + (a+b), and none
+_COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")  # 3, -2, + (a+b), or nothing
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")  # 7:3, 7 to 3
 _DIVISION = re.compile(r":|/|\\frac|\bto\b")  # a sign of a ratio or a fraction
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")  # 7:30
@@ -70,7 +71,7 @@ _IMPLIES = re.compile(
     r"|,? ?\\text\{(?:so|thus|hence|then|therefore|giving|and)\b[a-z, ]*\}"
 )
 _SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")  # m+n, a_1-b
-# What the algebra library misreads: words, dots, 5 6, other indices than a_1, 3', 1:2.
+# The algebra library misreads words, dots, 5 6, 3', 1:2, and indices. `_INDEXED` has exceptions.
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 # The left side of an equation for several variables: x+y, 2\times x, \frac{x}{2}, xy.
@@ -96,14 +97,15 @@ async def _same(answer: str, gold: str, algebra: Algebra) -> Verdict:
         return False
     if answer == gold:
         return True
-    answer = _without_point_name(answer, gold)
-    gold = _vector(_without_point_name(gold, answer))
-    answer = _conclusion(_vector(answer), gold)
+    answer_without_name = _without_point_name(answer, gold)
+    gold_without_name = _without_point_name(gold, answer)
+    gold = _vector(gold_without_name)
+    answer = _conclusion(_vector(answer_without_name), gold)
     answer_group = group_of(answer)
     gold_group = group_of(gold)
     if answer_group is None and gold_group is None and (_words(answer) or _words(gold)):
         return _same_words(answer, gold)
-    # Values with a name may be groups, such as the pair in A = (1,2).
+    # A value with a name can be a group, for example the pair in A = (1,2).
     _, answer_value = _named(answer)
     if answer_group is None and group_of(answer_value):
         return await _same(answer_value, gold, algebra)
@@ -145,7 +147,8 @@ def _conclusion(answer: str, gold: str) -> str:
     r"""
     Return what follows the last ``\implies`` in *answer*, if *gold* is a single value.
 
-    If the conclusion is a list whose last item is such as ``m+n = 5``, return only that item.
+    If the conclusion is a list whose last item is a named sum, for example ``m+n = 5``, return only
+    this item.
     """
     if group_of(gold) is not None or _IMPLIES.search(gold):
         return answer
@@ -165,6 +168,7 @@ async def _same_groups(answer: str, gold: str, algebra: Algebra) -> Verdict:
     gold_items = gold_group.items
     if max(len(items), len(gold_items)) > MAX_ITEMS:
         return False
+    # The two variables have to be the same, unless one is left out: x > 2 and (2,\infty).
     variables = {answer_group.variable, gold_group.variable} - {""}
     if len(variables) > 1:
         return False
@@ -177,7 +181,7 @@ async def _same_groups(answer: str, gold: str, algebra: Algebra) -> Verdict:
 
 
 async def _same_sets(items: Sequence[str], gold_items: Sequence[str], algebra: Algebra) -> Verdict:
-    """Whether each item of either list is also in the other one."""
+    """Whether each item is in the other list, too."""
     rows = [
         [
             await _same(
@@ -194,7 +198,7 @@ async def _same_sets(items: Sequence[str], gold_items: Sequence[str], algebra: A
 
 
 def _all(verdicts: Sequence[Verdict]) -> Verdict:
-    """Whether all *verdicts* are true; None if this depends on the unknown ones."""
+    """Whether all *verdicts* are true. None: this depends on unknown verdicts."""
     if False in verdicts:
         return False
     if None in verdicts:
@@ -203,7 +207,7 @@ def _all(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _any(verdicts: Sequence[Verdict]) -> Verdict:
-    """Whether one of *verdicts* is true; None if this depends on the unknown ones."""
+    """Whether one of *verdicts* is true. None: this depends on unknown verdicts."""
     if True in verdicts:
         return True
     if None in verdicts:
@@ -213,10 +217,10 @@ def _any(verdicts: Sequence[Verdict]) -> Verdict:
 
 def _as_same_kind(answer_text: str, gold_text: str) -> tuple[Group | None, Group | None]:
     """
-    Return both answers as groups, of the same kind if that is possible.
+    Return both answers as groups, if possible of the same kind. None: the answer is no group.
 
-    A single value becomes a list of one item, if the other answer is a list. The list
-    ``x = 1, y = 2`` becomes a pair, if the other answer is a pair.
+    A single value becomes a list of one item if the other answer is a list. The list
+    ``x = 1, y = 2`` becomes a pair if the other answer is a pair.
     """
     answer = group_of(answer_text)
     gold = group_of(gold_text)
@@ -239,7 +243,7 @@ def _as_same_kind(answer_text: str, gold_text: str) -> tuple[Group | None, Group
 
 
 def _without_outer_group(group: Group) -> Group:
-    """Return the only item of *group* if this item is a group too, else *group*."""
+    """Return the only item of *group* if this item is a group, too. Else return *group*."""
     if len(group.items) > 1:
         return group
     return group_of(group.items[0]) or group
@@ -264,7 +268,7 @@ def _as_pairs_if_gold_has_names(answer: Group, gold: Group) -> tuple[Group, Grou
 
 
 def _in_order_of_names(group: Group) -> Group:
-    """Return ``x = 1, y = 2`` as a pair, if every item has a name and the names are in order."""
+    """Return ``x = 1, y = 2`` as a pair if every item has a name and the names are in order."""
     matches = [_NAMED_VALUE.fullmatch(item) for item in group.items]
     names = [match[1].lstrip("\\") for match in matches if match]
     if len(names) < len(matches) or names != sorted(set(names)):
@@ -276,12 +280,12 @@ async def _same_single_values(answer: str, gold: str, algebra: Algebra) -> Verdi
     """Compare two answers that are neither groups nor words."""
     answer, gold = _without_names(answer, gold)
     if answer == gold:
-        return answer != ""
+        return answer != ""  # Both are empty if the value after a name is missing: "x =".
     if r"\approx" in answer:  # 1/3 \approx 0.333 is right if one of its parts is right.
         parts = [part.strip() for part in answer.split(r"\approx") if part.strip()]
         return _any([await _same(part, gold, algebra) for part in parts])
     answer_fraction = _ratio_as_fraction(answer)
-    # A gold such as 7:30 may be a time. A time equals no fraction.
+    # A gold such as 7:30 can be a time, and a time equals no fraction.
     gold_fraction = gold if _TIME.fullmatch(gold) else _ratio_as_fraction(gold)
     has_ratio = answer_fraction != answer or gold_fraction != gold
     # The ratio 2:1 equals 4:2 and 2/1, but not the number 2.
@@ -299,8 +303,8 @@ async def _same_quantities(answer: Quantity, gold: Quantity, algebra: Algebra) -
     if _units_differ(answer.unit, gold.unit):
         return False
     if answer.value is not None and gold.value is not None:
-        # Either side may leave out "%". But a gold below 1 without "%" is a share: 0.25 is not
-        # 0.25%.
+        # The answer and the gold are equal even if one of them lacks "%". But a gold below 1
+        # without "%" is a share: 0.25 is not 0.25%.
         added = "percent" in answer.unit and "percent" not in gold.unit
         wrongly_added = added and abs(answer.value) < 1
         if answer.value == gold.value and not wrongly_added:
@@ -341,17 +345,17 @@ def _unreadable(expression: str) -> bool:
 
 def _units_differ(answer: frozenset[str], gold: frozenset[str]) -> bool:
     """
-    Whether both have a unit, and the units differ.
+    Whether both answers have a unit, and the units differ.
 
-    Units differ if they have no word in common. Units also differ if one is a square and the other
-    a cube, as cm^2 and cm^3.
+    Units differ if they have no word in common. They also differ if one is a square and the other
+    is a cube, for example cm^2 and cm^3.
     """
     answer_words = answer - POWERS
     gold_words = gold - POWERS
     if answer_words and gold_words and answer_words.isdisjoint(gold_words):
         return True
     in_one_only = answer ^ gold
-    return in_one_only >= POWERS
+    return POWERS.issubset(in_one_only)
 
 
 def _share(value: Fraction, unit: frozenset[str]) -> Fraction:
@@ -387,8 +391,8 @@ def _named(text: str) -> tuple[str, str]:
     r"""
     Return the name and the value in *text*.
 
-    The name is "=" for a computation, such as ``2+3 = 5``. It is "" for an equation to solve, such
-    as ``x^2 = 4``, and for a text without an equals sign.
+    The name of a computation such as ``2+3 = 5`` is `_COMPUTATION`. The name is "" for an equation
+    to solve, such as ``x^2 = 4``, and for a text without an equals sign.
     """
     first, *rest = split(text, "=")
     if not rest:
@@ -396,12 +400,12 @@ def _named(text: str) -> tuple[str, str]:
     value = rest[-1]
     if _NAME.fullmatch(first):
         return first, value
-    # The parts in brackets are a result, as in A \cap B = \{1,2\}.
+    # A value in brackets is a result, as in A \cap B = \{1,2\}.
     if bracketed(value):
-        return "=", value
+        return _COMPUTATION, value
     without_commands = re.sub(r"\\[a-zA-Z]+", "", first)
     has_variables = re.search(r"[a-zA-Z]", without_commands)
-    return ("", text) if has_variables else ("=", value)
+    return ("", text) if has_variables else (_COMPUTATION, value)
 
 
 def _same_words(answer: str, gold: str) -> bool:
@@ -415,7 +419,7 @@ def _same_words(answer: str, gold: str) -> bool:
 
 
 def _words(text: str) -> str:
-    r"""Return "east" for ``\text{East}``, and likewise for other words; "" for an expression."""
+    r"""Return the words of *text*, such as "east" for ``\text{East}``; "" for an expression."""
     bare = _TEXT.sub(r" \1 ", text)
     has_words = bare != text or re.search(r"[a-zA-Z]{4}", bare)
     is_expression = re.search(r"[\\=<>^_+*/]", bare)
@@ -430,7 +434,7 @@ def _words(text: str) -> str:
 
 
 def _letters(text: str) -> str:
-    r"""Return "c" for ``C``, ``(C)`` and ``\text{(C)}``; "" if other signs than letters remain."""
+    r"""Return "c" for ``C``, ``(C)`` and ``\text{(C)}``; "" if not only letters remain."""
     bare = _TEXT.sub(r"\1", text).strip("()[] .").lower()
     if bare.isalpha():
         return bare
@@ -438,7 +442,7 @@ def _letters(text: str) -> str:
 
 
 def _different_letters(answer: str, gold: str) -> bool:
-    """Whether both are single letters that differ, if only in case: r and R may be variables."""
+    """Whether both are single letters that differ. r and R differ, as both can be variables."""
     letter = _TEXT.sub(r"\1", answer).strip()
     gold_letter = _TEXT.sub(r"\1", gold).strip()
     return len(letter) == len(gold_letter) == 1 and letter != gold_letter
