@@ -83,8 +83,8 @@ class VllmEndpoint(VllmServer):
     """
     The connection to one served model. Entering it learns the model's tokenizer and chat template.
 
-    Entering raises an `EndpointError` if the server cannot be used. It raises `MissingCapability` if
-    the chat template cannot be learnt. The message names the cure.
+    Entering raises an `EndpointError` if the server cannot be used. It raises `MissingCapability`
+    if the chat template cannot be learnt. The message names the cure.
     """
 
     known = True
@@ -114,8 +114,8 @@ class VllmEndpoint(VllmServer):
         """
         Find out whether the server speculates on tokens.
 
-        Nothing changes while the metrics show the same process. If the server shows no metrics, only
-        the first call has an effect.
+        Nothing changes while the metrics show the same process. If the server shows no metrics,
+        only the first call has an effect.
         """
         metrics = await self._metrics()
         process = Process(read_start(metrics), read_acceptance(metrics) is not None)
@@ -127,8 +127,8 @@ class VllmEndpoint(VllmServer):
         self._process = process
         self.speculates = process.speculates
         self.spellings = {**self.tokenizer.end_tokens}
-        # A V1 runner that speculates cannot return log-probabilities by token id. The request fails.
-        # If the batch has drafted tokens, the engine even ends.
+        # A V1 runner that speculates cannot return log-probabilities by token id. The request
+        # fails. If the batch has drafted tokens, the engine even ends.
         self.by_id = False if self.speculates else None
         self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
         self.connection.priorities = self.settings.priorities
@@ -219,8 +219,8 @@ class VllmEndpoint(VllmServer):
         """
         Parse the *tokens* of a complete answer with the server's parser for *toolset*.
 
-        If the parser takes the beginning of the answer for thinking, the answer is parsed again with
-        an empty thinking block before it. The first parsing has no empty block, because some
+        If the parser takes the beginning of the answer for thinking, the answer is parsed again
+        with an empty thinking block before it. The first parsing has no empty block, because some
         parsers take an empty block for a part of the answer.
         """
         ids = await self.tokenizer.token_ids(tokens)

@@ -184,7 +184,7 @@ def _chunk(
     logprobs: int | None,
     closing: Sequence[int],
 ) -> Chunk:
-    """Read *reply*, the object in one event of a stream. The arguments are those of `parse_chunk`."""
+    """Read *reply*, the object in one event of a stream, with the arguments of `parse_chunk`."""
     if not reply["choices"]:
         return Chunk(cached=usage(reply).cached)
     choice = reply["choices"][0]
@@ -198,9 +198,9 @@ def _chunk(
     ids = _ids(choice["token_ids"])
     received = len(ids)
     turn_ended = ended == "end" and choice.get("stop_reason") not in closing
-    # The last id is the id of the token that ended the turn. Without log-probabilities, the text lacks this
-    # token: drop its id now. With log-probabilities, the text has the token: drop the token after
-    # the text was divided.
+    # The last id is the id of the token that ended the turn. Without log-probabilities, the text
+    # lacks this token: drop its id now. With log-probabilities, the text has the token: drop the
+    # token after the text was divided.
     if turn_ended and logprobs is None:
         del ids[-1:]
     if turn_ended and not ids:
@@ -462,8 +462,8 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
 
     vLLM computes the row of a token from the token before. So the tokens in the cache have no row,
     and neither has the first token after them. vLLM's V1 runner fills these rows with uninitialised
-    memory. So a reply without the number of cached tokens is not trusted. The V2 runner leaves these
-    rows out. So the rows of *ids* are counted from the end.
+    memory. So a reply without the number of cached tokens is not trusted. The V2 runner leaves
+    these rows out. So the rows of *ids* are counted from the end.
     """
     cached = prompt_details(reply).get("cached_tokens")
     found = reply.get("prompt_logprobs")

@@ -124,7 +124,8 @@ class ModelTokenizer(TextTokenizer):
         texts = [await self.source.decode(ids) for ids in rendered]
         self.faithful = await self._is_faithful(texts[-1])
         if not self.faithful:
-            # The tokenizer may encode special tokens as plain text. Learn their ids, and test again.
+            # The tokenizer may encode special tokens as plain text. Learn their ids, and test
+            # again.
             await self.learn_hidden_ids({number for ids in rendered for number in ids})
             self.faithful = await self._is_faithful(texts[-1])
         try:
@@ -160,8 +161,8 @@ class ModelTokenizer(TextTokenizer):
         """
         Render *messages*, which are one of `CONVERSATIONS`.
 
-        Mistral's and DeepSeek's own templates refuse some replies at the end of a conversation. Then
-        *messages* are rendered with one more question. Mistral's older templates refuse all
+        Mistral's and DeepSeek's own templates refuse some replies at the end of a conversation.
+        Then *messages* are rendered with one more question. Mistral's older templates refuse all
         reasoning. Then the last of `CONVERSATIONS` is rendered in place of *messages*.
         """
         last, _ = CONVERSATIONS[-1]

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -182,7 +182,9 @@ def test_problems_are_built_in_or_of_a_file_or_a_benchmark(tmp_path: Path) -> No
     answered = read_set(rows, 5)
     assert (answered.answers, len(answered.tasks)) == (("42",), 1)
     assert "What is 6 x 7?" in answered.texts[0]
-    own = with_answers((replace(answered.tasks[0], gold=Gold()), *answered.tasks), "a benchmark")
+    own = with_answers(
+        (replace(answered.tasks[0], gold=cast("Any", Gold())), *answered.tasks), "a benchmark"
+    )
     assert (own.answers, len(own.tasks)) == ((), 2)
     made = read_set(Path("arithmetic"), 4)
     assert len(made.tasks) == len(made.texts) == 4
