@@ -259,8 +259,8 @@ async def test_what_a_load_generator_sends_has_no_effect() -> None:
             "no message before it",
         ),
         ({"input": [{"type": "banana"}]}, "input[0]", "'reasoning'"),
-        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "send the item itself"),
-        ({"input": [{"id": "m"}]}, "input[0]", "send the item itself"),
+        ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "send the whole item"),
+        ({"input": [{"id": "m"}]}, "input[0]", "send the whole item"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content", "read text only"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
         (
