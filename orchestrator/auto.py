@@ -350,8 +350,9 @@ class AutoRun:
                 self._compare_pace(event)
             case Shadowed():
                 self._end_shadow(at)
-                self._judge(accepts(event.verdict))
-                self._add_steps(event.drafting, event.judging, max(1, len(event.draft.tokens)))
+                if event.draft.author == "small":  # the policy may let the large model go on
+                    self._judge(accepts(event.verdict))
+                    self._add_steps(event.drafting, event.judging, max(1, len(event.draft.tokens)))
             case Judged(index, draft, verdict) if draft.author == "small" and accepts(verdict):
                 self._accepted[index] = True
             case Repaired(index):

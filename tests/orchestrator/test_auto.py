@@ -590,6 +590,16 @@ def test_the_advice_names_the_cause_and_the_cure(world: World) -> None:
     assert advice[0].endswith("% of drafts accepted: run `stepspec tune`")
 
 
+@pytest.mark.parametrize(("author", "counts"), [("small", True), ("large", False)])
+def test_a_shadow_draft_of_the_large_model_is_no_evidence(author: Role, counts: bool) -> None:
+    run_ = deciding(0.5, using=False)
+    before = run_.estimate()
+    draft = Step("So", author, "delimiter", tokens=(Token("So"),))
+    event = Shadowed(1, draft, Accept(judged=author == "small"), drafting=1.0, judging=1.0)
+    run_.read(Moment(1.0, event))
+    assert (run_.estimate() != before) == counts
+
+
 def test_with_a_full_cache_the_large_model_writes_alone() -> None:
     run_ = deciding(0.5, using=False)
     run_.auto.server_load.poll(4, 0, 1000)
