@@ -91,12 +91,7 @@ class WorkerPool:
         self._alone_since = asyncio.get_running_loop().time()
         rules = replace(plan, tasks=())
         return [
-            partial(
-                self._slot,
-                settings.turned(number),
-                rules,
-            )
-            for number in range(self._workers)
+            partial(self._slot, settings.turned(number), rules) for number in range(self._workers)
         ]
 
     @asynccontextmanager

@@ -67,14 +67,7 @@ class Population:
         draw = rng.random(n)
         lost = [int((draw < share).sum()) for share in self.lost]
         gained = [int((draw > 1 - share).sum()) for share in self.gained]
-        return [
-            Paired(n, *counts)
-            for counts in zip(
-                lost,
-                gained,
-                strict=True,
-            )
-        ]
+        return [Paired(n, *counts) for counts in zip(lost, gained, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

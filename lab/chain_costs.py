@@ -104,14 +104,7 @@ def grown(tokens: int, vocabulary: str) -> Chain:
     for first in range(0, tokens, STEP_TOKENS):
         ids = [server.token(place) for place in range(first, first + STEP_TOKENS)]
         written = Tokens.of(
-            [
-                Token(
-                    PIECES[number].decode(),
-                    logprob(number),
-                    id=number,
-                )
-                for number in ids
-            ],
+            [Token(PIECES[number].decode(), logprob(number), id=number) for number in ids],
         )
         steps.append(
             Step(
@@ -244,11 +237,7 @@ def long_run(solver: Solver, chain: Chain, events: Sequence[Event]) -> Run:
             name: step
             for name in ("draft", "step")
             if isinstance(
-                getattr(
-                    event,
-                    name,
-                    0,
-                ),
+                getattr(event, name, 0),
                 Step,
             )
         }
@@ -269,14 +258,7 @@ async def crowd(url: str, chains: int, tokens: int) -> list[Figure]:
         await first.think(1)
         events = first.recorder.events[before:]
         vocabulary = solver.small.vocabulary
-        runs = [
-            long_run(
-                solver,
-                grown(tokens, vocabulary),
-                events,
-            )
-            for _ in range(chains)
-        ]
+        runs = [long_run(solver, grown(tokens, vocabulary), events) for _ in range(chains)]
         await asyncio.gather(*(run.think(1) for run in runs))
         with callbacks_timed() as longest:
             await asyncio.gather(*(run.think(2) for run in runs))

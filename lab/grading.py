@@ -61,15 +61,7 @@ def check(
     ] = None,
 ) -> None:
     """Grade a benchmark's own solutions, and list those that do not agree with its answers."""
-    tasks = [
-        task
-        for task in load(
-            find(benchmark),
-            data,
-            limit=limit,
-        )
-        if task.reference
-    ]
+    tasks = [task for task in load(find(benchmark), data, limit=limit) if task.reference]
     if len(tasks) < 2:
         raise ConfigurationError(
             f"{benchmark} comes without worked solutions: there is nothing to compare",
@@ -88,26 +80,12 @@ def check(
         if mark != "right":
             print(f"  {task.name or number}: {reason(task, mark)}")
     swapped = asyncio.run(grade(tasks, others))
-    same = sum(
-        gold == other
-        for gold, other in zip(
-            own,
-            others,
-            strict=True,
-        )
-    )
+    same = sum(gold == other for gold, other in zip(own, others, strict=True))
     print(
         f"against the next problem's answer: {swapped.count('right')} agree, of which {same} have"
         " the same answer",
     )
-    for number, (task, other, mark) in enumerate(
-        zip(
-            tasks,
-            others,
-            swapped,
-            strict=True,
-        )
-    ):
+    for number, (task, other, mark) in enumerate(zip(tasks, others, swapped, strict=True)):
         if mark == "right" and task.gold != other:
             print(f"  {task.name or number}: {str(task.gold)!r} is taken for {str(other)!r}")
     if marks.count("right") < len(tasks):

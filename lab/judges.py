@@ -466,11 +466,7 @@ def best_threshold(solutions: Sequence[Sequence[LabelledStep]], reading: Reading
     values = sorted({reading(step) for steps in solutions for step in steps})
     return max(
         values,
-        key=lambda value: first_wrong_f1(
-            solutions,
-            reading,
-            value,
-        ),
+        key=lambda value: first_wrong_f1(solutions, reading, value),
     )
 
 

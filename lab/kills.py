@@ -242,11 +242,7 @@ def main(
     profile: Annotated[str, typer.Option(help="Pacing profile of the servers.")] = "paced",
     policy: Annotated[
         str,
-        typer.Option(
-            "--policy",
-            "-p",
-            help="The method.",
-        ),
+        typer.Option("--policy", "-p", help="The method."),
     ] = "specreason",
     seed: Annotated[
         int,

@@ -85,11 +85,7 @@ class Cell:
 
 
 BY_CHAINS = (
-    Cell(
-        1,
-        2000,
-        6,
-    ),
+    Cell(1, 2000, 6),
     Cell(16, 2000),
     Cell(64, 2000),
     Cell(256, 2000, 1),
@@ -238,22 +234,9 @@ async def measure(
         async def works(name: str, cell: Cell) -> list[Callable[[], Awaitable[object]]]:
             """Return the work of each chain. The first step of ours encodes the whole chain."""
             if name == BARE:
-                return [
-                    partial(
-                        replay_bare,
-                        http,
-                        base,
-                        requests[cell],
-                    )
-                ] * cell.chains
+                return [partial(replay_bare, http, base, requests[cell])] * cell.chains
             if name == SDK:
-                return [
-                    partial(
-                        replay_sdk,
-                        sdk,
-                        requests[cell],
-                    )
-                ] * cell.chains
+                return [partial(replay_sdk, sdk, requests[cell])] * cell.chains
             runs = [Run(solver, chains[cell]) for _ in range(cell.chains)]
             await asyncio.gather(*(run.think(1) for run in runs))
             return [partial(run.think, cell.steps) for run in runs]
@@ -442,14 +425,7 @@ def _measured(rounds: int, token_ms: float) -> list[Round]:
         "--token-ms",
         str(token_ms),
     ) as base:
-        measured = asyncio.run(
-            measure(
-                base,
-                CELLS,
-                rounds,
-                Console(stderr=True),
-            )
-        )
+        measured = asyncio.run(measure(base, CELLS, rounds, Console(stderr=True)))
     if not measured:
         sys.exit(130)
     return measured

@@ -76,14 +76,7 @@ def replay(
     runs = read_runs(file)
     with progress_bars(stderr) as progress:
         paces = progress.track(PACES.items(), description="paces")
-        found = {
-            pace: compare(
-                runs,
-                find_pair(GPUS, pair),
-                orders,
-            )
-            for pace, pair in paces
-        }
+        found = {pace: compare(runs, find_pair(GPUS, pair), orders) for pace, pair in paces}
     figures = {pace: comparison.figures() for pace, comparison in found.items()}
     if figure is not None:
         from .replay_figure import draw  # which needs matplotlib
@@ -236,14 +229,7 @@ def seconds_of(
                 0,
                 warm_up=0,
             )
-        return {
-            place: timing.latency
-            for place, timing in zip(
-                runs,
-                block,
-                strict=True,
-            )
-        }
+        return {place: timing.latency for place, timing in zip(runs, block, strict=True)}
 
     return run_on_virtual_clock(work())[0]
 

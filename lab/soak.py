@@ -227,15 +227,7 @@ class Load:
         while True:
             await asyncio.sleep(SAMPLE_EVERY)
             shown = await self._get("/metrics")
-            tasks = int(
-                float(
-                    re.findall(
-                        r"^stepspec_tasks (\S+)",
-                        shown,
-                        re.MULTILINE,
-                    )[0]
-                )
-            )
+            tasks = int(float(re.findall(r"^stepspec_tasks (\S+)", shown, re.MULTILINE)[0]))
             second = loop.time() - began
             memory = resident(pid)
             upstream = await self._upstream()
@@ -313,13 +305,7 @@ async def measure(
         ):
             await _pass(60 * calm, tick)
             load.part = "faults"
-            async with background(
-                trouble(
-                    deployment,
-                    soak,
-                    random.Random(seed),
-                )
-            ):
+            async with background(trouble(deployment, soak, random.Random(seed))):
                 await _pass(60 * (minutes - 2 * calm), tick)
             for place in PLACES:  # One after the other: faults that are still queued are gone.
                 await deployment.restart(place)
@@ -345,11 +331,7 @@ async def _pass(seconds: float, tick: Callable[[float], object]) -> None:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    return statistics.quantiles(
-        values,
-        n=100,
-        method="inclusive",
-    )[round(100 * share) - 1]
+    return statistics.quantiles(values, n=100, method="inclusive")[round(100 * share) - 1]
 
 
 def table(soak: Soak) -> Table:

@@ -250,12 +250,7 @@ class Lookahead:
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
                 judging = self._start(
-                    self._verify(
-                        index,
-                        chain,
-                        draft,
-                        prepared,
-                    ),
+                    self._verify(index, chain, draft, prepared),
                     self._context("verify", index),
                 )
                 self._pending.put_nowait(PendingDraft(index, draft, judging))

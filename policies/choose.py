@@ -184,14 +184,7 @@ def shuffle(
     keys = {
         place: step.tokens[-1].logprob / temperature + gumbel() for place, step in enumerate(begun)
     }
-    return [
-        begun[place]
-        for place in sorted(
-            keys,
-            key=lambda place: keys[place],
-            reverse=True,
-        )
-    ]
+    return [begun[place] for place in sorted(keys, key=lambda place: keys[place], reverse=True)]
 
 
 def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival, ...]:

@@ -74,11 +74,7 @@ class SpeculativeThinking(Drafting):
         if not chain.whole:
             return await self.small.write(chain)
         reflections, recaps = count_takeovers(chain)
-        if not chain.closed and reflections >= increased(
-            self.limit,
-            by=5 * recaps,
-            most=30,
-        ):
+        if not chain.closed and reflections >= increased(self.limit, by=5 * recaps, most=30):
             return Step(RECAP.text, "large", "length")
         if not self.reasoning:
             return Step("", "small", "until")

@@ -141,12 +141,7 @@ def gpqa_diamond(row: Row, seed: int) -> Task:
     choices = [row[column].strip() for column in (RIGHT, *WRONG)]
     order = random.Random(f"{seed} {question}").sample(range(len(choices)), len(choices))
     listed = "\n".join(
-        f"({letter}) {choices[place]}"
-        for letter, place in zip(
-            LETTERS,
-            order,
-            strict=False,
-        )
+        f"({letter}) {choices[place]}" for letter, place in zip(LETTERS, order, strict=False)
     )
     name = row.get("Record ID", "")
     return Task(

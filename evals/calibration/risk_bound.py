@@ -184,16 +184,7 @@ class LossTest:
             return None
 
         def enough(n: int) -> bool:
-            return (
-                self.p(
-                    Paired(
-                        n,
-                        math.ceil(n * lost),
-                        math.floor(n * gained),
-                    )
-                )
-                <= self.level
-            )
+            return self.p(Paired(n, math.ceil(n * lost), math.floor(n * gained))) <= self.level
 
         most = 1
         while not enough(most):

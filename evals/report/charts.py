@@ -138,12 +138,5 @@ def speed_chart(arms: Sequence[Result], baseline: str = LARGE.name) -> Markup:
     axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(7))
     axes.grid(visible=True, axis="x")
-    described = "; ".join(
-        f"{arm.name}: {text}"
-        for arm, text in zip(
-            ran,
-            words,
-            strict=True,
-        )
-    )
+    described = "; ".join(f"{arm.name}: {text}" for arm, text in zip(ran, words, strict=True))
     return svg(figure, f"Time of a problem, divided by that of {baseline}. {described}")

@@ -175,14 +175,7 @@ def further_for_loss(
 
     def excluded(further: int) -> bool:
         added = half * further
-        return (
-            difference(
-                problems + further,
-                gained + added,
-                lost + added,
-            ).low
-            >= -max_loss
-        )
+        return difference(problems + further, gained + added, lost + added).low >= -max_loss
 
     # If a number of problems excludes the loss, all larger numbers do.
     least = bisect_left(range(MAX_FURTHER_PROBLEMS + 1), True, lo=1, key=excluded)

@@ -95,15 +95,7 @@ async def demo(
         for number, task in enumerate(fresh_tasks(problems, seed)):
             for arm in turns(ARMS, number):
                 is_shown = arm.name == SHIPPED.name
-                observe: Observer = (
-                    _shown_run(
-                        task,
-                        printer,
-                        console,
-                    )
-                    if is_shown
-                    else _ignore
-                )
+                observe: Observer = _shown_run(task, printer, console) if is_shown else _ignore
                 sample = await sample_once(
                     solver,
                     arm,

@@ -244,14 +244,7 @@ class Measuring:
 
     async def _runs(self, paces: PairPaces) -> None:
         """Run the methods that may pay for some seconds each, alone and with all users."""
-        figures = [
-            predict(
-                method,
-                paces,
-                self.found.lengths,
-            )
-            for method in self.found.tried
-        ]
+        figures = [predict(method, paces, self.found.lengths) for method in self.found.tried]
         figures.sort(key=lambda method: (method.careless, -method.alone.value))
         worth = [method.arm.name for method in figures if method.alone.value > 1]
         cells = [(name, size) for name in worth for size in (1, self._users)]

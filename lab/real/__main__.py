@@ -91,14 +91,7 @@ async def pair(
         for each in folders:
             check_model(each)
     else:
-        folders = [
-            prepare(
-                weights,
-                folder,
-                say,
-            )
-            for weights in (SMALL, LARGE)
-        ]
+        folders = [prepare(weights, folder, say) for weights in (SMALL, LARGE)]
     async with served(folders[0], folders[1], folder / "logs") as running:
         yield running
 

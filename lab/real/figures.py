@@ -121,14 +121,7 @@ def tables(samples: Samples, lengths: Sequence[int | None]) -> str:
         for length in lengths:
             name = cell.method if length is None else f"{cell.method}, drafts of {length}"
             rows.append(figures(ours, plain, length).row(name))
-    return "\n\n".join(
-        Sheet(
-            COLUMNS,
-            rows,
-            title,
-        ).markdown()
-        for title, rows in sheets.items()
-    )
+    return "\n\n".join(Sheet(COLUMNS, rows, title).markdown() for title, rows in sheets.items())
 
 
 def written_temperature(temperature: float) -> str:

@@ -203,14 +203,7 @@ async def take(urls: Mapping[str, str], work: Work, say: Callable[[str], None]) 
         suffix_scoring=True,
     )
     async with AsyncExitStack() as stack:
-        solver = await stack.enter_async_context(
-            Solver(
-                small,
-                large,
-                ahead=0,
-                auto=False,
-            )
-        )
+        solver = await stack.enter_async_context(Solver(small, large, ahead=0, auto=False))
         solver.require_both()
         graders = await stack.enter_async_context(Graders())
         stores = {

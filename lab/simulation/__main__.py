@@ -74,11 +74,7 @@ Users = Annotated[str, typer.Option(metavar="N,...", help="Problems at the same 
 Steps = Annotated[int, typer.Option(min=1, help="Steps of a chain.")]
 StepTokens = Annotated[
     int,
-    typer.Option(
-        min=1,
-        max=512,
-        help="Mean tokens of a step.",
-    ),
+    typer.Option(min=1, max=512, help="Mean tokens of a step."),
 ]
 Problems = Annotated[int, typer.Option(min=2, help="Counted problems of a cell.")]
 Output = Annotated[Path, typer.Option(help="File for the figures; the plot is next to it.")]
@@ -179,11 +175,7 @@ def break_even_command(
     dots: Dots = {}
     for times, number in _tracked(
         product(
-            _numbers(
-                "--speed",
-                speed,
-                float,
-            ),
+            _numbers("--speed", speed, float),
             loads,
         )
     ):
@@ -338,11 +330,7 @@ def _draw(output: Path, dots: Dots, across: str, up: str) -> None:
     curves = [Curve(name, some) for name, some in dots.items()]
     if curves:
         output.with_suffix(".svg").write_text(
-            load_curves(
-                curves,
-                across,
-                up,
-            ),
+            load_curves(curves, across, up),
             encoding="utf-8",
         )
 

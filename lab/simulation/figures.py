@@ -53,14 +53,7 @@ class SimulatedSolver(Solver):
         servers: Mapping[Role, SimulatedServer],
         scripts: Mapping[str, Script],
     ) -> None:
-        small, large = (
-            SimulatedEndpoint(
-                role,
-                servers[role],
-                scripts,
-            )
-            for role in servers
-        )
+        small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
         super().__init__(
             Settings(
                 small=small.settings,
@@ -98,14 +91,7 @@ async def simulate_block(
     """Run one block on *servers*, on the clock of the running event loop."""
     scripts = [*counted, *others]
     tasks = [Task(f"{number}", Answer("")) for number in range(len(scripts))]
-    by_text = {
-        task.problem: script
-        for task, script in zip(
-            tasks,
-            scripts,
-            strict=True,
-        )
-    }
+    by_text = {task.problem: script for task, script in zip(tasks, scripts, strict=True)}
     async with SimulatedSolver(servers, by_text) as solver:
         solving = partial(attempt, solver, arm)
         own = tasks[: len(counted)]

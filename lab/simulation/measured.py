@@ -71,14 +71,7 @@ def scripts(case: Measured, question: int) -> list[Script]:
     found: list[Script] = []
     for rejected in orders[:DRAWS]:
         turns = (
-            Turn(size, size, grade=9.0)
-            if place not in rejected
-            else Turn(
-                size,
-                0,
-                size,
-                0.0,
-            )
+            Turn(size, size, grade=9.0) if place not in rejected else Turn(size, 0, size, 0.0)
             for place, size in enumerate(steps)
         )
         end = Turn(ANSWER, ANSWER, grade=9.0, stop="end", ends=True)
@@ -102,14 +95,7 @@ def seconds(pair: Pair, arm: Arm, case: Measured) -> float:
 
 def floor(pair: Pair, case: Measured) -> float:
     """Return the seconds to write every kept token on its author, at the mean length."""
-    small, large = (
-        costs.seconds(
-            1,
-            0,
-            PROMPT + TOTAL // 2,
-        )
-        for costs in (pair.small, pair.large)
-    )
+    small, large = (costs.seconds(1, 0, PROMPT + TOTAL // 2) for costs in (pair.small, pair.large))
     return (TOTAL + ANSWER - case.mended) * small + case.mended * large
 
 

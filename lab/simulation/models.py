@@ -179,13 +179,7 @@ class SimulatedModel(SingleModel):
         with _ending(stream):
             more = 0
             if step.stop != "end":
-                more = len(
-                    self._next(
-                        chain.extend(step),
-                        stop,
-                        limit,
-                    ).tokens
-                )
+                more = len(self._next(chain.extend(step), stop, limit).tokens)
             return await self._take(stream, chain, step, until, more)
 
     async def _take(
@@ -243,14 +237,7 @@ class SimulatedModel(SingleModel):
         if len(spans) == 2:  # BiLD's unsure token follows the first span
             agreements[1] = agreements[0]
         return [
-            tuple(
-                _scored(piece, agreed)
-                for piece, agreed in zip(
-                    some,
-                    agreeing,
-                    strict=False,
-                )
-            )
+            tuple(_scored(piece, agreed) for piece, agreed in zip(some, agreeing, strict=False))
             for some, agreeing in zip(pieces, agreements, strict=True)
         ]
 

@@ -238,14 +238,7 @@ class ProbedServers:
                 role=self.role,
                 url=urls,
             )
-        error.retry_after = min(
-            getattr(
-                failure,
-                "retry_after",
-                0.0,
-            )
-            for failure in failures
-        )
+        error.retry_after = min(getattr(failure, "retry_after", 0.0) for failure in failures)
         return error
 
     async def _connect(self, replica: Replica) -> None:

@@ -256,11 +256,7 @@ def template_from_renderings(rendered: Sequence[str], marks: Marks | None = None
         if marks
         else (
             *KNOWN,
-            *_shown_pairs(
-                start,
-                head,
-                reasoned,
-            ),
+            *_shown_pairs(start, head, reasoned),
         )
     )
     reply_head, ending = _around_reply(start, head, reply, wrapped)

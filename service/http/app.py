@@ -246,15 +246,7 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     path = request.scope["path"]
     if path == request.scope["root_path"]:
-        return RedirectResponse(
-            str(
-                request.url.replace(
-                    scheme="",
-                    netloc="",
-                    path=f"{path}/",
-                )
-            )
-        )
+        return RedirectResponse(str(request.url.replace(scheme="", netloc="", path=f"{path}/")))
     if exc.status_code == 404:
         hint = near(path, (route.path for route in request.app.routes))
         raise ApiError(

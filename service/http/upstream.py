@@ -440,14 +440,7 @@ class Forwarding:
                 error_context.error(EndpointUnavailable, message),
             )
             self._record.attempts[-1].failure = type(exc).__name__
-            await connection.fail(
-                ApiError(
-                    503,
-                    message,
-                    code="upstream_error",
-                    retry=False,
-                )
-            )
+            await connection.fail(ApiError(503, message, code="upstream_error", retry=False))
             return
         finally:
             self._charge(answer.written)

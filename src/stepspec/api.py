@@ -561,13 +561,7 @@ class Solver:
         requests are cancelled.
         """
         stream = EventStream()
-        async with background(
-            self.solve(
-                problem,
-                observe=stream.put,
-                **arguments,
-            )
-        ) as (solving,):
+        async with background(self.solve(problem, observe=stream.put, **arguments)) as (solving,):
             solving.add_done_callback(stream.end)
             yield stream
 

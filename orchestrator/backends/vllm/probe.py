@@ -177,11 +177,7 @@ class _Probe:
         start = len(prompt) - 1
         for _ in range(MAX_SCORINGS):
             reply = await self._post(
-                bodies.suffix_scoring_body(
-                    self._model,
-                    prompt,
-                    0,
-                ),
+                bodies.suffix_scoring_body(self._model, prompt, 0),
                 GENERATE,
             )
             rows = replies.computed_rows(reply or {}, prompt[start:], start)
@@ -231,11 +227,7 @@ class _Probe:
 
     async def _get(self, path: str) -> bytes | None:
         return await _tried(
-            self._connection.fetch(
-                self._call,
-                path,
-                retries=RETRIES,
-            ),
+            self._connection.fetch(self._call, path, retries=RETRIES),
             b"",
         )
 

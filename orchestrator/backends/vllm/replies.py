@@ -279,16 +279,7 @@ def _top(top: Mapping[str, float] | None, requested: int) -> tuple[Token, ...]:
     *top* may have one token more: the written token, if it is not among the likeliest.
     """
     best = nlargest(requested, (top or {}).items(), key=itemgetter(1))
-    return tuple(
-        [
-            Token(
-                text,
-                finite(value),
-                rank,
-            )
-            for rank, (text, value) in enumerate(best, 1)
-        ]
-    )
+    return tuple([Token(text, finite(value), rank) for rank, (text, value) in enumerate(best, 1)])
 
 
 def finite(logprob: float | None) -> float:

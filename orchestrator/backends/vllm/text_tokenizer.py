@@ -130,11 +130,7 @@ class TextTokenizer:
             if own_marks == await self._special_ids(ids):
                 return EncodedPrompt.of(ids)
             ids = await self._encode_parts(
-                without_edges(
-                    text,
-                    marks,
-                    divide=True,
-                ),
+                without_edges(text, marks, divide=True),
                 marks,
             )
             marks |= await self._spelt_marks(ids, texts)

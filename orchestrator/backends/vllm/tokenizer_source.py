@@ -17,8 +17,8 @@ class TokenizerSource:
     """
     Asks one server to encode, to render and to decode. `TextTokenizer` gets all ids from here.
 
-    *template* has variables of the chat template. Another class may take the place of this class if
-    it has the same methods and attributes.
+    *template* has variables of the chat template. Another source of ids is a subclass that encodes,
+    renders and decodes in another way, and sets `context_length`.
     """
 
     def __init__(

@@ -46,14 +46,7 @@ def show(json: Json = False) -> None:
     settings = configuration.load()
     policies.check(settings.policy, settings.options)
     found = layers(Settings, {})
-    shown = {
-        ".".join(place): _shown(
-            place,
-            value,
-            found,
-        )
-        for place, value in _leaves(settings)
-    }
+    shown = {".".join(place): _shown(place, value, found) for place, value in _leaves(settings)}
     if json:
         print_json(shown)
         return

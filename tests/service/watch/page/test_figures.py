@@ -71,11 +71,7 @@ def test_they_are_the_librarys(runs: list[bytes]) -> None:
         assert found["seconds"]["judging"] == pytest.approx(
             sum(one.judged for one in accounts), abs=1e-2
         )
-        assert sum(found["seconds"].values()) == pytest.approx(
-            sum(by_model),
-            rel=1e-2,
-            abs=1e-2,
-        )
+        assert sum(found["seconds"].values()) == pytest.approx(sum(by_model), rel=1e-2, abs=1e-2)
         tokens = found["tokens"]
         assert tokens["kept"] + tokens["repaired"] == sum(one.kept for one in accounts)
         discarded = sum(one.discarded for one in accounts)
