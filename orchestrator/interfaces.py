@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, cast
 
 from .chain import Chain, Rating, Role, Rollback, Step, Token, ToolCall, Verdict
 from .events import Calling, Purpose
+from .repetition import DEFAULT_GUARD, LoopGuard
 
 T = TypeVar("T")
 
@@ -277,17 +278,17 @@ def repair_may_start_early(policy: Policy) -> bool:
     return bool(getattr(policy, "repair_may_start_early", False))
 
 
-def guarded(policy: Policy) -> bool:
+def loop_guard(policy: Policy) -> LoopGuard | None:
     """
-    Whether a run of *policy* is guarded against empty drafts and loops.
+    Return what guards a run of *policy* against loops. None: nothing does.
 
-    A loop is a text that repeats itself. In a guarded run, a draft that is empty or in a loop is
-    rejected without asking the policy. If the repair goes on with the loop, the run ends. A policy
-    declares this with an attribute ``guarded``. The default is true. A policy with one model
-    declares false, because it has to write the same text as the server alone. The option
+    A loop is a text that repeats itself. The guard rejects a draft that is empty or in a loop,
+    without asking the policy. If the repair goes on with the loop, the run ends. A policy declares
+    its guard with an attribute ``loop_guard``. The default is `DEFAULT_GUARD`. A policy with one model
+    declares None, because it has to write the same text as the server alone. The option
     ``stop_loops`` of a run overrides the declaration (`Guarded` in ``policies/wrappers.py``).
     """
-    return bool(getattr(policy, "guarded", True))
+    return cast("LoopGuard | None", getattr(policy, "loop_guard", DEFAULT_GUARD))
 
 
 def answered_by(policy: object) -> AnsweredBy:

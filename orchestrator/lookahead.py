@@ -27,12 +27,12 @@ from .interfaces import (
     REQUEST,
     Policy,
     RequestContext,
-    guarded,
+    loop_guard,
     repair_may_start_early,
     start_preparing,
     verdict_of,
 )
-from .repetition import UNJUDGED_REASONS, obstacle
+from .repetition import UNJUDGED_REASONS
 
 T = TypeVar("T")
 SECONDS_TO_CANCEL_AGAIN = 0.125
@@ -315,9 +315,10 @@ class Lookahead:
 
 def _obstacle(policy: Policy, chain: Chain, draft: Step) -> str:
     """Return why *draft* is rejected without asking *policy*. "": the policy has to judge it."""
-    if guarded(policy):
-        return obstacle(chain, draft)
-    return ""
+    guard = loop_guard(policy)
+    if guard is None:
+        return ""
+    return guard.obstacle(chain, draft)
 
 
 async def judge(

@@ -10,9 +10,8 @@ from typing import Literal, TypeAlias
 
 from .chain import Chain, Rollback, Step
 from .events import Chosen, Committed, Observer, Repaired
-from .interfaces import Policy, guarded
+from .interfaces import Policy, loop_guard
 from .lookahead import Lookahead, LookaheadControl
-from .repetition import stuck
 from .shadow import ShadowDrafts
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
@@ -138,7 +137,8 @@ class Loop:
             repair = await lookahead.repair(self.chain, draft, verdict)
         repair = replace(repair, note=verdict.reason)
         self.observe(Repaired(len(self.chain.steps), repair, verdict))
-        if guarded(policy) and stuck(self.chain, repair):
+        guard = loop_guard(policy)
+        if guard is not None and guard.stuck(self.chain, repair):
             return "repetition"
         return self._commit(repair)
 

@@ -8,23 +8,19 @@ some hundred tokens several times.
 
 How the text is divided into steps does not matter. The cost is bounded for chains of any length.
 
-Three modules ask: `lookahead` about every draft (`obstacle`), `policies/choose.py` about every
-rival of a draft (`obstacle`), and `reason` about every repair (`stuck`). They ask only if loops are
-stopped (`guarded` in `interfaces`).
+The loop of a run asks the policy's `LoopGuard` about every draft and every repair.
+`policies/choose.py` asks it about every rival of a draft.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from .chain import Chain, Step
 
 SPAN_UNITS = 128
 """The fewest units of a span."""
-ROUNDS_TO_REJECT = 3
-"""A draft is rejected if the text then ends with the same span this many times in a row."""
-ROUNDS_TO_END = 4
-"""The run ends if the text with the repair ends with the same span this many times in a row."""
 CHARACTERS_PER_UNIT = 8
 """The number of characters that count as a unit in a text with few units, as in white space."""
 TAIL_CHARACTERS = 8192
@@ -46,25 +42,37 @@ UNJUDGED_REASONS = (EMPTY, REPETITION)
 """The reasons to reject a draft without asking the policy."""
 
 
-def obstacle(chain: Chain, draft: Step) -> str:
-    """Return why *draft* is rejected: one of `UNJUDGED_REASONS`; "" if a judge has to decide."""
-    if draft.stop == "end":
-        answering = draft.author == "small" and (chain.closed or not chain.thinks)
-        if answering and not draft.text.strip():
+@dataclass(frozen=True, slots=True)
+class LoopGuard:
+    """Rejects drafts that are empty or in a loop, without a judge. Ends a run that stays in it."""
+
+    rounds_to_reject: int = 3
+    """A draft is rejected if the text then ends with the same span this many times in a row."""
+    rounds_to_end: int = 4
+    """The run ends if the text with the repair ends with the same span this many times in a row."""
+
+    def obstacle(self, chain: Chain, draft: Step) -> str:
+        """Return why *draft* is rejected: one of `UNJUDGED_REASONS`. "": a judge has to decide."""
+        if draft.stop == "end":
+            answering = draft.author == "small" and (chain.closed or not chain.thinks)
+            if answering and not draft.text.strip():
+                return EMPTY
+            return ""
+        if not draft.text:
+            if draft.stop == "until":
+                return ""  # The policy's `until` ended the step before any text.
             return EMPTY
+        if draft.stop == "repetition" or loops(chain, draft, self.rounds_to_reject):
+            return REPETITION
         return ""
-    if not draft.text:
-        if draft.stop == "until":
-            return ""  # The policy's `until` ended the step before any text.
-        return EMPTY
-    if draft.stop == "repetition" or loops(chain, draft, ROUNDS_TO_REJECT):
-        return REPETITION
-    return ""
+
+    def stuck(self, chain: Chain, repair: Step) -> bool:
+        """Whether *chain* is in a loop that its *repair* does not leave."""
+        return repair.stop != "end" and loops(chain, repair, self.rounds_to_end)
 
 
-def stuck(chain: Chain, repair: Step) -> bool:
-    """Whether *chain* is in a loop that its *repair* does not leave."""
-    return repair.stop != "end" and loops(chain, repair, ROUNDS_TO_END)
+DEFAULT_GUARD = LoopGuard()
+"""The guard of every method that uses two models."""
 
 
 def loops(chain: Chain, step: Step, rounds: int) -> bool:

@@ -11,6 +11,7 @@ from stepspec.orchestrator import Critic, Model, Policy
 from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.interfaces import PolicyFactory
 from stepspec.orchestrator.registry import Registry
+from stepspec.orchestrator.repetition import DEFAULT_GUARD, LoopGuard
 
 from .baselines import RandomControl, Solo, large_alone, small_alone
 from .bild import BiLD
@@ -231,15 +232,15 @@ def make(
     *,
     critic: Critic | None = None,
     sampled: bool = False,
-    guarded: bool | None = None,
+    loop_guard: LoopGuard | None = DEFAULT_GUARD,
     **chosen: Any,
 ) -> Policy:
     """
     Build the policy called *name*.
 
-    *sampled* says whether the models sample, at a temperature above 0. *guarded* says whether loops
-    are stopped; None: as the policy declares it. Raise `ConfigurationError` for unknown names or
-    options and for wrong values.
+    *sampled* says whether the models sample, at a temperature above 0. A policy with a field
+    ``loop_guard`` gets *loop_guard*. Raise `ConfigurationError` for unknown names or options and
+    for wrong values.
     """
     method = METHODS.find(name)
     options = dict(_options(name, chosen, has_critic=critic is not None))
@@ -247,8 +248,8 @@ def make(
         options["critic"] = critic
     if method.takes("sampled"):
         options["sampled"] = sampled
-    if method.takes("guarded") and guarded is not None:
-        options["guarded"] = guarded
+    if method.takes("loop_guard"):
+        options["loop_guard"] = loop_guard
     return method.build(small, large, **options)
 
 

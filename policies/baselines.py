@@ -14,9 +14,9 @@ from .method import Drafting, Share
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """One model writes everything, as its server alone would. Nothing is judged or guarded."""
+    """One model writes everything, as its server alone would. No draft is judged."""
 
-    guarded: ClassVar[bool] = False
+    loop_guard: ClassVar[None] = None
 
     author: Model
     """The model that writes."""

@@ -21,7 +21,7 @@ from stepspec.orchestrator import Accept, Chain, Rival, Rollback, Step, Token, V
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
-from stepspec.orchestrator.repetition import obstacle
+from stepspec.orchestrator.repetition import DEFAULT_GUARD, LoopGuard
 
 from .method import MAX_TOP_TOKENS, Above0, Amount, Drafting, Grade, Share, Top
 from .specreason import SpecReason
@@ -70,8 +70,8 @@ class Choose(Drafting):
     threshold: Grade = 7
     read: Literal["greedy", "expected"] = "expected"
     sure: Share = 0.05
-    guarded: bool = True
-    """Whether loops are stopped (the option ``stop_loops`` of a run), also among the rivals."""
+    loop_guard: LoopGuard | None = DEFAULT_GUARD
+    """Guards against loops, also among the rivals. None: loops are not stopped."""
 
     @property
     def alone(self) -> SpecReason:
@@ -127,8 +127,8 @@ class Choose(Drafting):
             text = step.text.strip()
             if text in texts:
                 reason = "same"
-            elif self.guarded:
-                reason = obstacle(chain, step)
+            elif self.loop_guard is not None:
+                reason = self.loop_guard.obstacle(chain, step)
             texts.add(text)
             rivals.append(Rival(step, reason=reason))
         return rivals

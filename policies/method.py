@@ -33,7 +33,7 @@ Grade: TypeAlias = Annotated[float, Field(ge=0, le=9)]
 Several: TypeAlias = Annotated[int, Field(ge=2, le=MAX_TOP_TOKENS)]
 Top: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOP_TOKENS)]
 
-NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled", "guarded"})
+NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled", "loop_guard"})
 """The parameters of a policy that are no options: stepspec sets them."""
 PARTS = ("draft", "verify", "repair", "answerer")
 NOUNS = {

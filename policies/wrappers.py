@@ -1,8 +1,8 @@
 """
 Policies around another policy.
 
-`Led` says who writes the first steps, `Ending` who may end the thinking, and `Guarded` whether
-loops are stopped.
+`Led` says who writes the first steps, `Ending` who may end the thinking, and `Guarded` which loops
+are stopped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 from stepspec.orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.interfaces import (
-    guarded,
+    loop_guard,
     repair_may_start_early,
     start_preparing,
     verdict_of,
     without_open_requests,
 )
+from stepspec.orchestrator.repetition import DEFAULT_GUARD, LoopGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class _Wrapper:
         return repair_may_start_early(self.policy)
 
     @property
-    def guarded(self) -> bool:
-        return guarded(self.policy)
+    def loop_guard(self) -> LoopGuard | None:
+        return loop_guard(self.policy)
 
     async def draft(self, chain: Chain) -> Step:
         return await self.policy.draft(chain)
@@ -61,14 +62,14 @@ class _Wrapper:
 
 @dataclass(frozen=True, slots=True)
 class Guarded(_Wrapper):
-    """A policy whose loops are stopped, or not stopped, whatever the policy itself declares."""
+    """A policy with another guard against loops than the policy itself declares."""
 
-    stop_loops: bool = True
-    """Whether loops are stopped: see `guarded` in ``orchestrator/interfaces.py``."""
+    guard: LoopGuard | None = DEFAULT_GUARD
+    """The guard. None: loops are not stopped."""
 
     @property
-    def guarded(self) -> bool:
-        return self.stop_loops
+    def loop_guard(self) -> LoopGuard | None:
+        return self.guard
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Work:
 class Recorded:
     """A policy that drafts, judges and repairs as a record says."""
 
-    guarded: ClassVar[bool] = False
+    loop_guard: ClassVar[None] = None
 
     cuts: Mapping[int, int]
     """Tokens of the repair at each position where a draft was cut."""

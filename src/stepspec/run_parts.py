@@ -36,6 +36,7 @@ from stepspec.orchestrator.interfaces import (
     ended_by,
 )
 from stepspec.orchestrator.lookahead import LookaheadControl
+from stepspec.orchestrator.repetition import DEFAULT_GUARD
 from stepspec.orchestrator.run import RunParts
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.verifiers import (
@@ -128,13 +129,14 @@ class Models:
         baseline needs no wrapper for the first two: its one model writes all.
         """
         large = Budgeted(self.large, self.budget.left)
+        guard = None if run.stop_loops is False else DEFAULT_GUARD
         policy = policies.make(
             run.policy,
             Budgeted(self.small, self.budget.left),
             large,
             critic=self.critic,
             sampled=self.sampled,
-            guarded=run.stop_loops,
+            loop_guard=guard,
             **run.options,
         )
         if run.policy not in policies.BASELINES:
@@ -144,7 +146,7 @@ class Models:
                 policy = policies.Led(policy, large, run.lead)
         if run.stop_loops is None:
             return policy
-        return policies.Guarded(policy, run.stop_loops)
+        return policies.Guarded(policy, guard)
 
     def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
         """

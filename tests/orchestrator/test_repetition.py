@@ -14,19 +14,18 @@ from stepspec.orchestrator import Budget, Chain, Step, reason
 from stepspec.orchestrator.chain import THINK_END, Stop
 from stepspec.orchestrator.repetition import (
     CHARACTERS_PER_UNIT,
-    ROUNDS_TO_END,
-    ROUNDS_TO_REJECT,
     SPAN_UNITS,
     TAIL_CHARACTERS,
+    LoopGuard,
     loops,
-    obstacle,
-    stuck,
 )
 from stepspec.policies import BiLD, Relay, SpeculativeThinking
 from stepspec.policies.baselines import large_alone
 
 from ..fakes import Previous, ScriptedModel, run
 from .arms import BOUNDED, PROBLEM
+
+GUARD = LoopGuard()
 
 
 def chain(*texts: str) -> Chain:
@@ -51,12 +50,12 @@ def step(text: str, stop: Stop = "delimiter") -> Step:
     ],
 )
 def test_what_a_draft_needs_no_judge_for(draft: Step, why: str) -> None:
-    assert obstacle(chain("A"), draft) == why
+    assert GUARD.obstacle(chain("A"), draft) == why
 
 
 def test_an_answer_that_ends_before_it_begins_is_empty() -> None:
     closed = chain("A").extend(Step(THINK_END, "small", "end"))
-    assert [obstacle(closed, Step(text, "small", "end")) for text in ("", "\n", "2")] == [
+    assert [GUARD.obstacle(closed, Step(text, "small", "end")) for text in ("", "\n", "2")] == [
         "empty",
         "empty",
         "",
@@ -72,7 +71,7 @@ def rejected(steps: list[Step]) -> bool:
     """Whether the loop would reject one of *steps* as a repetition."""
     grown = Chain(())
     for one in steps:
-        if obstacle(grown, one) == "repetition":
+        if GUARD.obstacle(grown, one) == "repetition":
             return True
         grown = grown.extend(one)
     return False
@@ -92,7 +91,7 @@ SPANS = [  # with the units of each
 
 
 @pytest.mark.parametrize(("span", "units"), SPANS)
-@pytest.mark.parametrize("rounds", [ROUNDS_TO_REJECT, ROUNDS_TO_END])
+@pytest.mark.parametrize("rounds", [GUARD.rounds_to_reject, GUARD.rounds_to_end])
 def test_a_span_of_enough_units_has_to_repeat_several_times(
     span: str, units: int, rounds: int
 ) -> None:
@@ -205,11 +204,13 @@ def test_a_program_may_be_written_three_times_and_not_without_end() -> None:
 
 @pytest.mark.parametrize("text", ["\n\n", "\n \n", "\u00a0\n\n", "\n"])
 def test_only_very_much_white_space_is_a_loop(text: str) -> None:
-    most = ROUNDS_TO_REJECT * SPAN_UNITS * CHARACTERS_PER_UNIT
+    most = GUARD.rounds_to_reject * SPAN_UNITS * CHARACTERS_PER_UNIT
     assert not loops(
-        Chain(()), Step("A" + text * (most // len(text) - 1), "small"), ROUNDS_TO_REJECT
+        Chain(()), Step("A" + text * (most // len(text) - 1), "small"), GUARD.rounds_to_reject
     )
-    assert loops(Chain(()), Step("A" + text * (most // len(text) + 1), "small"), ROUNDS_TO_REJECT)
+    assert loops(
+        Chain(()), Step("A" + text * (most // len(text) + 1), "small"), GUARD.rounds_to_reject
+    )
 
 
 @given(st.lists(st.text(alphabet="ab .1\n", min_size=1, max_size=12), max_size=60))
@@ -224,8 +225,8 @@ def test_the_end_of_the_text_alone_decides(length: int, draft: str) -> None:
     """That is what makes a long chain cheap."""
     full = chain(*[f"Paragraph {number % 7} of a long chain." for number in range(length)])
     recent = Chain((), (Step(full.text[-TAIL_CHARACTERS:], "small"),))
-    assert obstacle(full, step(draft)) == obstacle(recent, step(draft))
-    assert stuck(full, step(draft)) == stuck(recent, step(draft))
+    assert GUARD.obstacle(full, step(draft)) == GUARD.obstacle(recent, step(draft))
+    assert GUARD.stuck(full, step(draft)) == GUARD.stuck(recent, step(draft))
 
 
 @given(
@@ -235,7 +236,7 @@ def test_the_end_of_the_text_alone_decides(length: int, draft: str) -> None:
 )
 @BOUNDED
 def test_every_endless_repetition_is_a_loop(loop: str, size: int, before: str) -> None:
-    text = loop * ((ROUNDS_TO_REJECT + 1) * SPAN_UNITS * CHARACTERS_PER_UNIT // len(loop) + 2)
+    text = loop * ((GUARD.rounds_to_reject + 1) * SPAN_UNITS * CHARACTERS_PER_UNIT // len(loop) + 2)
     assert rejected([*pieces(before, 50), *pieces(text, size)])
 
 

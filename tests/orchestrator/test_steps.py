@@ -83,7 +83,7 @@ def test_one_model_alone_is_not_kept_from_a_loop_unless_that_is_wanted(
     for policy in (
         Solo(model),
         Guarded(Solo(model)),
-        Guarded(SpecReason(model, model), stop_loops=False),
+        Guarded(SpecReason(model, model), None),
     ):
         (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
         ends.append((len(chain.steps), end))

@@ -22,7 +22,7 @@ from stepspec.orchestrator.events import (
     Repaired,
     Started,
 )
-from stepspec.orchestrator.repetition import ROUNDS_TO_REJECT, SPAN_UNITS
+from stepspec.orchestrator.repetition import SPAN_UNITS, LoopGuard
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
@@ -235,15 +235,15 @@ def test_every_option_of_specreason_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop_loops", "reason"), [(None, "repetition"), (True, "repetition"), (False, "")]
+    ("guard", "reason"), [(LoopGuard(), "repetition"), (LoopGuard(4), ""), (None, "")]
 )
 def test_a_rival_in_a_loop_is_rejected_unless_loops_are_not_stopped(
-    stop_loops: bool | None, reason: str
+    guard: LoopGuard | None, reason: str
 ) -> None:
     small, large = pair({DRAFT: 2}, {" 2": -1.0})
-    policy = make("choose", small, large, guarded=stop_loops)
+    policy = make("choose", small, large, loop_guard=guard)
     round_ = "".join(f" w{number}" for number in range(SPAN_UNITS))
-    looping = Chain(PROBLEM.messages, (Step(round_ * (ROUNDS_TO_REJECT - 1), "large"),))
+    looping = Chain(PROBLEM.messages, (Step(round_ * (LoopGuard().rounds_to_reject - 1), "large"),))
 
     async def branch(chain: Chain, beginnings: Sequence[Step], **options: Any) -> tuple[Step, ...]:
         return (Step(round_, "small", "delimiter"),)

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, reason
-from stepspec.orchestrator.interfaces import guarded, repair_may_start_early
+from stepspec.orchestrator.interfaces import loop_guard, repair_may_start_early
 from stepspec.orchestrator.lookahead import judge
+from stepspec.orchestrator.repetition import LoopGuard
 from stepspec.policies import Ending, Guarded, Led, RandomControl, Solo, SpecReason, make
 
 from ..fakes import ScriptedModel, counting, run
@@ -63,11 +64,11 @@ def test_a_policy_that_declares_itself_unguarded_stays_so_within_other_policies(
     unguarded = Solo(large)
     judging = SpecReason(large, large)
     for wrapped in (Led(unguarded, large, 1), Ending(unguarded), Led(Ending(unguarded), large, 1)):
-        assert not guarded(wrapped)
-        assert guarded(Guarded(wrapped))
+        assert loop_guard(wrapped) is None
+        assert loop_guard(Guarded(wrapped)) == LoopGuard()
     for wrapped in (Led(judging, large, 1), Ending(judging)):
-        assert guarded(wrapped)
-        assert not guarded(Guarded(wrapped, stop_loops=False))
+        assert loop_guard(wrapped) == LoopGuard()
+        assert loop_guard(Guarded(wrapped, None)) is None
 
 
 def test_white_space_alone_is_accepted_without_having_been_judged() -> None:
