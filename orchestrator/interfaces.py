@@ -155,7 +155,7 @@ class AnswerParser(Protocol):
         finished: bool,
     ) -> tuple[int, str, Sequence[Calling]]:
         """
-        Parse at least the first of *tokens*, which continue the answer.
+        Parse some of the next *tokens* of the answer, from the first on.
 
         If *finished* is true, the answer ends with the last of *tokens*. Return the number of
         parsed tokens, and the content and the pieces of tool calls in the parsed tokens. The parser
@@ -271,8 +271,8 @@ def repair_may_start_early(policy: Policy) -> bool:
     """
     Whether a repair may start before the verdict (a hedge).
 
-    It may if the repair depends neither on the draft nor on the reason of the rejection. (Repairs
-    of drafts of which a beginning stays do not count.) A policy declares this with a class
+    It may if the repair of a draft that is rejected whole depends neither on the draft nor on the
+    reason. A policy declares this with a class
     attribute ``repair_may_start_early``. The default is false.
     """
     return bool(getattr(policy, "repair_may_start_early", False))
@@ -284,8 +284,8 @@ def loop_guard(policy: Policy) -> LoopGuard | None:
 
     A loop is a text that repeats itself. The guard rejects a draft that is empty or in a loop,
     without asking the policy. If the repair goes on with the loop, the run ends. A policy declares
-    its guard with an attribute ``loop_guard``. The default is `DEFAULT_GUARD`. A policy with one model
-    declares None, because it has to write the same text as the server alone. The option
+    its guard with an attribute ``loop_guard``. The default is `DEFAULT_GUARD`. A policy with one
+    model declares None, because it has to write the same text as the server alone. The option
     ``stop_loops`` of a run overrides the declaration (`Guarded` in ``policies/wrappers.py``).
     """
     return cast("LoopGuard | None", getattr(policy, "loop_guard", DEFAULT_GUARD))
@@ -314,6 +314,8 @@ def ended_by(policy: object) -> EndedBy:
 OPEN_REQUESTS: ContextVar[AsyncExitStack | None] = ContextVar("OPEN_REQUESTS", default=None)
 """
 The stack on which a model may leave a request open between two writes (a sticky stream).
+
+The server then writes on past the end of the step, and the next write takes these tokens.
 
 None: the model closes its request after each write. Only a `Lookahead` sets the stack and closes
 its requests, because only the lookahead knows whether the next write probably continues the last

@@ -72,7 +72,9 @@ class LookaheadControl:
     1 hedges every draft: the repair starts together with the draft.
     """
     auto: AutoRun | None = None
-    """Decides at every step about drafts ahead and hedges. None: the values above hold."""
+    """
+    Replaces `ahead` at every step, and may forbid hedges. None: `ahead` and `hedge` hold.
+    """
 
     @classmethod
     def of(cls, ahead: int | LookaheadControl) -> LookaheadControl:
@@ -98,6 +100,7 @@ class LookaheadControl:
         """Whether the repair of *draft* starts before the verdict on the draft."""
         if draft.author != "small":
             return False
+        # A confidence of 0 means that the server reported no probabilities.
         return 0 < confidence(draft) <= self.hedge_limit
 
 
@@ -117,9 +120,9 @@ class Lookahead:
     """
     Drafts consecutive steps, judges them at the same time, and repairs a rejected draft.
 
-    Drafting begins when the object is made. *over* and *spent* are called with the chain and all
-    its drafts. Drafting ends as soon as one of them returns true, a draft fails, or `repair` or
-    `aclose` is called.
+    Drafting begins when the object is made. *over* and *spent* get one argument: the chain,
+    extended by all drafts. Drafting ends as soon as one of them returns true, a draft fails, or
+    `repair` or `aclose` is called.
     """
 
     def __init__(
@@ -174,7 +177,8 @@ class Lookahead:
         """
         index = len(chain.steps)
         repair: asyncio.Task[Step] | None = None
-        # An early repair replaces the whole draft.
+        # An early repair replaces the whole draft. It is useless if a beginning of the draft stays
+        # (`keep`), or if the policy has already written the repair (`instead`).
         if not (rollback.keep or rollback.instead):
             repair = self._early_repairs.pop(index, None)
         if repair is None:
@@ -191,8 +195,8 @@ class Lookahead:
 
     async def _close(self) -> None:
         while self._tasks:
-            # A task whose own timeout fires during the cancellation may go on. Such a task has no
-            # pending cancellation, and the next round cancels it again.
+            # If a task's own timeout fires during the cancellation, the task goes on: asyncio turns
+            # both into one `TimeoutError`. The next round cancels this task again.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
         await (self._closing or self._open_requests.aclose())
@@ -256,7 +260,8 @@ class Lookahead:
                 self._pending.put_nowait(PendingDraft(index, draft, judging))
                 chain = chain.extend(draft)
         except (Exception, asyncio.CancelledError) as exc:
-            # `next` raises the error after it has returned all drafts that were made before.
+            # `next` may be waiting, so this task must not end without an entry. `next` raises the
+            # error after it has returned all earlier drafts.
             self._pending.put_nowait(exc)
         else:
             self._pending.put_nowait(
@@ -331,8 +336,8 @@ async def judge(
     Return the verdict of *policy* on *draft*.
 
     If the judge is unavailable, or the chain is too long for its context, the draft is rejected.
-    Raise the error of a verifier that has no fallback. Also raise an error of writing, because the
-    repair would fail as well.
+    Raise the error of a verifier that has no fallback. A policy may write during `verify`: if this
+    fails, raise the error, because the repair would fail as well.
     """
     if reason := _obstacle(policy, chain, draft):
         return Rollback(reason=reason)

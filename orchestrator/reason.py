@@ -86,7 +86,7 @@ class Loop:
         except TimeoutError:
             if not timeout.expired():
                 raise
-        # The deadline may pass after the last step, while useless requests are cancelled.
+        # If the chain was complete before the deadline, only the closing of requests was late.
         if self.over(self.chain):
             return "finished"
         return "time"

@@ -16,8 +16,8 @@ from stepspec.prompts import load
 
 from .method import Drafting, Grade, Share
 
-GRADE = load("specreason.grade")
-GRADES = "0123456789"
+GRADE_PROMPT = load("specreason.grade")
+DIGITS = "0123456789"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class SpecReason(Drafting):
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         probabilities = await self.large.ask(
             chain.extend(draft),
-            GRADE.text,
-            GRADES,
-            opening=GRADE.opening,
+            GRADE_PROMPT.text,
+            DIGITS,
+            opening=GRADE_PROMPT.opening,
         )
         total = sum(probabilities.values())
         # With sure = 0, a total of 0 would divide by zero in the mean.

@@ -23,7 +23,7 @@ Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]
 """Compares two expressions, the gold first. None: the comparison took too long."""
 Verdict: TypeAlias = bool | None
 """Whether two answers mean the same. None: algebra took too long."""
-_COMPUTATION = "="  # in place of the name of a value that was computed, as in 2+3 = 5
+_COMPUTATION = "="  # what `_named` returns as the name if the left side is computed: 2+3 = 5
 MAX_ITEMS = 16  # of a list or a pair; algebra compares each item with each
 
 # The name of a value before "=". Each line has examples.
@@ -71,7 +71,8 @@ _IMPLIES = re.compile(
     r"|,? ?\\text\{(?:so|thus|hence|then|therefore|giving|and)\b[a-z, ]*\}"
 )
 _SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")  # m+n, a_1-b
-# The algebra library misreads words, dots, 5 6, 3', 1:2, and indices. `_INDEXED` has exceptions.
+# The algebra library misreads words, dots, 5 6, 3', 1:2, and indices. It reads simple indices, so
+# `_unreadable` first replaces what matches `_INDEXED`.
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 # The left side of an equation for several variables: x+y, 2\times x, \frac{x}{2}, xy.
@@ -305,9 +306,9 @@ async def _same_quantities(answer: Quantity, gold: Quantity, algebra: Algebra) -
     if answer.value is not None and gold.value is not None:
         # The answer and the gold are equal even if one of them lacks "%". But a gold below 1
         # without "%" is a share: 0.25 is not 0.25%.
-        added = "percent" in answer.unit and "percent" not in gold.unit
-        wrongly_added = added and abs(answer.value) < 1
-        if answer.value == gold.value and not wrongly_added:
+        adds_percent = "percent" in answer.unit and "percent" not in gold.unit
+        shrinks_share = adds_percent and abs(answer.value) < 1
+        if answer.value == gold.value and not shrinks_share:
             return True
         return _share(answer.value, answer.unit) == _share(gold.value, gold.unit)
     if answer.expression == gold.expression:

@@ -39,7 +39,7 @@ from stepspec.orchestrator.endpoints.request_context import RUN, priority
 from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
 from stepspec.orchestrator.events import Called, Fate, Observer, Verb
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, OPEN_REQUESTS, REQUEST, RequestContext
-from stepspec.policies.specreason import GRADES
+from stepspec.policies.specreason import DIGITS
 
 from ..script import Script, Turn
 from .server import Request, SimulatedServer
@@ -261,7 +261,7 @@ class SimulatedModel(SingleModel):
         if "Yes" in choices:
             chosen = "Yes" if turn.accepted else "No"
             return {choice: float(choice == chosen) for choice in choices}
-        if len(choices) < len(GRADES):
+        if len(choices) < len(DIGITS):
             judged = script.turns[end - len(choices) + 1 : end]
             bad = next((place for place, each in enumerate(judged, 1) if not each.accepted), 0)
             return {choice: float(choice == str(bad)) for choice in choices}
