@@ -152,8 +152,13 @@ class Lookahead:
         """The context variables of the run. Every task starts with a copy of them."""
         self._open_requests = AsyncExitStack()
         """The requests that models leave open between two writes (`OPEN_REQUESTS`)."""
-        self._tasks: set[asyncio.Task[Any]] = set()
-        """The tasks that have not ended."""
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """
+        The tasks that have not ended, in the order of their start.
+
+        They are cancelled in this order. In a set, the order of the events would depend on memory
+        addresses.
+        """
         self._early_repairs: dict[int, asyncio.Task[Step]] = {}
         """Hedges, and steps that the policy prepared (`Preparing`), by the index of the draft."""
         self._closing: asyncio.Task[None] | None = None
@@ -229,12 +234,12 @@ class Lookahead:
         context = self._caller_context.copy()
         context.run(REQUEST.set, request)
         task = asyncio.create_task(work, context=context)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._forget)
         return task
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled():
             # The error of a lost bet does not matter. Reading the error silences asyncio's warning.
             task.exception()

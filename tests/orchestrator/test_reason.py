@@ -1,7 +1,9 @@
 """Properties of the loop with any policy: with seeds, random times, failures and budgets."""
 
 import asyncio
+import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,16 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Step
 from stepspec.orchestrator.answer import AnswerStream, write_answer
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.events import Called, Committed, Drafted, Judged, Lost, Repaired, Started
+from stepspec.orchestrator.events import (
+    Called,
+    Committed,
+    Drafted,
+    Event,
+    Judged,
+    Lost,
+    Repaired,
+    Started,
+)
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import End
 from tests.fakes import replay
@@ -73,6 +84,41 @@ def test_the_chain_is_the_same_at_any_lookahead_and_never_later_and_the_events_t
         )
         assert account.written == sum(call.written for call in calls if call.verb == "write")
         assert account.requests == len(calls)
+
+
+class Placed(asyncio.Task[Any]):
+    """A task whose place in a set depends on *direction*, as it would on its memory address."""
+
+    direction = 1
+    numbers = itertools.count()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.number = next(self.numbers)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self.direction * self.number % 8
+
+
+@every_arm
+@given(seed=SEEDS, sticky=st.booleans())
+@BOUNDED
+def test_the_order_of_the_events_does_not_depend_on_memory_addresses(
+    name: str, seed: int, sticky: bool
+) -> None:
+    seen = list[list[Event]]()
+    for direction in (1, -1):
+        kind = type("Placed", (Placed,), {"direction": direction, "numbers": itertools.count()})
+        tried = arm(name, seed, sticky=sticky)
+
+        async def main(tried: Arm = tried, kind: Any = kind) -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_task_factory(lambda loop, coro, **kwargs: kind(coro, loop=loop, **kwargs))
+            await tried.run(3)
+
+        run(main())
+        seen.append(tried.events)
+    assert seen[0] == seen[1]
 
 
 @every_arm
