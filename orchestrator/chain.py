@@ -138,6 +138,9 @@ class Step:
     note: str = ""
     """
     The reason of the rollback that this step repairs, or `answer.CLOSED`; "" for other steps.
+
+    All methods of this project name a reason. So the number of steps with the reason of a rollback
+    is the number of repaired drafts. A rival that replaced a rejected draft is no repair.
     """
 
     @property

@@ -49,7 +49,12 @@ class LoopGuard:
     rounds_to_reject: int = 3
     """A draft is rejected if the text then ends with the same span this many times in a row."""
     rounds_to_end: int = 4
-    """The run ends if the text with the repair ends with the same span this many times in a row."""
+    """
+    The run ends if the text with the repair ends with the same span this many times in a row.
+
+    The number is larger than `rounds_to_reject`, so that a draft is rejected first. It is at most 8
+    (`TAIL_CHARACTERS` has no more rounds of text with few units).
+    """
 
     def obstacle(self, chain: Chain, draft: Step) -> str:
         """Return why *draft* is rejected: one of `UNJUDGED_REASONS`. "": a judge has to decide."""

@@ -172,7 +172,12 @@ class Gold(Protocol):
     """
 
     async def grade(self, text: str, graders: Graders) -> Mark:
-        """Grade the *text* that a model wrote after its thinking. *graders* do the algebra."""
+        """
+        Grade the *text* that a model wrote after its thinking. *graders* do the algebra.
+
+        ``extract_answer(text, "exact")`` of `answers` finds the answer in *text*: the content of
+        the last box, or the last line. LaTeX in the box stays, for example ``\\text{Paris}``.
+        """
         ...
 
     def record(self) -> Mapping[str, Any]:
