@@ -2,10 +2,10 @@
 The options of one run. Each is declared once, as a field of `RunOptions`.
 
 The type of a field may be a bounded type or ``X | None``. A calibrated option has the default None,
-so that older policy files hold. The rest follows from the fields: the settings and their variables, the keyword arguments of
-`Solver` and `Solver.solve`, the flags of the command line, the object ``stepspec`` of a request to
-the service, the options of an evaluation's arms, the conditions of a calibration, and the table in
-``docs/python.md``.
+so that older policy files hold. The rest follows from the fields: the settings and their variables,
+the keyword arguments of `Solver` and `Solver.solve`, the flags of the command line, the object
+``stepspec`` of a request to the service, the options of an evaluation's arms, the conditions of a
+calibration, and the table in ``docs/python.md``.
 """
 
 from __future__ import annotations

@@ -172,11 +172,11 @@ class Gold(Protocol):
     """
 
     async def grade(self, text: str, graders: Graders) -> Mark:
-        """
+        r"""
         Grade the *text* that a model wrote after its thinking. *graders* do the algebra.
 
         ``extract_answer(text, "exact")`` of `answers` finds the answer in *text*: the content of
-        the last box, or the last line. LaTeX in the box stays, for example ``\\text{Paris}``.
+        the last box, or the last line. LaTeX in the box stays, for example ``\text{Paris}``.
         """
         ...
 
