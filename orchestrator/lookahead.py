@@ -294,7 +294,7 @@ class Lookahead:
 
     def _start_hedge(self, index: int, chain: Chain) -> None:
         """Start the repair of step *index* early, with the draft or during its verdict."""
-        if index not in self._early_repairs and repair_may_start_early(self._policy):
+        if index not in self._early_repairs and repair_may_start_early(self._policy, chain):
             repair = self._policy.repair(chain, NO_DRAFT, Rollback(reason="hedge"))
             request = replace(self._context("hedge", index), bet=True)
             self._early_repairs[index] = self._start(repair, request)

@@ -35,17 +35,24 @@ class _Wrapper:
         return self.policy.answerer
 
     @property
-    def repair_may_start_early(self) -> bool:
-        return repair_may_start_early(self.policy)
-
-    @property
     def loop_guard(self) -> LoopGuard | None:
         return loop_guard(self.policy)
+
+    def drafts_itself(self, chain: Chain) -> bool:
+        """Whether the wrapper drafts the next step, and not the policy inside."""
+        return False
+
+    def repair_may_start_early(self, chain: Chain) -> bool:
+        if self.drafts_itself(chain):
+            return False
+        return repair_may_start_early(self.policy, chain)
 
     async def draft(self, chain: Chain) -> Step:
         return await self.policy.draft(chain)
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
+        if self.drafts_itself(chain):
+            return None
         return start_preparing(self.policy, chain)
 
     async def verify(
@@ -86,15 +93,13 @@ class Led(_Wrapper):
     first: int = 0
     """How many steps this model writes."""
 
+    def drafts_itself(self, chain: Chain) -> bool:
+        return len(chain.steps) < self.first
+
     async def draft(self, chain: Chain) -> Step:
-        if self._leads(chain):
+        if self.drafts_itself(chain):
             return await self.author.write(chain)
         return await self.policy.draft(chain)
-
-    def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
-        if self._leads(chain):
-            return None
-        return start_preparing(self.policy, chain)
 
     async def verify(
         self,
@@ -102,12 +107,9 @@ class Led(_Wrapper):
         draft: Step,
         prepared: Awaitable[Step] | None = None,
     ) -> Verdict:
-        if self._leads(chain):
+        if self.drafts_itself(chain):
             return Accept(judged=False)
         return await verdict_of(self.policy, chain, draft, prepared)
-
-    def _leads(self, chain: Chain) -> bool:
-        return len(chain.steps) < self.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,12 @@ class Ending(_Wrapper):
     model writes the next step. So the run ends even if the two models disagree about the end.
     """
 
+    def drafts_itself(self, chain: Chain) -> bool:
+        """Whether the end of the thinking was cut off the last step."""
+        return bool(chain.steps) and chain.steps[-1].stop == "open"
+
     async def draft(self, chain: Chain) -> Step:
-        if _is_open(chain):
+        if self.drafts_itself(chain):
             return await self._continue(chain, chain.steps[-1])
         draft = await self.policy.draft(chain)
         if not _ends(chain, draft):
@@ -135,11 +141,6 @@ class Ending(_Wrapper):
         if opened.text.strip():
             return opened
         return await self._continue(chain, draft)
-
-    def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
-        if _is_open(chain):
-            return None
-        return start_preparing(self.policy, chain)
 
     async def verify(
         self,
@@ -174,8 +175,3 @@ def _open(chain: Chain, draft: Step) -> Step:
         return draft
     text = draft.text.removesuffix(THINK_END)
     return replace(draft.cut(len(text)), stop="open")
-
-
-def _is_open(chain: Chain) -> bool:
-    """Whether the end of the thinking was cut off the last step."""
-    return bool(chain.steps) and chain.steps[-1].stop == "open"

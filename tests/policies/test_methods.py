@@ -58,7 +58,9 @@ def test_every_method_is_made_with_its_defaults_and_is_a_value(name: str) -> Non
 
 def test_a_policy_states_whether_its_repair_depends_on_the_chain_alone() -> None:
     foreseen = {
-        name for name in METHODS if repair_may_start_early(make(name, SMALL, LARGE, critic=CRITIC))
+        name
+        for name in METHODS
+        if repair_may_start_early(make(name, SMALL, LARGE, critic=CRITIC), PROBLEM)
     }
     assert foreseen == {
         "specreason",

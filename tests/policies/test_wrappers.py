@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, reason
+from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.interfaces import loop_guard, repair_may_start_early
-from stepspec.orchestrator.lookahead import judge
+from stepspec.orchestrator.lookahead import LookaheadControl, judge
 from stepspec.orchestrator.repetition import LoopGuard
 from stepspec.policies import Ending, Guarded, Led, RandomControl, Solo, SpecReason, make
 
@@ -49,14 +50,37 @@ def test_everything_else_is_the_policys() -> None:
     policy = SpecReason(*models)
     led = Led(policy, models[1], 1)
     assert led.answerer is policy.answerer
-    assert repair_may_start_early(led)
-    assert not repair_may_start_early(Led(make("large", *models), models[1]))
+    assert repair_may_start_early(led, PROBLEM.extend(Step("So.\n\n", "large")))
+    assert not repair_may_start_early(led, PROBLEM)
+    assert not repair_may_start_early(Led(make("large", *models), models[1]), PROBLEM)
     draft = Step("So.\n\n", "small")
     rollback = Rollback(reason="grade")
     assert (
         run(led.repair(PROBLEM, draft, rollback))[0]
         == run(policy.repair(PROBLEM, draft, rollback))[0]
     )
+
+
+@pytest.mark.parametrize("wrap", ["led", "ending"])
+def test_a_step_that_a_wrapper_drafts_is_not_repaired_early(wrap: str) -> None:
+    small = ScriptedModel("small", counting("small", 3))
+    large = ScriptedModel("large", counting("large", 3))
+    inner = SpecReason(small, large)
+    policy = Led(inner, large, 2) if wrap == "led" else Ending(inner)
+    events = list[Event]()
+    small.observe = large.observe = events.append
+    (chain, _), _ = run(
+        reason(policy, PROBLEM, ahead=LookaheadControl(hedge=1.0), observe=events.append)
+    )
+    drafted = [event for event in events if isinstance(event, Called) and event.purpose == "draft"]
+    hedged = {
+        event.step for event in events if isinstance(event, Called) and event.purpose == "hedge"
+    }
+    by_large = {index for index, step in enumerate(chain.steps) if step.author == "large"}
+    assert by_large
+    assert {call.step for call in drafted if call.role == "large"} == by_large
+    assert hedged
+    assert hedged.isdisjoint(by_large)
 
 
 def test_a_policy_that_declares_itself_unguarded_stays_so_within_other_policies() -> None:
