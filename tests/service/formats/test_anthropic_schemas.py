@@ -59,8 +59,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (blocks(RESULT), "messages", "which no message before it makes"),
     (
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        "tools[0]",
-        "send tools with an input_schema",
+        "tools[0].type",
+        "tools with an input_schema",
     ),
     ({"tools": [{**TOOL, "parameters": {}}]}, "tools[0].parameters", "unknown parameter"),
     ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "an object"),
@@ -78,7 +78,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content[0]",
         "runs no tools",
     ),
-    ({"system": [{"type": "image"}]}, "system[0]", "read text only"),
+    ({"system": [{"type": "image"}]}, "system[0].type", "read text only"),
     ({"thinking": {"type": "between_tools"}}, "thinking.type", "'adaptive'"),
     (
         {"thinking": {"type": "enabled", "budget_tokens": 400}},
@@ -281,7 +281,7 @@ def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
     schema = '{"type":"object"}'
     looked = Tool("look_up", "Look a word up.", schema)
     other = Tool("other", None, schema, strict=True)
-    expected = Toolset((looked, other), name, parallel)
+    expected = Toolset((looked, other), name, parallel, named=name == "look_up")
     assert ordered(tools=tools, tool_choice=choice).tools == expected
 
 
