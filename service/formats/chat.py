@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, TypeAlias
@@ -15,11 +14,10 @@ from stepspec.orchestrator.trace import Moment, dump
 
 from ..errors import ApiError, bad_request
 from ..json_types import JsonFields, JsonObject
-from ..records import RunResult, ServiceRequest
-from ..settings import Thinking
+from ..records import RunResult
 from . import deltas
-from .deltas import Delta, DeltaBuilder, written_arguments
-from .reply_format import PROGRESS_EVENTS, ReplyFormat, RequestRuns, RunItem
+from .deltas import Delta, written_arguments
+from .reply_format import PROGRESS_EVENTS, ApiReply, ReplyFormat, RunItem
 from .schemas import (
     CallId,
     Content,
@@ -223,45 +221,23 @@ class LiveRequest(Request):
         return Wanted((Message("user", self.problem),), "problem")
 
 
-class ChatReply(ReplyFormat):
+class ChatReply(ApiReply[ChatRequest]):
     """The `ReplyFormat` of OpenAI's chat API. Each run of a request is a choice of the reply."""
-
-    def __init__(
-        self,
-        runs: RequestRuns,
-        request: ServiceRequest,
-        chat: ChatRequest,
-        thinking: Thinking,
-    ) -> None:
-        self._runs = runs
-        self._chat = chat
-        self._head = {
-            "id": f"chatcmpl-{request.id}",
-            "created": int(time.time()),
-            "model": chat.model,
-        }
-        self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
-        # the texts of each message by field, by choice
-        fields = ("content", *deltas.FIELDS[thinking])
-        self._texts = [dict.fromkeys(fields, "") for _ in runs.run_requests]
 
     async def opening(self) -> bytes:
         empty = {"role": "assistant", "content": ""}
-        return b"".join([self._chunk(choice, empty) for choice in range(len(self._texts))])
+        return b"".join([self._chunk(choice, empty) for choice in range(len(self._builders))])
 
     def render(self, item: RunItem) -> bytes:
-        choice = item.choice
-        chunks = b"".join(
-            [self._delta_chunk(choice, delta) for delta in self._builders[choice].add(item)]
-        )
+        chunks = super().render(item)
         if isinstance(item, RunResult):
             reason = deltas.finish_reason(item.solution)
-            last = _choice(choice, reason, delta={})
-            chunks += self._event([last], **self._runs.extension([choice]))
+            last = _choice(item.choice, reason, delta={})
+            chunks += self._event([last], **self._runs.extension(item.choice))
         return chunks
 
     async def closing(self) -> bytes:
-        if not self._chat.stream_options.include_usage:
+        if not self._body.stream_options.include_usage:
             return deltas.DONE
         return self._event([], usage=await self._runs.usage()) + deltas.DONE
 
@@ -269,14 +245,26 @@ class ChatReply(ReplyFormat):
         return deltas.OPENAI_ERROR_EVENT % body
 
     async def body(self) -> JsonObject:
-        choices = [self._choice(choice) for choice in range(len(self._texts))]
-        usage = await self._runs.usage()
-        reply = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
-        return reply | self._runs.extension(range(len(self._texts)))
+        choices = range(len(self._builders))
+        reply = {
+            "object": "chat.completion",
+            "choices": [self._choice(choice) for choice in choices],
+            "usage": await self._runs.usage(),
+        }
+        return self._head | reply | self._runs.extension(*choices)
+
+    @property
+    def _head(self) -> JsonObject:
+        """The fields that a completion and the events of a stream share."""
+        return {
+            "id": f"chatcmpl-{self._request_id}",
+            "created": self._created,
+            "model": self._body.model,
+        }
 
     def _choice(self, choice: int) -> JsonObject:
         solution = self._runs.solutions[choice]
-        message: JsonObject = {"role": "assistant", "refusal": None, **self._texts[choice]}
+        message: JsonObject = {"role": "assistant", "refusal": None, **self._builders[choice].texts}
         if solution.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
@@ -285,9 +273,7 @@ class ChatReply(ReplyFormat):
             ]
         return _choice(choice, deltas.finish_reason(solution), message=message)
 
-    def _delta_chunk(self, choice: int, delta: Delta) -> bytes:
-        for name, text in delta.fields.items():
-            self._texts[choice][name] += text
+    def _render_delta(self, choice: int, delta: Delta) -> bytes:
         piece = delta.call
         if piece is not None:
             named = {"name": piece.name} if piece.name else {}

@@ -28,7 +28,6 @@ from stepspec.orchestrator.trace import EventLog
 from ..json_types import JsonFields, JsonObject
 from ..records import RunEvent, RunResult
 from ..settings import Thinking
-from .requests import RunRequest
 from .schemas import has_arguments
 
 DONE = b"data: [DONE]\n\n"
@@ -110,6 +109,8 @@ class DeltaBuilder:
     """
 
     def __init__(self, thinking: Thinking) -> None:
+        self.texts = dict.fromkeys(("content", *FIELDS[thinking]), "")
+        """The texts of the message so far, by field."""
         self._thinking: Thinking = thinking
         self._tracker = ThinkingTracker()
         self._tag_open = False
@@ -134,7 +135,7 @@ class DeltaBuilder:
                     "fate": "kept",
                     "reason": step.note,
                 }
-                yield Delta(self._think(self._tracker.add(step)), about)
+                yield self._text(self._think(self._tracker.add(step)), about)
             case Answering(text=text):
                 self._answer += text
                 yield from self._end_call()
@@ -174,7 +175,12 @@ class DeltaBuilder:
             text = THINK_CLOSING + text
             self._tag_open = False
         if text:
-            yield Delta({"content": text})
+            yield self._text({"content": text})
+
+    def _text(self, fields: Mapping[str, str], step: JsonFields | None = None) -> Delta:
+        for name, text in fields.items():
+            self.texts[name] += text
+        return Delta(fields, step)
 
     def _continue_call(self, piece: Calling) -> Iterator[Delta]:
         if piece.index != self._call_index:
@@ -243,14 +249,9 @@ class TokenCounts:
         return sorted(calls, key=lambda call: call.started)
 
     @property
-    def prompt(self) -> int:
-        """Prompt tokens of the first request to a model. 0: there was none."""
-        return next((call.prompt for call in self._calls), 0)
-
-    @property
-    def cached(self) -> int:
-        """Tokens of this prompt that were in the server's prefix cache."""
-        return next((call.cached for call in self._calls), 0)
+    def first(self) -> Called | None:
+        """The first request to a model. None: there was none."""
+        return next(iter(self._calls), None)
 
     @property
     def upstream_seconds(self) -> float:
@@ -273,7 +274,7 @@ def usage(prompt: int, counts: Sequence[TokenCounts]) -> JsonObject:
     """
     reasoning = sum(count.reasoning for count in counts)
     completion = reasoning + sum(count.answer for count in counts)
-    cached = max((count.cached for count in counts), default=0)
+    cached = max((count.first.cached for count in counts if count.first), default=0)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -301,11 +302,11 @@ def _summary(solution: Solution) -> JsonObject:
     }
 
 
-def about(solution: Solution, run_request: RunRequest) -> JsonObject:
-    """Return the field ``stepspec`` of one run."""
+def about(solution: Solution, method: str) -> JsonObject:
+    """Return the field ``stepspec`` of one run of *method*."""
     return {
         **_summary(solution),
-        "method": run_request.run.policy,
+        "method": method,
         "seed": solution.seed,
         "degraded": list(solution.degraded),
         "rejection": solution.rejection or None,

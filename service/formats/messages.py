@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
@@ -22,15 +23,15 @@ from stepspec.orchestrator.solution import Solution
 
 from ..errors import bad_request
 from ..json_types import JsonFields, JsonObject
-from ..records import ServiceRequest
 from ..settings import Thinking
 from . import deltas
 from .deltas import Delta, named_event
-from .reply_format import MessagePart, MessageParts, PartKind, RequestRuns, RunItem, SingleReply
+from .reply_format import ApiReply, MessagePart, MessageParts, PartKind
 from .schemas import (
     ApiRequest,
     Arguments,
     CallId,
+    Content,
     Function,
     Items,
     ModelName,
@@ -44,6 +45,7 @@ from .schemas import (
     Wanted,
     accepting,
     arguments_object,
+    joined_text,
     merged,
     without_billing,
 )
@@ -77,22 +79,15 @@ class ThinkingBlock(Part):
 
 class ReferenceBlock(Part):
     """
-    A tool that the client found with a tool search.
+    A tool that the client found with a tool search. The block is dropped.
 
-    The models read only the name of the tool here. The list of tools describes the tool.
+    The list of tools describes the tool.
     """
 
     type: Literal["tool_reference"]
     """The kind of the block."""
     tool_name: Name
     """The name of the tool."""
-
-    @property
-    def text(self) -> str:
-        return self.tool_name
-
-
-ResultBlock: TypeAlias = Annotated[TextBlock | ReferenceBlock, Field(discriminator="type")]
 
 
 @accepting(
@@ -120,7 +115,7 @@ class ToolResultBlock(Part):
     """The kind of the block."""
     tool_use_id: CallId
     """The id of the call."""
-    content: str | Items[ResultBlock] = ""
+    content: Content = Field([])
     """The result."""
     is_error: bool = False
     """Whether the tool failed. The content is then the error of the tool."""
@@ -193,12 +188,11 @@ def messages_of(turn: MessageTurn) -> Iterator[Message]:
                 call = ToolCall(block.id, block.name, block.input)
                 yield Message("assistant", "", (call,))
             case ToolResultBlock():
-                texts = [part.text for part in blocks_of(block.content)]
-                result = "\n".join(texts)
+                result = joined_text(block.content)
                 text = f"Error: {result}" if block.is_error else result
                 yield Message("tool", text, call_id=block.tool_use_id)
             case ReferenceBlock():
-                pass  # the list of tools describes the tool
+                pass
 
 
 @accepting("block_binding")  # whether Anthropic's own server checks the thinking of other models
@@ -363,7 +357,6 @@ class MessagesRequest(Conversation, ApiRequest):
             thinking=thinking,
             effort="minimal" if self._disabled else self.output_config.effort,
             stops=self.stop_sequences,
-            rest_for_answer=True,
         )
 
     @property
@@ -451,29 +444,23 @@ def _block(part: MessagePart) -> JsonObject:
             }
 
 
-class MessagesReply(SingleReply):
+class MessagesReply(ApiReply[MessagesRequest]):
     """The `ReplyFormat` of Anthropic's Messages API. A request has one run."""
 
     keep_alive = PING
 
-    def __init__(
-        self,
-        runs: RequestRuns,
-        request: ServiceRequest,
-        body: MessagesRequest,
-        thinking: Thinking,
-    ) -> None:
-        super().__init__(runs, request, thinking)
-        self._model = body.model
-        self._content = ContentBlocks()
+    @cached_property
+    def _content(self) -> ContentBlocks:
+        """The content so far."""
+        return ContentBlocks()
 
     async def opening(self) -> bytes:
         usage = _usage(deltas.usage(await self._runs.prompt_tokens(), []))
         message = self._message([]) | {"usage": usage | TIER}
         return named_event("message_start", message=message) + PING
 
-    def render(self, item: RunItem) -> bytes:
-        return b"".join(map(self._content.add, self._builder.add(item)))
+    def _render_delta(self, choice: int, delta: Delta) -> bytes:
+        return self._content.add(delta)
 
     async def closing(self) -> bytes:
         events = self._content.finish()
@@ -482,7 +469,7 @@ class MessagesReply(SingleReply):
             "message_delta",
             delta=self._end_fields(),
             usage=usage,
-            **self._runs.extension(),
+            **self._runs.extension(0),
         )
         return events + named_event("message_stop")
 
@@ -491,46 +478,40 @@ class MessagesReply(SingleReply):
         content = self._content.content(cut=self._solution.finish_reason != "stop")
         usage = _usage(await self._runs.usage()) | TIER
         message = self._message(content) | self._end_fields()
-        return message | {"usage": usage} | self._runs.extension()
+        return message | {"usage": usage} | self._runs.extension(0)
 
     def _end_fields(self) -> JsonObject:
         """Return the fields of the message that say why it ended."""
+        (run_request,) = self._runs.run_requests
         (observer,) = self._runs.counts
-        found = first_stop(observer.text, self._run_request.stop)
+        found = first_stop(observer.text, run_request.stop)
+        reason = stop_reason(self._solution, stopped=found is not None)
         stop_sequence = None
-        if found is not None:
+        if found is not None and reason == "stop_sequence":
             _, stop_sequence = found
-        reason = stop_reason(self._solution, stop_sequence)
-        return {
-            "stop_reason": reason,
-            "stop_sequence": stop_sequence if reason == "stop_sequence" else None,
-        }
+        return {"stop_reason": reason, "stop_sequence": stop_sequence}
 
     def _message(self, content: list[JsonObject]) -> JsonObject:
         return {
-            "id": f"msg_{self._id}",
+            "id": f"msg_{self._request_id}",
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self._body.model,
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
         }
 
 
-def stop_reason(solution: Solution, stop_sequence: str | None) -> str:
-    """
-    Return Anthropic's reason for the end of a message.
-
-    *stop_sequence* is the text that ended the answer. None: no stop sequence ended it.
-    """
+def stop_reason(solution: Solution, *, stopped: bool) -> str:
+    """Return Anthropic's reason for the end of a message. *stopped*: it has a stop sequence."""
     if solution.finish_reason == "context":
         return "model_context_window_exceeded"
     if solution.finish_reason != "stop":
         return "max_tokens"
     if solution.calls:
         return "tool_use"
-    return "end_turn" if stop_sequence is None else "stop_sequence"
+    return "stop_sequence" if stopped else "end_turn"
 
 
 TIER = {"service_tier": "standard"}

@@ -1,16 +1,17 @@
 """
 The runs of a request, and the interface of a reply format: how an API writes the reply.
 
-The Responses API and Anthropic's API share `SingleReply` and `MessageParts`.
+The Responses API and Anthropic's API share `MessageParts`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from stepspec.orchestrator.endpoints import ModelEndpoint
 from stepspec.orchestrator.errors import EndpointError
@@ -25,7 +26,9 @@ from ..settings import Thinking
 from . import deltas
 from .deltas import KEEP_ALIVE, Delta, DeltaBuilder, TokenCounts
 from .requests import RunRequest
+from .schemas import Request
 
+B = TypeVar("B", bound=Request)
 RunItem: TypeAlias = RunEvent | RunResult
 
 COUNT_SECONDS = 5.0
@@ -58,23 +61,22 @@ class RequestRuns:
             async with asyncio.timeout(COUNT_SECONDS):
                 return await self._large.count(first.problem, tools)
         except (EndpointError, TimeoutError):  # the answer is complete without this number
-            return self.counts[0].prompt
+            called = self.counts[0].first
+            return called.prompt if called else 0
 
-    def extension(self, choices: Sequence[int] = (0,)) -> JsonObject:
-        """
-        Return stepspec's own fields of a reply, about the runs of *choices*.
-
-        These runs are over. By default, the reply is about the first run.
-        """
+    def extension(self, *choices: int) -> JsonObject:
+        """Return stepspec's own fields of a reply, about the runs of *choices*, which are over."""
         solutions = [self.solutions[choice] for choice in choices]
-        ledgers = [deltas.ledger(solution.ledger) for solution in solutions]
-        about = [
-            deltas.about(self.solutions[choice], self.run_requests[choice]) for choice in choices
-        ]
-        steps = deltas.steps(solutions)
+        fields: JsonObject = {
+            "ledger": [deltas.ledger(solution.ledger) for solution in solutions],
+            "stepspec": [
+                deltas.about(solution, self.run_requests[choice].run.policy)
+                for choice, solution in zip(choices, solutions, strict=True)
+            ],
+        }
         if len(choices) == 1:
-            return {"steps": steps, "ledger": ledgers[0], "stepspec": about[0]}
-        return {"steps": steps, "ledger": ledgers, "stepspec": about}
+            fields = {name: values[0] for name, values in fields.items()}
+        return {"steps": deltas.steps(solutions), **fields}
 
 
 class ReplyFormat(ABC):
@@ -145,10 +147,11 @@ class MessageParts(ABC):
         """Add *delta* to the last part or to a new part. Return the events."""
         if delta.call is not None:
             return self._add("call", delta.call.arguments, delta)
-        events = b""
-        for name, text in delta.fields.items():
-            events += self._add("thinking" if name == "reasoning" else "text", text, delta)
-        return events
+        texts = [*delta.fields.values()]
+        if not texts:
+            return b""
+        # the thinking may be in two fields, with the same text
+        return self._add("text" if "content" in delta.fields else "thinking", texts[0], delta)
 
     def _add(self, kind: PartKind, text: str, delta: Delta) -> bytes:
         call = delta.call or Calling(-1)
@@ -194,22 +197,31 @@ class MessageParts(ABC):
         """Return the events that complete *part*."""
 
 
-class SingleReply(ReplyFormat):
-    """The reply of an API whose requests have one run."""
+class ApiReply(ReplyFormat, Generic[B]):
+    """How OpenAI's or Anthropic's API writes the reply to a request."""
 
     def __init__(
         self,
         runs: RequestRuns,
         request: ServiceRequest,
+        body: B,
         thinking: Thinking,
     ) -> None:
         self._runs = runs
-        (self._run_request,) = runs.run_requests
-        self._id = request.id
-        # the messages of these APIs have one field for the thinking
-        has_field = thinking in ("both", "reasoning_content")
-        self._builder = DeltaBuilder("reasoning" if has_field else thinking)
+        self._request_id = request.id
+        self._created = int(time.time())
+        self._body = body
+        self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
+
+    def render(self, item: RunItem) -> bytes:
+        added = self._builders[item.choice].add(item)
+        return b"".join([self._render_delta(item.choice, delta) for delta in added])
+
+    @abstractmethod
+    def _render_delta(self, choice: int, delta: Delta) -> bytes:
+        """Return the events of *delta*, which continues the message of a run."""
 
     @property
     def _solution(self) -> Solution:
+        """The solution of the first run."""
         return self._runs.solutions[0]

@@ -33,7 +33,7 @@ EFFORT: Mapping[Effort, float] = {
     "minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0, "max": 1.0,
 }  # fmt: skip
 """
-The share of the tokens for thinking that each effort leaves. The answer keeps its tokens.
+The share of the tokens for thinking that each effort leaves. The answer gets the others.
 """
 
 SAMPLING_FIELDS = {
@@ -382,19 +382,12 @@ class Resolver:
                 f"{limits.answer} tokens for the answer leave none of {tokens} to think",
                 "stepspec.budget.answer",
             )
-        answer = limits.to_budget().for_answer
-        thinking = tokens - answer
-        if not thinking:  # the effort would take a share of nothing
+        available = tokens - limits.to_budget().for_answer
+        share = EFFORT[wanted.effort or "max"]
+        thinking = min(int(available * share), wanted.thinking or available)
+        if thinking == available:
             return limits
-        if wanted.effort is not None:
-            thinking = max(1, int(thinking * EFFORT[wanted.effort]))
-        if wanted.thinking is not None:
-            thinking = min(thinking, wanted.thinking)
-        if wanted.rest_for_answer:
-            return limits.model_copy(update={"answer": tokens - thinking})
-        if wanted.effort is None:
-            return limits
-        return limits.model_copy(update={"tokens": answer + thinking, "answer": answer})
+        return limits.model_copy(update={"answer": tokens - max(1, thinking)})
 
 
 def _orphan_result(conversation: Sequence[Message]) -> str:

@@ -7,9 +7,9 @@ verified step is an event of the reasoning, with the field ``stepspec``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field
@@ -19,17 +19,14 @@ from stepspec.orchestrator.json_values import json_text, read_json
 
 from ..errors import ApiError
 from ..json_types import JsonFields, JsonObject
-from ..records import ServiceRequest
-from ..settings import Thinking
 from . import deltas
-from .reply_format import MessagePart, MessageParts, PartKind, RequestRuns, RunItem, SingleReply
+from .reply_format import ApiReply, MessagePart, MessageParts, PartKind
 from .schemas import (
-    OPENAI_SERVER_FIELDS,
     Arguments,
     CallId,
     Content,
     Effort,
-    FunctionTool,
+    Function,
     Items,
     Name,
     Nothing,
@@ -206,23 +203,31 @@ class TextOptions(Part):
 
 
 @accepting(
-    "format",  # the form of the text, such as a grammar
-    "defer_loading",  # whether the model has to search for the tool: here the model reads all tools
-    *OPENAI_SERVER_FIELDS,
+    "format",  # the form of the text of a custom tool, such as a grammar
+    "allowed_callers",  # this and the fields below concern OpenAI's own server
+    "async",
+    "output_schema",
 )
-class CustomTool(Part):
-    """A tool that takes one text. The models see a function with one argument, as in vLLM."""
+class ClientTool(Function):
+    """
+    A tool that the answer may call. The client runs it.
 
-    type: Literal["custom"]
+    A custom tool takes one text. The models see a function with one argument, as in vLLM.
+    """
+
+    type: Literal["function", "custom"]
     """The kind of the tool."""
-    name: Name
-    """The name of the tool."""
-    description: Text = ""
-    """What the tool does."""
 
-    @property
-    def tool(self) -> Tool:
-        return Tool(self.name, self.description, INPUT_SCHEMA)
+    def within(self, namespace: str | None) -> FlatTool:
+        """Return the tool with the name that it has in a *namespace*. None: in no namespace."""
+        tool = replace(self.tool, name=flat_name(namespace, self.name))
+        call_fields = {"type": "function_call", "name": self.name}
+        if namespace is not None:
+            call_fields["namespace"] = namespace
+        if self.type == "custom":
+            tool = replace(tool, description=tool.description or "", parameters=INPUT_SCHEMA)
+            call_fields["type"] = "custom_tool_call"
+        return FlatTool(tool, call_fields)
 
 
 @accepting("description")
@@ -233,7 +238,7 @@ class NamespaceTool(Part):
     """The kind of the tool."""
     name: Name
     """The name of the namespace."""
-    tools: Offered[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]]
+    tools: Offered[ClientTool]
     """The tools."""
 
 
@@ -287,14 +292,6 @@ class FlatTool:
     """The fields of a call that name the tool for the client."""
 
 
-def _flat_tool(offered: FunctionTool | CustomTool, namespace: str | None = None) -> FlatTool:
-    kind = "custom_tool_call" if isinstance(offered, CustomTool) else "function_call"
-    fields = {"type": kind, "name": offered.name}
-    if namespace is not None:
-        fields["namespace"] = namespace
-    return FlatTool(replace(offered.tool, name=flat_name(namespace, offered.name)), fields)
-
-
 @accepting(
     "client_metadata",  # what Codex says about itself
     "max_tool_calls",  # of tools that a server runs
@@ -316,9 +313,7 @@ class ResponsesRequest(OpenaiRequest):
     """The form of the answer."""
     stop: Nothing = None
     """Always None, because this API has no stop strings. Load generators send null."""
-    tools: Offered[
-        Annotated[FunctionTool | CustomTool | NamespaceTool, Field(discriminator="type")]
-    ] = Field([])
+    tools: Offered[Annotated[ClientTool | NamespaceTool, Field(discriminator="type")]] = Field([])
     """The tools that the answer may call."""
     tool_choice: Literal["none", "auto", "required"] | ChosenTool = "auto"
     """Whether the answer calls tools."""
@@ -360,9 +355,9 @@ class ResponsesRequest(OpenaiRequest):
         flat: list[FlatTool] = []
         for offered in self.tools:
             if isinstance(offered, NamespaceTool):
-                flat += [_flat_tool(tool, offered.name) for tool in offered.tools]
+                flat += [tool.within(offered.name) for tool in offered.tools]
             else:
-                flat.append(_flat_tool(offered))
+                flat.append(offered.within(None))
         return flat
 
     def _chosen(self, name: str) -> str:
@@ -394,6 +389,15 @@ TEXT_EVENTS: Mapping[PartKind, tuple[str, JsonObject]] = {
     "call": ("function_call_arguments", {}),
 }
 """The name of the events with the text of an item, and their fields, by the kind of the part."""
+
+
+ITEM_PREFIXES = {
+    "reasoning": "rs",
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
+"""The beginning of an item's id, by the type of the item."""
 
 
 class ResponseEvents(MessageParts):
@@ -458,30 +462,30 @@ class ResponseEvents(MessageParts):
 
     def _is_custom(self, part: MessagePart) -> bool:
         """Return whether *part* is a call of a custom tool."""
-        return self._item(part)["type"] == "custom_tool_call"
+        kind: str = self._item_fields(part)["type"]
+        return kind == "custom_tool_call"
 
     def _item(self, part: MessagePart) -> JsonObject:
-        """Return the item of *part*. An item that is not complete has no content."""
-        is_done = part.status != "in_progress"
-        number = f"{self._request_id}_{part.index}"
-        content = [_content(part)] if is_done else []
-        fields: JsonObject
-        match part.kind:
-            case "thinking":
-                fields = {"id": f"rs_{number}", "type": "reasoning", "summary": []}
-                fields["content"] = content
-            case "text":
-                fields = {"id": f"msg_{number}", "type": "message", "role": "assistant"}
-                fields["content"] = content
-            case "call":
-                named = {"type": "function_call", "name": part.call.name}
-                named = self._call_fields.get(part.call.name, named)
-                text = part.text if is_done else ""
-                fields = {"id": f"fc_{number}", "call_id": part.call.id, **named, "arguments": text}
-                if named["type"] == "custom_tool_call":
-                    del fields["arguments"]
-                    fields |= {"id": f"ctc_{number}", INPUT: custom_input(text)}
-        return fields | {"status": part.status}
+        """Return the item of *part*."""
+        fields = self._item_fields(part)
+        prefix = ITEM_PREFIXES[fields["type"]]
+        item_id = f"{prefix}_{self._request_id}_{part.index}"
+        return {"id": item_id, **fields, "status": part.status}
+
+    def _item_fields(self, part: MessagePart) -> JsonObject:
+        """Return what the kind of *part* demands. An item that is not complete has no content."""
+        is_open = part.status == "in_progress"
+        content = [] if is_open else [_content(part)]
+        if part.kind == "thinking":
+            return {"type": "reasoning", "summary": [], "content": content}
+        if part.kind == "text":
+            return {"type": "message", "role": "assistant", "content": content}
+        arguments = "" if is_open else part.text
+        unknown = {"type": "function_call", "name": part.call.name}
+        named = self._call_fields.get(part.call.name, unknown)
+        if named["type"] == "custom_tool_call":
+            return {**named, "call_id": part.call.id, INPUT: custom_input(arguments)}
+        return {**named, "call_id": part.call.id, "arguments": arguments}
 
 
 def custom_input(arguments: str) -> str:
@@ -504,28 +508,21 @@ def _content(part: MessagePart) -> JsonObject:
     return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
 
 
-class ResponsesReply(SingleReply):
+class ResponsesReply(ApiReply[ResponsesRequest]):
     """The `ReplyFormat` of the Responses API. A request has one run."""
 
-    def __init__(
-        self,
-        runs: RequestRuns,
-        request: ServiceRequest,
-        body: ResponsesRequest,
-        thinking: Thinking,
-    ) -> None:
-        super().__init__(runs, request, thinking)
-        self._body = body
-        self._created = int(time.time())
-        self._events = ResponseEvents(request.id, body.flat_tools)
+    @cached_property
+    def _events(self) -> ResponseEvents:
+        """The output so far."""
+        return ResponseEvents(self._request_id, self._body.flat_tools)
 
     async def opening(self) -> bytes:
         response = self._response("in_progress")
         created = self._events.event("created", response=response)
         return created + self._events.event("in_progress", response=response)
 
-    def render(self, item: RunItem) -> bytes:
-        return b"".join(map(self._events.add, self._builder.add(item)))
+    def _render_delta(self, choice: int, delta: deltas.Delta) -> bytes:
+        return self._events.add(delta)
 
     async def closing(self) -> bytes:
         events = self._events.close(self._status)
@@ -552,12 +549,13 @@ class ResponsesReply(SingleReply):
         response["usage"] = _usage(await self._runs.usage())
         if self._status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return response | self._runs.extension()
+        return response | self._runs.extension(0)
 
     def _response(self, status: str) -> JsonObject:
-        sampling = self._run_request.run.sampling
+        (run_request,) = self._runs.run_requests
+        sampling = run_request.run.sampling
         return self._body.echo | {
-            "id": f"resp_{self._id}",
+            "id": f"resp_{self._request_id}",
             "object": "response",
             "created_at": self._created,
             "status": status,

@@ -143,22 +143,21 @@ def check_bounds(content: JsonFields) -> None:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
     values = 0
     for name, value in content.items():
-        for level in _levels(value):
-            sizes = [len(container) for container in level]
-            longest = max(sizes)
-            if longest > MAX_ITEMS:
-                raise bad_request(
-                    f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
-                    " allowed",
-                    name,
-                )
-            values += sum(sizes)
-            if values > MAX_VALUES:
-                raise bad_request(
-                    f"{name}: the request has more than {MAX_VALUES} JSON values (texts, numbers,"
-                    " lists, objects); join texts that belong together",
-                    name,
-                )
+        sizes = [len(container) for level in _levels(value) for container in level]
+        values += sum(sizes)
+        longest = max(sizes, default=0)
+        if longest > MAX_ITEMS:
+            raise bad_request(
+                f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
+                " allowed",
+                name,
+            )
+        if values > MAX_VALUES:
+            raise bad_request(
+                f"{name}: the request has more than {MAX_VALUES} JSON values (texts, numbers,"
+                " lists, objects); join texts that belong together",
+                name,
+            )
 
 
 def _levels(value: object) -> Iterator[list[Any]]:
@@ -459,22 +458,6 @@ class ToolPart(Part):
     """The function."""
 
 
-OPENAI_SERVER_FIELDS = (
-    "allowed_callers",  # the programs that may call the tool
-    "async",  # whether the answer goes on before the result
-    "output_schema",
-)
-"""The fields of a tool that concern OpenAI's own server. They have no effect here."""
-
-
-@accepting(*OPENAI_SERVER_FIELDS)
-class FunctionTool(Function):
-    """A tool that the answer may call, as the Responses API describes it. The client runs it."""
-
-    type: Literal["function"]
-    """The kind of the tool."""
-
-
 Offered: TypeAlias = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=True)]
 """The tools of a request."""
 
@@ -564,8 +547,6 @@ class Wanted:
     """The tools that the answer may call."""
     choices: int = 1
     """The number of answers to the conversation."""
-    rest_for_answer: bool = False
-    """Whether the answer gets the tokens by which *effort* shortens the thinking."""
 
 
 class Request(Part):

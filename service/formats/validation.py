@@ -193,8 +193,7 @@ def _name(error: ErrorDetails, path: Path) -> str:
 def _synonym(name: str, schema: type[BaseModel]) -> str | None:
     """Return the parameter of *schema* that other APIs call *name*; None if there is none."""
     synonyms = [synonym for names in SYNONYMS if name in names for synonym in names]
-    known = [synonym for synonym in synonyms if synonym in schema.model_fields]
-    return known[0] if known else None
+    return next((synonym for synonym in synonyms if synonym in schema.model_fields), None)
 
 
 def body_path(location: Path, body: object, kind: str) -> Path:

@@ -235,7 +235,7 @@ async def test_cache_control_is_accepted_anywhere_without_effect() -> None:
         ]
         refused = await served.chat(stepspec=CACHED)
     assert statuses == [200] * 3
-    assert echo.json["text"] == {"format": {"type": "text"}}
+    assert echo.json["text"] == {"format": {"type": "text"}, "verbosity": None}
     assert refused.error["param"] == "stepspec.cache_control"
 
 
