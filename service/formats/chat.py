@@ -24,7 +24,6 @@ from .schemas import (
     Effort,
     Items,
     ModelName,
-    NamedTool,
     Nothing,
     Offered,
     OpenaiRequest,
@@ -172,7 +171,7 @@ class ChatRequest(OpenaiRequest):
     """The form of the answer."""
     tools: Offered[ToolPart] = Field([])
     """The tools that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tool_choice: Literal["none", "auto", "required"] | ToolPart = "auto"
     """Whether the answer calls tools."""
 
     verbosity: Verbosity = None
@@ -199,9 +198,9 @@ class ChatRequest(OpenaiRequest):
             format=self.response_format.wanted_format,
             tools=Toolset(
                 tuple([tool.function.tool for tool in self.tools]),
-                choice.function.name if isinstance(choice, NamedTool) else choice,
+                choice.function.name if isinstance(choice, ToolPart) else choice,
                 self.parallel_tool_calls,
-                named=isinstance(choice, NamedTool),
+                named=isinstance(choice, ToolPart),
                 live=self.stream,
             ),
             choices=self.n,

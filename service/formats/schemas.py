@@ -216,7 +216,6 @@ class Part(Options):
     A part of a request.
 
     A field that is null counts as left out, because clients send back every field that they know.
-    A required field keeps its null.
     """
 
     @model_validator(mode="before")
@@ -224,12 +223,8 @@ class Part(Options):
     def _without_null(cls, part: object) -> object:
         if not isinstance(part, dict):
             return part
-        required = {name for name, field in cls.model_fields.items() if field.is_required()}
-        return {
-            name: value
-            for name, value in cast("JsonObject", part).items()
-            if value is not None or name in required
-        }
+        fields = cast("JsonObject", part)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 @accepting(
@@ -288,10 +283,10 @@ class TextPart(Part):
     type: Literal["text", "input_text", "output_text", "refusal", "thinking", "tool_reference"]
     """The kind of the part."""
     text: Annotated[
-        Text | None,
+        Text,
         Field(validation_alias=AliasChoices("text", "refusal", "thinking", "tool_name", "name")),
-    ]
-    """The text, in a field that depends on the kind. None: the part is dropped."""
+    ] = ""
+    """The text, in a field that depends on the kind."""
 
 
 def _text_parts(content: object) -> list[object]:
@@ -314,8 +309,8 @@ Content: TypeAlias = Annotated[
 
 
 def joined_text(content: Sequence[TextPart]) -> str:
-    """Join the texts of *content*, as vLLM does."""
-    return "\n".join([part.text for part in content if part.text is not None])
+    """Join the texts of *content*, as vLLM does. Empty texts are dropped."""
+    return "\n".join([part.text for part in content if part.text])
 
 
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -343,7 +338,7 @@ def spoken(role: Speaker | Literal["developer"], content: Sequence[TextPart]) ->
     """
     speaker: Speaker = "system" if role == "developer" else role
     if speaker == "system":
-        return Message(speaker, system_text([part.text or "" for part in content]))
+        return Message(speaker, system_text([part.text for part in content]))
     return Message(speaker, joined_text(content))
 
 
@@ -450,7 +445,7 @@ class Function(Part):
 
 @accepting("defer_loading")
 class ToolPart(Part):
-    """A tool that the answer may call. The client runs it."""
+    """A tool that the answer may call, or that it has to call. The client runs it."""
 
     type: Literal["function"] = "function"
     """The kind of the tool."""
@@ -460,22 +455,6 @@ class ToolPart(Part):
 
 Offered: TypeAlias = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=True)]
 """The tools of a request."""
-
-
-class NamedFunction(Part):
-    """The name of a function."""
-
-    name: Name
-    """The name."""
-
-
-class NamedTool(Part):
-    """The tool that the answer has to call."""
-
-    type: Literal["function"] = "function"
-    """The kind of the tool."""
-    function: NamedFunction
-    """The name of the tool."""
 
 
 def _bounded_delimiter(delimiter: str | list[str]) -> str | list[str]:

@@ -101,8 +101,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "messages[1].tool_calls",
         "only a message of the assistant",
     ),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "missing"),
     (
-        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user", "content": 5}]},
         "messages[0].content",
         "a valid string or a valid list",
     ),
