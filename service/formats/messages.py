@@ -484,7 +484,7 @@ class MessagesReply(ApiReply[MessagesRequest]):
         """Return the fields of the message that say why it ended."""
         (run_request,) = self._runs.run_requests
         (observer,) = self._runs.counts
-        found = first_stop(observer.text, run_request.stop)
+        found = first_stop(observer.text, run_request.wanted.stops)
         reason = stop_reason(self._solution, stopped=found is not None)
         stop_sequence = None
         if found is not None and reason == "stop_sequence":

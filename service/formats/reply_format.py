@@ -55,11 +55,10 @@ class RequestRuns:
 
     async def prompt_tokens(self) -> int:
         """Return the number of tokens of the conversation, as the large model reads it."""
-        first = self.run_requests[0]
-        tools = first.tools.tools if first.tools else ()
+        wanted = self.run_requests[0].wanted
         try:
             async with asyncio.timeout(COUNT_SECONDS):
-                return await self._large.count(first.problem, tools)
+                return await self._large.count(wanted.conversation, wanted.tools.tools)
         except (EndpointError, TimeoutError):  # the answer is complete without this number
             called = self.counts[0].first
             return called.prompt if called else 0

@@ -219,18 +219,12 @@ class ModelCatalog:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run that a request asks for. The fields are arguments of `Engine.solve`."""
+    """One run that a request asks for."""
 
-    problem: tuple[Message, ...]
-    """The conversation."""
+    wanted: Wanted
+    """What the request asks for."""
     run: RunOptions
     """All options of the run."""
-    stop: tuple[str, ...] = ()
-    """The texts that end the answer."""
-    format: Format | None = None
-    """The form of the answer. None: free text."""
-    tools: Toolset | None = None
-    """The tools that the answer may call. None: there are none."""
 
     def within(self, seconds: float) -> RunRequest:
         """Return a copy that ends after *seconds* at the latest."""
@@ -278,19 +272,11 @@ class Resolver:
         self._check_conversation(wanted)
         _check_tools(wanted.tools)
         run = self._run_options(request, sampling, self._limits(request.stepspec, wanted))
-        only = RunRequest(
-            wanted.conversation,
-            run,
-            tuple(wanted.stops),
-            wanted.format,
-            wanted.tools if wanted.tools.tools else None,
-        )
         if sampling.seed is None:
-            return (only,) * wanted.choices
+            return (RunRequest(wanted, run),) * wanted.choices
         samplings = [sampling.with_seed(sampling.seed + choice) for choice in range(wanted.choices)]
-        return tuple(
-            [replace(only, run=run.model_copy(update={"sampling": each})) for each in samplings]
-        )
+        runs = [run.model_copy(update={"sampling": each}) for each in samplings]
+        return tuple([RunRequest(wanted, each) for each in runs])
 
     def _run_options(
         self,

@@ -194,7 +194,7 @@ def test_the_fields_of_a_request_are_those_of_its_run() -> None:
     )
     sampling = order.run.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
-    assert (order.stop, order.format) == (("a", "b"), schema)
+    assert (order.wanted.stops, order.wanted.format) == (["a", "b"], schema)
     assert (order.run.options["threshold"], order.run.ahead, order.run.policy) == (
         8,
         2,
@@ -204,7 +204,7 @@ def test_the_fields_of_a_request_are_those_of_its_run() -> None:
 
 def test_the_system_is_a_message_unless_it_is_empty() -> None:
     roles = [
-        [message.role for message in ordered(system=system).problem]
+        [message.role for message in ordered(system=system).wanted.conversation]
         for system in (None, "", [], "x", [TEXT])
     ]
     assert roles == [["user"]] * 3 + [["system", "user"]] * 2
@@ -238,7 +238,9 @@ def test_calls_and_their_results_are_messages_in_their_order() -> None:
     ]
     calls = tuple(ToolCall(name, "look_up", '{"word":"é"}') for name in ("c1", "c2"))
     request = parse_request(MessagesRequest, {**ASKED, "messages": turns})
-    assert replace(RESOLVER, settings=ServiceSettings()).runs(request)[0].problem[1:] == (
+    assert replace(RESOLVER, settings=ServiceSettings()).runs(request)[0].wanted.conversation[
+        1:
+    ] == (
         Message("assistant", "x", calls, reasoning="Hm."),
         Message("tool", "two", call_id="c1"),
         Message("tool", "Error: x\ny", call_id="c2"),
@@ -252,7 +254,7 @@ def test_a_result_may_be_empty() -> None:
         {"role": "assistant", "content": [CALL]},
         {"role": "user", "content": [{**RESULT, "content": None}]},
     ]
-    assert ordered(messages=turns).problem[-1] == Message("tool", "", call_id="c1")
+    assert ordered(messages=turns).wanted.conversation[-1] == Message("tool", "", call_id="c1")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
     looked = Tool("look_up", "Look a word up.", schema)
     other = Tool("other", None, schema, strict=True)
     expected = Toolset((looked, other), name, parallel, named=name == "look_up")
-    assert ordered(tools=tools, tool_choice=choice).tools == expected
+    assert ordered(tools=tools, tool_choice=choice).wanted.tools == expected
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "stepspec", "stream"])

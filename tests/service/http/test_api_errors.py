@@ -293,7 +293,7 @@ def test_missing_fields_have_the_configured_values() -> None:
     assert order.run == OFFER.defaults.model_copy(
         update={"sampling": Sampling(temperature=0.6, seed=4), "auto": False}
     )
-    assert (order.stop, order.format) == ((), None)
+    assert (order.wanted.stops, order.wanted.format) == ([], None)
     overrides = {"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "lead": 1}
     (other,) = ordered(seed=4, stepspec=overrides)
     assert other.run == order.run.model_copy(update=overrides)
@@ -338,7 +338,9 @@ def test_the_page_gives_a_problem_and_gets_no_more_than_others() -> None:
     options = {"budget": {"answer": 30}}
     resolver = replace(RESOLVER, settings=SETTINGS.model_copy(update={"max_tokens": 400}))
     (order,) = resolver.runs(parse_request(LiveRequest, {"problem": "x", "stepspec": options}))
-    assert [(message.role, message.content) for message in order.problem] == [("user", "x")]
+    assert [(message.role, message.content) for message in order.wanted.conversation] == [
+        ("user", "x")
+    ]
     assert order.run.budget == Limits(tokens=400, answer=30)
 
 
