@@ -242,8 +242,8 @@ class InputSchemaTool(Function):
 
     type: Literal["custom"] | None = None
     """The kind of the tool."""
-    parameters: Annotated[JsonObject | None, Field(alias="input_schema")]
-    """The JSON schema of the arguments."""
+    parameters: Annotated[JsonObject | None, Field(alias="input_schema")] = None
+    """The JSON schema of the arguments. None: the tool takes no arguments."""
 
 
 class ToolChoice(Part):
