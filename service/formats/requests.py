@@ -36,16 +36,6 @@ EFFORT: Mapping[Effort, float] = {
 The share of the tokens for thinking that each effort leaves. The answer gets the others.
 """
 
-SAMPLING_FIELDS = {
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-}
-"""The fields of a request that are fields of `Sampling`."""
-
 MAX_PRIORITY = 1000
 """A priority is a number from -1000 to 1000, as for runs."""
 
@@ -346,7 +336,7 @@ class Resolver:
 
         The seed in the settings is not used, because it would give each client the same answer.
         """
-        update = request.model_dump(include=SAMPLING_FIELDS, exclude_none=True)
+        update = request.model_dump(include={*Sampling.model_fields}, exclude_none=True)
         if update.get("top_k") == -1:  # vLLM's name for all tokens
             update["top_k"] = 0
         return self.offer.defaults.sampling.model_copy(update={"seed": None} | update)

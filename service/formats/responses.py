@@ -303,7 +303,7 @@ class ResponsesRequest(OpenaiRequest):
 
     input: Text | Annotated[Items[InputItem], Field(min_length=1)]
     """The text of the user, or the items of the conversation."""
-    instructions: Text = ""
+    instructions: Text | None = None
     """Instructions before the conversation."""
     max_output_tokens: Positive | None = None
     """The most tokens of the thinking and the answer together."""

@@ -141,7 +141,7 @@ def parse_request(schema: type[P], content: JsonFields) -> P:
     given = {
         name: value
         for name, value in content.items()
-        if value is not None and (name in known or not has_no_effect(name, value))
+        if name in known or not has_no_effect(name, value)
     }
     try:
         return schema.model_validate(given)

@@ -234,12 +234,15 @@ def test_the_forms_of_a_call_of_a_chat(call: dict[str, Any]) -> None:
 
 
 SERVER = "the service runs no tools"
+ADDITION = {"role": "system", "content": [{"type": "tool_addition", "tool": {}}]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "type is missing"),
     (CHAT, {"tools": [{"type": "custom", "custom": NAME}]}, "tools of the type function"),
     (CHAT, {"max_tokens": 1.5}, "valid integer"),
     (CHAT, {"max_tokens": "100"}, "valid integer"),
     (CHAT, {"max_tokens": True}, "valid integer"),
+    (CHAT, {"tool_choice": {"type": "allowed_tools"}}, "tools of the type function"),
+    (RESPONSES, {"tool_choice": {"type": "allowed_tools"}}, "tools of the type function"),
     (RESPONSES, {"tools": [{"type": "local_shell"}]}, SERVER),
     (RESPONSES, {"tools": [{"type": "web_search"}]}, SERVER),
     (RESPONSES, {"tools": [{"type": "tool_search"}]}, SERVER),
@@ -258,6 +261,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             ({"messages": after({"type": "web_search_tool_result"})}, SERVER),
             ({"messages": after({"type": "document", "source": {}})}, "text only"),
             ({"messages": after({"type": "search_result", "source": "s"})}, "text only"),
+            ({"messages": [TURN, ADDITION]}, "text only"),
         )
     ],
 ]
