@@ -12,7 +12,7 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import accumulate, groupby
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -50,8 +50,8 @@ MAX_DELIMITERS = 8
 """The largest number of step delimiters in a request."""
 MAX_DELIMITER_LENGTH = 1024
 """The largest number of characters in all delimiters together."""
-NON_STRUCTURAL_BYTES = bytes([byte for byte in range(256) if byte not in b'"[{'])
-"""All bytes except the quote, and the brackets that begin a list or an object."""
+NON_STRUCTURAL_BYTES = bytes([byte for byte in range(256) if byte not in b'"[]{}'])
+"""All bytes except the quote and the brackets of lists and objects."""
 NO_TOOLS = Toolset(())
 
 T = TypeVar("T")
@@ -99,10 +99,11 @@ Verbosity: TypeAlias = Literal["low", "medium", "high"] | None
 
 def parse_json(body: bytes) -> JsonObject:
     """Return the JSON object in *body*. Raise `ApiError` if *body* is no object or is too large."""
-    containers = _count_containers(body)
-    if containers > MAX_VALUES:
+    if _is_too_large(body):
         raise bad_request(
-            f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json"
+            f"the body has more than {MAX_VALUES} lists and objects, or is nested more than"
+            f" {MAX_DEPTH} deep",
+            code="invalid_json",
         )
     try:
         content: object = read_json(body.removeprefix(BOM_UTF8))  # as vLLM reads it
@@ -110,31 +111,26 @@ def parse_json(body: bytes) -> JsonObject:
         raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
     if not isinstance(content, dict):
         raise bad_request("the body has to be a JSON object", code="invalid_json")
-    if containers > MAX_DEPTH and too_deep(cast("object", content)):
-        raise bad_request(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
     return cast("JsonObject", content)
 
 
-def _count_containers(text: bytes) -> int:
+def _is_too_large(text: bytes) -> bool:
     """
-    Return the number of lists and objects in a JSON *text* without parsing it.
+    Return whether a JSON *text* has more than `MAX_VALUES` lists and objects, or is nested more
+    than `MAX_DEPTH` deep.
 
-    A parser would need seconds to build millions of lists and objects.
+    The text is not parsed: a parser would need seconds to build millions of lists and objects.
     """
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # keep only quotes and opening brackets
     structure = unescaped.translate(None, NON_STRUCTURAL_BYTES)
     # drop `""`, which now is a string without brackets: `split` takes time for each string
     structure = structure.replace(b'""', b"")
     # every second piece is within a string
-    outside_of_strings = structure.split(b'"')[::2]
-    return sum(map(len, outside_of_strings))
-
-
-def too_deep(value: object) -> bool:
-    """Return whether lists and objects in *value* are nested more than `MAX_DEPTH` deep."""
-    levels = islice(_levels(value), MAX_DEPTH + 1)
-    return sum(1 for _ in levels) > MAX_DEPTH
+    brackets = b"".join(structure.split(b'"')[::2])
+    if len(brackets) > 2 * MAX_VALUES:
+        return True
+    depths = accumulate([1 if bracket in b"[{" else -1 for bracket in brackets])
+    return max(depths, default=0) > MAX_DEPTH
 
 
 def check_bounds(content: JsonFields) -> None:
@@ -375,13 +371,13 @@ def arguments_object(value: Any) -> str:
 
 def _small_json(text: str) -> object:
     """Return the JSON value in *text*. If *text* is no JSON or is too large, return *text*."""
-    if _count_containers(text.encode(errors="replace")) > MAX_VALUES:
+    if _is_too_large(text.encode(errors="replace")):
         return text
     try:
         value: object = read_json(text)
     except ValueError:
         return text
-    return text if too_deep(value) else value
+    return value
 
 
 def has_arguments(text: str) -> bool:
