@@ -234,7 +234,7 @@ def test_the_forms_of_a_call_of_a_chat(call: dict[str, Any]) -> None:
 
 
 SERVER = "the service runs no tools"
-ADDITION = {"role": "system", "content": [{"type": "tool_addition", "tool": {}}]}
+ADDITION: dict[str, Any] = {"role": "system", "content": [{"type": "tool_addition", "tool": {}}]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "type is missing"),
     (CHAT, {"tools": [{"type": "custom", "custom": NAME}]}, "tools of the type function"),
