@@ -34,6 +34,7 @@ from .schemas import (
     Content,
     Function,
     Items,
+    Label,
     ModelName,
     Name,
     Nothing,
@@ -228,7 +229,7 @@ class OutputConfig(Part):
 class UserMetadata(Part):
     """The user for whom the client makes the request."""
 
-    user_id: Annotated[str, Field(max_length=512)] | None = None
+    user_id: Label | None = None
     """The client's name for its user, for the log."""
 
 

@@ -230,7 +230,6 @@ class ClientTool(Function):
         return FlatTool(tool, call_fields)
 
 
-@accepting("description")
 class NamespaceTool(Part):
     """Tools whose names belong to a namespace."""
 
@@ -238,6 +237,8 @@ class NamespaceTool(Part):
     """The kind of the tool."""
     name: Name
     """The name of the namespace."""
+    description: str | None = None
+    """What the tools are for. The models do not read this."""
     tools: Offered[ClientTool]
     """The tools."""
 
