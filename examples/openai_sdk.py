@@ -59,9 +59,13 @@ def streamed() -> None:
 
 
 def with_options() -> None:
-    options = {"options": {"threshold": 8}, "ahead": 1, "budget": {"tokens": 2048}}
+    options = {"options": {"threshold": 8}, "ahead": 1}
     completion = client.chat.completions.create(
-        model="specreason", messages=messages, temperature=0, extra_body={"stepspec": options}
+        model="specreason",
+        messages=messages,
+        temperature=0,
+        max_tokens=2048,
+        extra_body={"stepspec": options},
     )
     run = extra(completion)["stepspec"]
     ledger = extra(completion)["ledger"]

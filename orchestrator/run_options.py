@@ -72,7 +72,7 @@ class RunOption:
     What the program knows about an option of a run, besides its name, type and default.
 
     The type bounds the values of the option everywhere. The bounds of a request to the service may
-    be narrower: `_with_run_options` in ``service/formats/schemas.py`` has them.
+    be narrower: `_run_options` in ``service/formats/schemas.py`` has them.
     """
 
     help: str

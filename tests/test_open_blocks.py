@@ -121,7 +121,8 @@ async def solved(
             )
             (started,) = [event for event in events if isinstance(event, Started)]
             builder = DeltaBuilder("reasoning")
-            told = "".join(builder.add_event(event).fields.get("reasoning", "") for event in events)
+            deltas = [delta for event in events for delta in builder.add_event(event)]
+            told = "".join(delta.fields.get("reasoning", "") for delta in deltas)
             assert told.strip() == (THOUGHT.strip() if THOUGHT in solution.thinking else ""), (
                 messages,
                 policy,

@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import Annotated, Literal, cast
+from dataclasses import replace
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field
 
-from stepspec.orchestrator.chain import Message
+from stepspec.orchestrator.chain import Message, Toolset
 from stepspec.orchestrator.events import Drafted
 from stepspec.orchestrator.trace import Moment, dump
 
 from ..errors import ApiError, bad_request
 from ..json_types import JsonFields, JsonObject
-from ..records import RunResult, ServiceRequest
-from ..settings import Thinking
+from ..records import RunResult
 from . import deltas
-from .deltas import Delta, DeltaBuilder, written_arguments
-from .reply_format import PROGRESS_EVENTS, ReplyFormat, RequestRuns, RunItem
+from .deltas import Delta, written_arguments
+from .reply_format import PROGRESS_EVENTS, ApiReply, ReplyFormat, RunItem
 from .schemas import (
-    FUNCTION_TOOLS_HINT,
-    AnyJson,
     CallId,
     Content,
     Effort,
     Items,
     ModelName,
-    NamedSchema,
-    NamedTool,
     Nothing,
     Offered,
     OpenaiRequest,
     Part,
-    PlainText,
+    PlainFormat,
     Positive,
     Request,
+    Schema,
     Stop,
     Stops,
+    Text,
     ToolCallPart,
     ToolPart,
     Verbosity,
     Wanted,
     accepting,
-    refusing_others,
+    joined_text,
     spoken,
 )
 
@@ -53,78 +50,78 @@ from .schemas import (
     "parsed",  # the value that OpenAI's SDK parsed from the content
     "provider_specific_fields",  # LiteLLM's second copy of the reasoning
 )
-class Turn(Part):
-    """
-    A message of the conversation: a text, an earlier answer with calls, or the result of a call.
+class BaseTurn(Part):
+    """A message of the conversation."""
 
-    The chat template decides whether the models read the reasoning of an earlier answer.
-    """
+    name: Text = ""
+    """The name of the speaker."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+
+class SpokenTurn(BaseTurn):
+    """A message that is no earlier answer and no result of a call."""
+
+    role: Literal["system", "developer", "user"]
     """Who speaks."""
     content: Content
-    """The text, or its parts."""
-    name: str | None = None
-    """The name of the speaker."""
-    reasoning: str | None = None
-    """The reasoning of an earlier answer."""
-    reasoning_content: str | None = None
+    """The text."""
+
+    @property
+    def message(self) -> Message:
+        return replace(spoken(self.role, self.content), name=self.name)
+
+
+class AnswerTurn(BaseTurn):
+    """
+    An earlier answer.
+
+    The chat template decides whether the models read the reasoning.
+    """
+
+    role: Literal["assistant"]
+    """Who speaks."""
+    content: Content = Field([])
+    """The text."""
+    reasoning: Text = ""
+    """The reasoning."""
+    reasoning_content: Text = ""
     """The older name of *reasoning*. It is read if *reasoning* is empty."""
-    refusal: str | None = None
-    """Why the model refused to answer. The models read this text in place of the content."""
+    refusal: Text = ""
+    """Why the model refused to answer. The models read this text if the content is empty."""
     audio: Nothing = None
     """Only null and empty values are accepted."""
     function_call: Nothing = None
     """Only null and empty values are accepted."""
-    tool_calls: Items[ToolCallPart] | None = None
-    """The calls of an earlier answer."""
-    tool_call_id: Annotated[CallId | None, Field(validate_default=True)] = None
-    """The id of the call, if this message is its result. None: the message is no result."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_content(cls, turn: object) -> object:
-        """Return *turn* with a content. Earlier answers and results of calls may have none."""
-        if not isinstance(turn, dict):
-            return turn
-        fields = cast("JsonObject", turn)
-        if fields.get("role") in ("assistant", "tool") and fields.get("content") is None:
-            fields = {**fields, "content": ""}
-        return fields
-
-    @field_validator("tool_calls")
-    @classmethod
-    def _check_calls(
-        cls,
-        calls: list[ToolCallPart] | None,
-        validated: ValidationInfo,
-    ) -> list[ToolCallPart] | None:
-        if calls and validated.data.get("role", "assistant") != "assistant":
-            raise ValueError("only a message of the assistant makes calls: leave them out")
-        return calls
-
-    @field_validator("tool_call_id")
-    @classmethod
-    def _check_call_id(cls, call_id: str | None, validated: ValidationInfo) -> str | None:
-        is_result = validated.data.get("role", "user") == "tool"
-        if is_result != (call_id is not None):
-            raise ValueError(
-                "a message of the role tool, and no other, has a tool_call_id: the id of the call"
-            )
-        return call_id
+    tool_calls: Items[ToolCallPart] = Field([])
+    """The calls."""
 
     @property
     def message(self) -> Message:
-        speaker, content = spoken(self.role, self.content)
-        reasoning = self.reasoning or self.reasoning_content or ""
         return Message(
-            speaker,
-            content or self.refusal or "",
-            calls=tuple([call.call for call in self.tool_calls or ()]),
-            call_id=self.tool_call_id or "",
-            reasoning=reasoning if speaker == "assistant" else "",
-            name=self.name or "",
+            "assistant",
+            joined_text(self.content) or self.refusal,
+            calls=tuple([call.call for call in self.tool_calls]),
+            reasoning=self.reasoning or self.reasoning_content,
+            name=self.name,
         )
+
+
+class ResultTurn(BaseTurn):
+    """The result of a call."""
+
+    role: Literal["tool"]
+    """Who speaks."""
+    content: Content = Field([])
+    """The result."""
+    tool_call_id: CallId
+    """The id of the call."""
+
+    @property
+    def message(self) -> Message:
+        content = joined_text(self.content)
+        return Message("tool", content, call_id=self.tool_call_id, name=self.name)
+
+
+Turn: TypeAlias = Annotated[SpokenTurn | AnswerTurn | ResultTurn, Field(discriminator="role")]
 
 
 @accepting(
@@ -143,30 +140,12 @@ class SchemaJson(Part):
 
     type: Literal["json_schema"]
     """The kind of the format."""
-    json_schema: NamedSchema
+    json_schema: Schema
     """The schema."""
 
     @property
     def wanted_format(self) -> JsonObject:
         return self.json_schema.wanted_format
-
-
-class AllowedNames(Part):
-    """The only tools that the answer may call."""
-
-    mode: Literal["auto", "required"]
-    """Whether the answer may ("auto") or has to ("required") call one of these tools."""
-    tools: Offered[NamedTool]
-    """The names of the tools."""
-
-
-class AllowedTools(Part):
-    """A choice that allows only some of the tools."""
-
-    type: Literal["allowed_tools"]
-    """The kind of the choice."""
-    allowed_tools: AllowedNames
-    """The tools."""
 
 
 class ChatRequest(OpenaiRequest):
@@ -186,22 +165,13 @@ class ChatRequest(OpenaiRequest):
     """OpenAI's newer name of *max_tokens*."""
     reasoning_effort: Effort | None = None
     """The effort of the thinking. None: the whole budget."""
-    response_format: Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")] = (
-        PlainText(type="text")
+    response_format: Annotated[PlainFormat | SchemaJson, Field(discriminator="type")] = PlainFormat(
+        type="text"
     )
     """The form of the answer."""
-    tools: Offered[
-        Annotated[
-            ToolPart,
-            refusing_others(
-                "tool",
-                "function",
-                hint=FUNCTION_TOOLS_HINT,
-            ),
-        ]
-    ] = Field([])
+    tools: Offered[ToolPart] = Field([])
     """The tools that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
+    tool_choice: Literal["none", "auto", "required"] | ToolPart = "auto"
     """Whether the answer calls tools."""
 
     verbosity: Verbosity = None
@@ -220,23 +190,19 @@ class ChatRequest(OpenaiRequest):
                 "max_tokens and max_completion_tokens differ: send one of them", "max_tokens"
             )
         choice = self.tool_choice
-        allowed: tuple[str, ...] = ()
-        if isinstance(choice, AllowedTools):
-            allowed = tuple([tool.function.name for tool in choice.allowed_tools.tools])
-            choice = choice.allowed_tools.mode
         return Wanted(
             tuple([turn.message for turn in self.messages]),
             tokens=new or old,
-            tokens_name="max_completion_tokens" if new else "max_tokens",
-            min_tokens=self.min_tokens,
             effort=self.reasoning_effort,
             stops=[self.stop] if isinstance(self.stop, str) else self.stop,
             format=self.response_format.wanted_format,
-            tools=tuple([tool.function.tool for tool in self.tools]),
-            tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice,
-            tool_named=isinstance(choice, NamedTool),
-            allowed=allowed,
-            parallel=self.parallel_tool_calls,
+            tools=Toolset(
+                tuple([tool.function.tool for tool in self.tools]),
+                choice.function.name if isinstance(choice, ToolPart) else choice,
+                self.parallel_tool_calls,
+                named=isinstance(choice, ToolPart),
+                live=self.stream,
+            ),
             choices=self.n,
         )
 
@@ -244,7 +210,7 @@ class ChatRequest(OpenaiRequest):
 class LiveRequest(Request):
     """The body of a request from the page."""
 
-    problem: Annotated[str, Field(min_length=1)]
+    problem: Annotated[Text, Field(min_length=1)]
     """The problem to solve."""
     model: ModelName = "auto"
     """The name of a method."""
@@ -254,49 +220,23 @@ class LiveRequest(Request):
         return Wanted((Message("user", self.problem),), "problem")
 
 
-class ChatReply(ReplyFormat):
+class ChatReply(ApiReply[ChatRequest]):
     """The `ReplyFormat` of OpenAI's chat API. Each run of a request is a choice of the reply."""
-
-    def __init__(
-        self,
-        runs: RequestRuns,
-        request: ServiceRequest,
-        chat: ChatRequest,
-        thinking: Thinking,
-    ) -> None:
-        self._runs = runs
-        self._chat = chat
-        self._head = {
-            "id": f"chatcmpl-{request.id}",
-            "created": int(time.time()),
-            "model": chat.model,
-        }
-        self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
-        # the texts of each message by field, by choice
-        fields = ("content", *deltas.FIELDS[thinking]) if runs.thinks else ("content",)
-        self._texts = [dict.fromkeys(fields, "") for _ in runs.run_requests]
 
     async def opening(self) -> bytes:
         empty = {"role": "assistant", "content": ""}
-        return b"".join([self._chunk(choice, empty) for choice in range(len(self._texts))])
+        return b"".join([self._chunk(choice, empty) for choice in range(len(self._builders))])
 
     def render(self, item: RunItem) -> bytes:
-        choice = item.choice
-        delta = self._builders[choice].add(item)
-        if not self._chat.stream:
-            texts = self._texts[choice]
-            for name, text in delta.fields.items():
-                texts[name] = texts.get(name, "") + text
-            return b""
-        chunks = self._delta_chunks(choice, delta)
+        chunks = super().render(item)
         if isinstance(item, RunResult):
             reason = deltas.finish_reason(item.solution)
-            last = _choice(choice, reason, delta={})
-            chunks += self._event([last], **self._runs.extension([choice]))
+            last = _choice(item.choice, reason, delta={})
+            chunks += self._event([last], **self._runs.extension(item.choice))
         return chunks
 
     async def closing(self) -> bytes:
-        if not self._chat.stream_options.include_usage:
+        if not self._body.stream_options.include_usage:
             return deltas.DONE
         return self._event([], usage=await self._runs.usage()) + deltas.DONE
 
@@ -304,14 +244,26 @@ class ChatReply(ReplyFormat):
         return deltas.OPENAI_ERROR_EVENT % body
 
     async def body(self) -> JsonObject:
-        choices = [self._choice(choice) for choice in range(len(self._texts))]
-        usage = await self._runs.usage()
-        reply = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
-        return reply | self._runs.extension(range(len(self._texts)))
+        choices = range(len(self._builders))
+        reply = {
+            "object": "chat.completion",
+            "choices": [self._choice(choice) for choice in choices],
+            "usage": await self._runs.usage(),
+        }
+        return self._head | reply | self._runs.extension(*choices)
+
+    @property
+    def _head(self) -> JsonObject:
+        """The fields that a completion and the events of a stream share."""
+        return {
+            "id": f"chatcmpl-{self._request_id}",
+            "created": self._created,
+            "model": self._body.model,
+        }
 
     def _choice(self, choice: int) -> JsonObject:
         solution = self._runs.solutions[choice]
-        message: JsonObject = {"role": "assistant", "refusal": None, **self._texts[choice]}
+        message: JsonObject = {"role": "assistant", "refusal": None, **self._builders[choice].texts}
         if solution.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
@@ -320,17 +272,14 @@ class ChatReply(ReplyFormat):
             ]
         return _choice(choice, deltas.finish_reason(solution), message=message)
 
-    def _delta_chunks(self, choice: int, delta: Delta) -> bytes:
-        chunks = b""
-        if delta.step is not None:
-            chunks = self._chunk(choice, delta.fields, stepspec=delta.step)
-        elif delta.fields:
-            chunks = self._chunk(choice, delta.fields)
-        for piece in (*delta.ended, *delta.calls):
+    def _render_delta(self, choice: int, delta: Delta) -> bytes:
+        piece = delta.call
+        if piece is not None:
             named = {"name": piece.name} if piece.name else {}
             call = _call(piece.id, **named, arguments=piece.arguments)
-            chunks += self._chunk(choice, {"tool_calls": [{"index": piece.index, **call}]})
-        return chunks
+            return self._chunk(choice, {"tool_calls": [{"index": piece.index, **call}]})
+        about = {"stepspec": delta.step} if delta.step else {}
+        return self._chunk(choice, delta.fields, **about)
 
     def _chunk(self, choice: int, delta: JsonFields, **fields: object) -> bytes:
         return self._event([_choice(choice, None, delta=delta) | fields])

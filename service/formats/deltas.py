@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.responses import Response
@@ -28,7 +28,6 @@ from stepspec.orchestrator.trace import EventLog
 from ..json_types import JsonFields, JsonObject
 from ..records import RunEvent, RunResult
 from ..settings import Thinking
-from .requests import RunRequest
 from .schemas import has_arguments
 
 DONE = b"data: [DONE]\n\n"
@@ -49,40 +48,6 @@ FIELDS: Mapping[Thinking, tuple[str, ...]] = {
 """The fields of a message that have the thinking, by the place of the thinking."""
 
 
-class CallPieces:
-    """
-    The pieces of an answer's calls, which clients join to JSON.
-
-    A call without arguments gets ``{}``, so arguments are held back while they may become ``null``.
-    An index identifies a call, since servers may repeat an id.
-    """
-
-    def __init__(self) -> None:
-        self._index = -1  # of the last call
-        self._held = ""  # the arguments of the last call while they may become "null"
-        self._begun = True  # whether arguments of the last call were sent
-
-    def add(self, piece: Calling) -> Iterator[Calling]:
-        """Take in *piece*. Yield the pieces that can be sent."""
-        if piece.index != self._index:
-            yield from self.close()
-            self._index = piece.index
-            self._held = ""
-            self._begun = False
-        if not self._begun:
-            self._held += piece.arguments
-            self._begun = not "null".startswith(self._held.strip())
-            piece = replace(piece, arguments=self._held if self._begun else "")
-        if piece.id or piece.name or piece.arguments:
-            yield piece
-
-    def close(self) -> Iterator[Calling]:
-        """Yield ``{}`` if the last call is complete and had no arguments."""
-        if not self._begun:
-            self._begun = True
-            yield Calling(self._index, arguments="{}")
-
-
 def written_arguments(call: ToolCall) -> str:
     """Return the arguments of a complete *call* as replies write them."""
     return call.arguments if has_arguments(call.arguments) else "{}"
@@ -90,16 +55,14 @@ def written_arguments(call: ToolCall) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A further part of a message. It may be empty."""
+    """A further piece of a message. It may be empty."""
 
-    fields: Mapping[str, str]
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])
     """Text to append, by the field of the message."""
     step: JsonFields | None = None
-    """The description of the step that this part is. None: it is no step."""
-    calls: tuple[Calling, ...] = ()
-    """Pieces of calls, which follow the text."""
-    ended: tuple[Calling, ...] = ()
-    """The last piece of a call that was open, which precedes the text."""
+    """The description of the step that this piece is. None: it is no step."""
+    call: Calling | None = None
+    """A piece of a call. None: the piece is no call."""
 
 
 class ThinkingTracker:
@@ -140,21 +103,27 @@ class DeltaBuilder:
     Steps outside of a thinking block are content. The content comes from `Answering`. All steps are
     content if the model does not think, and the steps after the thinking are content if the method
     reasons through the answer.
+
+    A call without arguments gets ``{}``, so arguments are held back while they may become ``null``.
+    An index identifies a call, since servers may repeat an id.
     """
 
     def __init__(self, thinking: Thinking) -> None:
+        self.texts = dict.fromkeys(("content", *FIELDS[thinking]), "")
+        """The texts of the message so far, by field."""
         self._thinking: Thinking = thinking
         self._tracker = ThinkingTracker()
         self._tag_open = False
         self._answer = ""
-        self._calls = CallPieces()
+        self._call_index = -1  # of the last call
+        self._held: str | None = None  # its arguments, while they may become "null"; None: sent
 
-    def add(self, item: RunEvent | RunResult) -> Delta:
+    def add(self, item: RunEvent | RunResult) -> Iterator[Delta]:
         if isinstance(item, RunResult):
             return self.finish(item.solution)
         return self.add_event(item.event)
 
-    def add_event(self, event: Event) -> Delta:
+    def add_event(self, event: Event) -> Iterator[Delta]:
         match event:
             case Started(thinks=thinks):
                 self._tracker = ThinkingTracker(open=thinks)
@@ -166,28 +135,29 @@ class DeltaBuilder:
                     "fate": "kept",
                     "reason": step.note,
                 }
-                return Delta(self._think(self._tracker.add(step)), about)
+                yield self._text(self._think(self._tracker.add(step)), about)
             case Answering(text=text):
                 self._answer += text
-                ended = tuple(self._calls.close())
-                return Delta({"content": self._close_tag() + text}, ended=ended)
+                yield from self._end_call()
+                yield from self._content(text)
             case Calling():
-                return Delta(_content(self._close_tag()), calls=tuple(self._calls.add(event)))
+                yield from self._content("")
+                yield from self._continue_call(event)
             case _:
                 pass
-        return Delta({})
 
-    def finish(self, solution: Solution) -> Delta:
+    def finish(self, solution: Solution) -> Iterator[Delta]:
         """
-        Return the rest of the message when the run is over.
+        Yield the rest of the message when the run is over.
 
         The last call is complete unless the answer was cut off.
         """
+        if solution.finish_reason == "stop":
+            yield from self._end_call()
         rest = ""
         if solution.text.startswith(self._answer):
             rest = solution.text.removeprefix(self._answer)
-        ended = tuple(self._calls.close()) if solution.finish_reason == "stop" else ()
-        return Delta(_content(self._close_tag() + rest), ended=ended)
+        yield from self._content(rest)
 
     def _think(self, text: str | None) -> Mapping[str, str]:
         """Return the fields for *text*, a part of the thinking. None: there is none."""
@@ -199,14 +169,38 @@ class DeltaBuilder:
         self._tag_open = True
         return {"content": opening + text}
 
-    def _close_tag(self) -> str:
-        closing = THINK_CLOSING if self._tag_open else ""
-        self._tag_open = False
-        return closing
+    def _content(self, text: str) -> Iterator[Delta]:
+        """Yield *text* of the answer, after the end of the thinking that is in the content."""
+        if self._tag_open:
+            text = THINK_CLOSING + text
+            self._tag_open = False
+        if text:
+            yield self._text({"content": text})
 
+    def _text(self, fields: Mapping[str, str], step: JsonFields | None = None) -> Delta:
+        for name, text in fields.items():
+            self.texts[name] += text
+        return Delta(fields, step)
 
-def _content(text: str) -> Mapping[str, str]:
-    return {"content": text} if text else {}
+    def _continue_call(self, piece: Calling) -> Iterator[Delta]:
+        if piece.index != self._call_index:
+            yield from self._end_call()
+            self._call_index = piece.index
+            self._held = ""
+        if self._held is not None:
+            self._held += piece.arguments
+            is_empty = "null".startswith(self._held.strip())
+            piece = replace(piece, arguments="" if is_empty else self._held)
+            if not is_empty:
+                self._held = None
+        if piece.id or piece.name or piece.arguments:
+            yield Delta(call=piece)
+
+    def _end_call(self) -> Iterator[Delta]:
+        """Yield ``{}`` if the last call had no arguments."""
+        if self._held is not None:
+            self._held = None
+            yield Delta(call=Calling(self._call_index, arguments="{}"))
 
 
 class TokenCounts:
@@ -255,14 +249,9 @@ class TokenCounts:
         return sorted(calls, key=lambda call: call.started)
 
     @property
-    def prompt(self) -> int:
-        """Prompt tokens of the first request to a model. 0: there was none."""
-        return next((call.prompt for call in self._calls), 0)
-
-    @property
-    def cached(self) -> int:
-        """Tokens of this prompt that were in the server's prefix cache."""
-        return next((call.cached for call in self._calls), 0)
+    def first(self) -> Called | None:
+        """The first request to a model. None: there was none."""
+        return next(iter(self._calls), None)
 
     @property
     def upstream_seconds(self) -> float:
@@ -285,7 +274,7 @@ def usage(prompt: int, counts: Sequence[TokenCounts]) -> JsonObject:
     """
     reasoning = sum(count.reasoning for count in counts)
     completion = reasoning + sum(count.answer for count in counts)
-    cached = max((count.cached for count in counts), default=0)
+    cached = max((count.first.cached for count in counts if count.first), default=0)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -313,11 +302,11 @@ def _summary(solution: Solution) -> JsonObject:
     }
 
 
-def about(solution: Solution, run_request: RunRequest) -> JsonObject:
-    """Return the field ``stepspec`` of one run."""
+def about(solution: Solution, method: str) -> JsonObject:
+    """Return the field ``stepspec`` of one run of *method*."""
     return {
         **_summary(solution),
-        "method": run_request.run.policy,
+        "method": method,
         "seed": solution.seed,
         "degraded": list(solution.degraded),
         "rejection": solution.rejection or None,

@@ -1,19 +1,22 @@
 """
 The runs of a request, and the interface of a reply format: how an API writes the reply.
 
-The Responses API and Anthropic's API share `SingleReply` and `MessageParts`.
+The Responses API and Anthropic's API share `MessageParts`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from stepspec.orchestrator.endpoints import ModelEndpoint
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Calling, Committed, Event, Finished
+from stepspec.orchestrator.json_values import is_json
 from stepspec.orchestrator.solution import Solution
 
 from ..errors import ApiError
@@ -23,7 +26,9 @@ from ..settings import Thinking
 from . import deltas
 from .deltas import KEEP_ALIVE, Delta, DeltaBuilder, TokenCounts
 from .requests import RunRequest
+from .schemas import Request
 
+B = TypeVar("B", bound=Request)
 RunItem: TypeAlias = RunEvent | RunResult
 
 COUNT_SECONDS = 5.0
@@ -42,8 +47,6 @@ class RequestRuns:
         """The tokens of each run, by the index of its choice."""
         self.solutions: dict[int, Solution] = {}
         """The solutions of the runs that are over, by the index of their choice."""
-        self.thinks = large.template.thinks
-        """Whether the large model thinks before it answers."""
         self._large = large
 
     async def usage(self) -> JsonObject:
@@ -52,29 +55,27 @@ class RequestRuns:
 
     async def prompt_tokens(self) -> int:
         """Return the number of tokens of the conversation, as the large model reads it."""
-        first = self.run_requests[0]
-        tools = first.tools.tools if first.tools else ()
+        wanted = self.run_requests[0].wanted
         try:
             async with asyncio.timeout(COUNT_SECONDS):
-                return await self._large.count(first.problem, tools)
+                return await self._large.count(wanted.conversation, wanted.tools.tools)
         except (EndpointError, TimeoutError):  # the answer is complete without this number
-            return self.counts[0].prompt
+            called = self.counts[0].first
+            return called.prompt if called else 0
 
-    def extension(self, choices: Sequence[int] = (0,)) -> JsonObject:
-        """
-        Return stepspec's own fields of a reply, about the runs of *choices*.
-
-        These runs are over. By default, the reply is about the first run.
-        """
+    def extension(self, *choices: int) -> JsonObject:
+        """Return stepspec's own fields of a reply, about the runs of *choices*, which are over."""
         solutions = [self.solutions[choice] for choice in choices]
-        ledgers = [deltas.ledger(solution.ledger) for solution in solutions]
-        about = [
-            deltas.about(self.solutions[choice], self.run_requests[choice]) for choice in choices
-        ]
-        steps = deltas.steps(solutions)
+        fields: JsonObject = {
+            "ledger": [deltas.ledger(solution.ledger) for solution in solutions],
+            "stepspec": [
+                deltas.about(solution, self.run_requests[choice].run.policy)
+                for choice, solution in zip(choices, solutions, strict=True)
+            ],
+        }
         if len(choices) == 1:
-            return {"steps": steps, "ledger": ledgers[0], "stepspec": about[0]}
-        return {"steps": steps, "ledger": ledgers, "stepspec": about}
+            fields = {name: values[0] for name, values in fields.items()}
+        return {"steps": deltas.steps(solutions), **fields}
 
 
 class ReplyFormat(ABC):
@@ -111,94 +112,115 @@ class ReplyFormat(ABC):
         """Return the reply of a request that does not stream."""
 
 
+PartKind: TypeAlias = Literal["thinking", "text", "call"]
+
+
+@dataclass(slots=True)
+class MessagePart:
+    """A part of a message."""
+
+    kind: PartKind
+    """What the part is."""
+    index: int
+    """The place of the part in the message."""
+    call: Calling
+    """The first piece of the call. It is empty if the part is no call."""
+    text: str = ""
+    """The text so far. The text of a call is its arguments."""
+    status: str = "in_progress"
+    """"in_progress", "completed", or "incomplete" if the message was cut off here."""
+
+
 class MessageParts(ABC):
     """
-    The parts of one message in the form of an API, and the events of a stream that build them.
+    The parts of one message, and the events of a stream that build them.
 
-    A part is the thinking, a text, or a call. An index identifies a call, since a server may repeat
-    an id.
+    An index identifies a call, since a server may repeat an id.
     """
 
-    thinking_kind: str
-    """The type of a part that is thinking."""
-    text_kind: str
-    """The type of a part that is text."""
-
     def __init__(self) -> None:
-        self.parts: list[JsonObject] = []
+        self.parts: list[MessagePart] = []
         """The parts so far."""
-        self._call_index = -1  # of the last call
-
-    @property
-    def _last(self) -> JsonObject:
-        """The last part. It is empty if there is none."""
-        return self.parts[-1] if self.parts else {}
-
-    @property
-    def _index(self) -> int:
-        """The index of the last part."""
-        return len(self.parts) - 1
-
-    @property
-    def _kind(self) -> str | None:
-        """The type of the last part. None: there is none."""
-        return self._last.get("type")
 
     def add(self, delta: Delta) -> bytes:
-        """Add *delta* to the last part or to new parts. Return the events."""
-        events = b"".join(map(self._add_call, delta.ended))
-        for name, text in delta.fields.items():
-            kind = self.thinking_kind if name == "reasoning" else self.text_kind
-            if self._kind != kind:
-                events += self.close() + self._open(kind)
-            step_fields = {"stepspec": delta.step} if delta.step else {}
-            events += self._add_text(text, step_fields)
-        return events + b"".join(map(self._add_call, delta.calls))
+        """Add *delta* to the last part or to a new part. Return the events."""
+        if delta.call is not None:
+            return self._add("call", delta.call.arguments, delta)
+        texts = [*delta.fields.values()]
+        if not texts:
+            return b""
+        # the thinking may be in two fields, with the same text
+        return self._add("text" if "content" in delta.fields else "thinking", texts[0], delta)
 
-    def _add_call(self, piece: Calling) -> bytes:
+    def _add(self, kind: PartKind, text: str, delta: Delta) -> bytes:
+        call = delta.call or Calling(-1)
         events = b""
-        if self._kind in (self.thinking_kind, self.text_kind) or piece.index != self._call_index:
-            events = self.close() + self._open_call(piece)
-            self._call_index = piece.index
-        return events + self._add_arguments(piece.arguments) if piece.arguments else events
+        last = self.parts[-1] if self.parts else None
+        if last is None or (last.kind, last.call.index) != (kind, call.index):
+            events = self.close()
+            last = MessagePart(kind, len(self.parts), call)
+            self.parts.append(last)
+            events += self._opened(last)
+        last.text += text
+        if text or delta.step:
+            step_fields = {"stepspec": delta.step} if delta.step else {}
+            events += self._extended(last, text, step_fields)
+        return events
+
+    def close(self, status: str = "completed") -> bytes:
+        """Give the last part its final *status*, if it has none. Return the events."""
+        if not self.parts or self.parts[-1].status != "in_progress":
+            return b""
+        self.parts[-1].status = status
+        return self._closed(self.parts[-1])
+
+    def kept(self, *, cut: bool) -> list[MessagePart]:
+        """
+        Return the parts of a reply in one piece.
+
+        If the answer was *cut* off, calls whose arguments are no JSON are left out. A stream cannot
+        leave them out, because it announced them earlier.
+        """
+        return [part for part in self.parts if not cut or part.kind != "call" or is_json(part.text)]
 
     @abstractmethod
-    def close(self) -> bytes:
-        """Complete the last part, if it is not complete. Return the events."""
+    def _opened(self, part: MessagePart) -> bytes:
+        """Return the events that announce *part*."""
 
     @abstractmethod
-    def _open(self, kind: str) -> bytes:
-        """Add an empty part of thinking or of text. Return the events."""
+    def _extended(self, part: MessagePart, text: str, step_fields: JsonFields) -> bytes:
+        """Return the event that adds *text* to *part*, with *step_fields* about the step."""
 
     @abstractmethod
-    def _add_text(self, text: str, step_fields: JsonFields) -> bytes:
-        """Add *text* to the last part. Return the event, with *step_fields* about the step."""
-
-    @abstractmethod
-    def _open_call(self, piece: Calling) -> bytes:
-        """Add the call that *piece* begins. Return the events."""
-
-    @abstractmethod
-    def _add_arguments(self, arguments: str) -> bytes:
-        """Add a piece of the arguments to the last call. Return the event."""
+    def _closed(self, part: MessagePart) -> bytes:
+        """Return the events that complete *part*."""
 
 
-class SingleReply(ReplyFormat):
-    """The reply of an API whose requests have one run."""
+class ApiReply(ReplyFormat, Generic[B]):
+    """How OpenAI's or Anthropic's API writes the reply to a request."""
 
     def __init__(
         self,
         runs: RequestRuns,
         request: ServiceRequest,
+        body: B,
         thinking: Thinking,
     ) -> None:
         self._runs = runs
-        (self._run_request,) = runs.run_requests
-        self._id = request.id
-        # the messages of these APIs have one field for the thinking
-        has_field = thinking in ("both", "reasoning_content")
-        self._builder = DeltaBuilder("reasoning" if has_field else thinking)
+        self._request_id = request.id
+        self._created = int(time.time())
+        self._body = body
+        self._builders = [DeltaBuilder(thinking) for _ in runs.run_requests]
+
+    def render(self, item: RunItem) -> bytes:
+        added = self._builders[item.choice].add(item)
+        return b"".join([self._render_delta(item.choice, delta) for delta in added])
+
+    @abstractmethod
+    def _render_delta(self, choice: int, delta: Delta) -> bytes:
+        """Return the events of *delta*, which continues the message of a run."""
 
     @property
     def _solution(self) -> Solution:
+        """The solution of the first run."""
         return self._runs.solutions[0]

@@ -8,12 +8,11 @@ request to a served model is forwarded.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from stepspec.orchestrator.chain import CHOICES, Message, Party, Role, Toolset
+from stepspec.orchestrator.chain import Message, Party, Role, Toolset
 from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.errors import ConfigurationError, near
@@ -34,7 +33,7 @@ EFFORT: Mapping[Effort, float] = {
     "minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0, "max": 1.0,
 }  # fmt: skip
 """
-The share of the tokens for thinking that each effort leaves. The answer keeps its tokens.
+The share of the tokens for thinking that each effort leaves. The answer gets the others.
 """
 
 MAX_PRIORITY = 1000
@@ -121,8 +120,18 @@ class ServedModel:
 
     role: Role
     """The role of the model."""
-    name: str
-    """The model's own name."""
+    endpoint: ModelEndpoint
+    """Its servers."""
+
+    @property
+    def name(self) -> str:
+        """The model's own name."""
+        return self.endpoint.name
+
+    @property
+    def full_name(self) -> str:
+        """The name that no other model has."""
+        return f"{self.role}:{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +154,10 @@ class ModelCatalog:
         server was never up is left out, because its name is not known.
         """
         known = self._known
-        uses = Counter([*self.methods, *[endpoint.name for endpoint in known.values()]])
+        names = [*self.methods, *[model.name for model in known]]
         return {
-            (f"{role}:{endpoint.name}" if uses[endpoint.name] > 1 else endpoint.name): ServedModel(
-                role, endpoint.name
-            )
-            for role, endpoint in known.items()
+            (model.name if names.count(model.name) == 1 else model.full_name): model
+            for model in known
         }
 
     def find(self, name: str) -> str | ServedModel:
@@ -161,9 +168,8 @@ class ModelCatalog:
             return self.offer.defaults.policy
         if name in self.offer.methods:
             return name
-        prefixed = {f"{model.role}:{model.name}": model for model in self.served.values()}
-        model = self.served.get(name) or prefixed.get(name)
-        if model is None:
+        models = {model.full_name: model for model in self._known} | dict(self.served)
+        if name not in models:
             hint = near(name, [*self.methods, *self.served])
             raise ApiError(
                 404,
@@ -171,7 +177,7 @@ class ModelCatalog:
                 "model",
                 "model_not_found",
             )
-        return model
+        return models[name]
 
     def listing(self, created: int) -> list[JsonObject]:
         """Return the list of models in OpenAI's shape, with the context length of each."""
@@ -181,57 +187,41 @@ class ModelCatalog:
         """Return one entry of the list. Raise `ApiError` if there is no model *name*."""
         model = self.find(name)
         owner = "stepspec"
-        room = min(endpoint.room for endpoint in self._known.values())
+        models = self._known
         if isinstance(model, ServedModel):
             owner = "vllm"
-            room = self.endpoint(model.role).room
+            models = [model]
         return {
             "id": name,
             "object": "model",
             "created": created,
             "owned_by": owner,
-            "max_model_len": room,
+            "max_model_len": min(model.endpoint.room for model in models),
         }
 
     @property
-    def _known(self) -> Mapping[Role, ModelEndpoint]:
-        """The endpoints that have been up, by role."""
-        return {role: endpoint for role in ROLES if (endpoint := self.endpoint(role)).known}
-
-    def endpoint(self, role: Role) -> ModelEndpoint:
-        return self.offer.engine.small if role == "small" else self.offer.engine.large
+    def _known(self) -> list[ServedModel]:
+        """The models whose servers have been up."""
+        engine = self.offer.engine
+        models = (ServedModel("small", engine.small), ServedModel("large", engine.large))
+        return [model for model in models if model.endpoint.known]
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run that a request asks for. The fields are arguments of `Engine.solve`."""
+    """One run that a request asks for."""
 
-    problem: tuple[Message, ...]
-    """The conversation."""
+    wanted: Wanted
+    """What the request asks for."""
     run: RunOptions
     """All options of the run."""
-    stop: tuple[str, ...] = ()
-    """The texts that end the answer."""
-    format: Format | None = None
-    """The form of the answer. None: free text."""
-    tools: Toolset | None = None
-    """The tools that the answer may call. None: there are none."""
 
     def within(self, seconds: float) -> RunRequest:
         """Return a copy that ends after *seconds* at the latest."""
         budget = self.run.budget
         limit = min(budget.seconds or seconds, seconds)
-        return self._with(budget=budget.model_copy(update={"seconds": limit}))
-
-    def with_seed_offset(self, offset: int) -> RunRequest:
-        """Return a copy with *offset* added to the seed. Without a seed the copy has none."""
-        sampling = self.run.sampling
-        if sampling.seed is None:
-            return self
-        return self._with(sampling=sampling.with_seed(sampling.seed + offset))
-
-    def _with(self, **values: Sampling | Limits) -> RunRequest:
-        return replace(self, run=self.run.model_copy(update=values))
+        limits = budget.model_copy(update={"seconds": limit})
+        return replace(self, run=self.run.model_copy(update={"budget": limits}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +250,7 @@ class Resolver:
 
         Raise `ApiError` if the request is wrong.
         """
-        wanted = request.wanted.readable()
+        wanted = request.wanted
         sampling = self._sampling(request)
         limit = self.settings.max_choices
         if wanted.choices > limit:
@@ -270,14 +260,13 @@ class Resolver:
                 "n is above 1 and the temperature 0: all choices would be the same answer", "n"
             )
         self._check_conversation(wanted)
-        run = RunRequest(
-            wanted.conversation,
-            self._run_options(request, sampling, self._limits(request.stepspec, wanted)),
-            tuple(wanted.stops),
-            wanted.format,
-            _toolset(wanted, live=bool(getattr(request, "stream", True))),
-        )
-        return tuple([run.with_seed_offset(choice) for choice in range(wanted.choices)])
+        _check_tools(wanted.tools)
+        run = self._run_options(request, sampling, self._limits(request.stepspec, wanted))
+        if sampling.seed is None:
+            return (RunRequest(wanted, run),) * wanted.choices
+        samplings = [sampling.with_seed(sampling.seed + choice) for choice in range(wanted.choices)]
+        runs = [run.model_copy(update={"sampling": each}) for each in samplings]
+        return tuple([RunRequest(wanted, each) for each in runs])
 
     def _run_options(
         self,
@@ -295,16 +284,12 @@ class Resolver:
             "budget": limits,
         }
         if self.best_priority is not None:
-            asked: int | None = getattr(overrides, "priority", None)
-            values["priority"] = _allowed_priority(
-                asked,
-                self.best_priority,
-                "stepspec.priority",
-            )
+            asked = chosen.get("priority")
+            allowed = _allowed_priority(asked, self.best_priority, "stepspec.priority")
+            values["priority"] = allowed
         run = self.offer.defaults.model_copy(update=chosen | values)
         if run.auto is None:
-            seed = getattr(request, "seed", None)
-            run = run.model_copy(update={"auto": self.auto and seed is None})
+            run = run.model_copy(update={"auto": self.auto and sampling.seed is None})
         return run
 
     def _check_conversation(self, wanted: Wanted) -> None:
@@ -351,62 +336,34 @@ class Resolver:
 
         The seed in the settings is not used, because it would give each client the same answer.
         """
-        update = {
-            name: value
-            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-            if (value := getattr(request, name, None)) is not None
-        }
+        update = request.model_dump(include={*Sampling.model_fields}, exclude_none=True)
         if update.get("top_k") == -1:  # vLLM's name for all tokens
             update["top_k"] = 0
-        update["seed"] = getattr(request, "seed", None)
-        return self.offer.defaults.sampling.model_copy(update=update)
+        return self.offer.defaults.sampling.model_copy(update={"seed": None} | update)
 
     def _limits(self, overrides: StepspecOptions, wanted: Wanted) -> Limits:
         """Return the budget in the settings, with the limits that the request asks for."""
         defaults = self.offer.defaults.budget
-        requested: JsonObject = {}
-        if overrides.budget:
-            requested = overrides.budget.model_dump(exclude_none=True)
-        _check_tokens(requested.get("tokens"), wanted)
-        tokens = wanted.tokens or requested.get("tokens") or defaults.tokens
+        tokens = wanted.tokens or defaults.tokens
         if self.settings.max_tokens is not None:
             tokens = min(tokens, self.settings.max_tokens)
-        if wanted.tokens or "tokens" in requested or tokens < defaults.tokens:
-            requested.setdefault("answer", None)
-        limits = defaults.model_copy(update=requested | {"tokens": tokens})
-        _check_answer(limits)
-        answer = limits.to_budget().for_answer
-        thinking = limits.tokens - answer
-        if not thinking:  # the effort would take a share of nothing
+        update: JsonObject = {"tokens": tokens}
+        if wanted.tokens or tokens < defaults.tokens:
+            update["answer"] = None  # what the settings reserve is for their own limit of tokens
+        if overrides.budget:
+            update |= overrides.budget.model_dump(exclude_none=True)
+        limits = defaults.model_copy(update=update)
+        if limits.answer is not None and limits.answer >= tokens:
+            raise bad_request(
+                f"{limits.answer} tokens for the answer leave none of {tokens} to think",
+                "stepspec.budget.answer",
+            )
+        available = tokens - limits.to_budget().for_answer
+        share = EFFORT[wanted.effort or "max"]
+        thinking = min(int(available * share), wanted.thinking or available)
+        if thinking == available:
             return limits
-        if wanted.effort is not None:
-            thinking = max(1, int(thinking * EFFORT[wanted.effort]))
-        if wanted.thinking is not None:
-            thinking = min(thinking, wanted.thinking)
-        if wanted.rest_for_answer:
-            return limits.model_copy(update={"answer": max(answer, limits.tokens - thinking)})
-        if wanted.effort is None:
-            return limits
-        return limits.model_copy(update={"tokens": answer + thinking, "answer": answer})
-
-
-def _check_tokens(requested: int | None, wanted: Wanted) -> None:
-    """Raise `ApiError` if *requested* (``stepspec.budget.tokens``) contradicts *wanted*."""
-    tokens = wanted.tokens
-    name = wanted.tokens_name
-    min_tokens = wanted.min_tokens
-    if tokens is None:
-        return
-    if min_tokens is not None and min_tokens > tokens:  # vLLM refuses such a request too
-        raise bad_request(
-            f"min_tokens is {min_tokens} and {name} {tokens}: send at most {tokens}", "min_tokens"
-        )
-    if requested is not None and tokens != requested:
-        raise bad_request(
-            f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit, send"
-            " one of them",
-            "stepspec.budget.tokens",
-        )
+        return limits.model_copy(update={"answer": tokens - max(1, thinking)})
 
 
 def _orphan_result(conversation: Sequence[Message]) -> str:
@@ -450,40 +407,16 @@ def _allowed_priority(asked: int | None, best: int, param: str) -> int:
     return best if asked is None else asked
 
 
-def _check_answer(limits: Limits) -> None:
-    """Raise `ApiError` if *limits* leave no tokens to think."""
-    answer = limits.answer
-    tokens = limits.tokens
-    if answer is not None and answer >= tokens:
-        raise bad_request(
-            f"{answer} tokens for the answer leave none of {tokens} to think",
-            "stepspec.budget.answer",
-        )
-
-
-def _toolset(wanted: Wanted, *, live: bool) -> Toolset | None:
-    """Return the tools of a request. None: it has no tools. *live*: the answer is a stream."""
-    tools = wanted.tools
-    choice = wanted.tool_choice
-    if not tools:
-        if choice not in ("auto", "none") or wanted.tool_named:
-            raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice")
-        return None
-    names = Counter([tool.name for tool in tools])
-    name, times = names.most_common(1)[0]
-    if times > 1:
+def _check_tools(toolset: Toolset) -> None:
+    """Raise `ApiError` if two tools have one name, or if the choice cannot be obeyed."""
+    if not toolset.tools and (toolset.forced or toolset.choice == "required"):
+        raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice")
+    names = [tool.name for tool in toolset.tools]
+    if len(set(names)) < len(names):
+        name = max(names, key=names.count)
         raise bad_request(f"two tools are called {name!r}: give each a name of its own", "tools")
-    chosen = [choice] if wanted.tool_named else wanted.allowed
-    for name in chosen:
-        if name not in names:
-            hint = near(name, names)
-            raise bad_request(f"tool_choice names {name!r}, which is no tool{hint}", "tool_choice")
-    if wanted.allowed:
-        tools = tuple([tool for tool in tools if tool.name in wanted.allowed])
-    return Toolset(
-        tools,
-        choice,
-        wanted.parallel,
-        wanted.tool_named and choice in CHOICES,
-        live,
-    )
+    if toolset.forced and toolset.forced not in names:
+        hint = near(toolset.forced, names)
+        raise bad_request(
+            f"tool_choice names {toolset.forced!r}, which is no tool{hint}", "tool_choice"
+        )

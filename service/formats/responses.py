@@ -7,47 +7,41 @@ verified step is an event of the reasoning, with the field ``stepspec``.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import dropwhile, groupby
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field
 
-from stepspec.orchestrator.chain import Message, Tool, ToolCall
-from stepspec.orchestrator.events import Calling
-from stepspec.orchestrator.json_values import is_json, json_text, read_json
+from stepspec.orchestrator.chain import Message, Tool, ToolCall, Toolset
+from stepspec.orchestrator.json_values import json_text, read_json
 
 from ..errors import ApiError
 from ..json_types import JsonFields, JsonObject
-from ..records import ServiceRequest
-from ..settings import Thinking
 from . import deltas
-from .reply_format import MessageParts, RequestRuns, RunItem, SingleReply
+from .reply_format import ApiReply, MessagePart, MessageParts, PartKind
 from .schemas import (
-    FUNCTION_TOOLS_HINT,
-    OPENAI_SERVER_FIELDS,
-    AnyJson,
     Arguments,
     CallId,
     Content,
     Effort,
-    FunctionTool,
+    Function,
     Items,
     Name,
-    NamedSchema,
     Nothing,
     Offered,
     OpenaiRequest,
     Part,
-    PlainText,
+    PlainFormat,
     Positive,
+    SchemaFormat,
+    Text,
     Verbosity,
     Wanted,
     accepting,
     joined_text,
-    refusing_others,
+    merged,
     spoken,
     system_text,
 )
@@ -97,7 +91,7 @@ class ReasoningPart(Part):
 
     type: Literal["reasoning_text"]
     """The kind of the part."""
-    text: str
+    text: Text
     """The text of the part."""
 
 
@@ -107,58 +101,37 @@ class ReasoningItem(Item):
 
     type: Literal["reasoning"]
     """The kind of the item."""
-    content: Items[ReasoningPart] | None = None
-    """The reasoning. None: the client sent only forms that the models do not read."""
-
-    @property
-    def text(self) -> str:
-        return joined_text(self.content or "", separator="")
+    content: Items[ReasoningPart] = Field([])
+    """The reasoning. It is empty if the client sent only forms that the models do not read."""
 
 
 @accepting(
     "async",  # whether the answer went on before the result
     "caller",  # who made the call
+    "parsed_arguments",  # OpenAI's SDK adds the value that it parsed from the arguments
 )
 class CallItem(Item):
-    """A call of a tool in an earlier answer."""
+    """A call of a function or of a custom tool in an earlier answer."""
 
+    type: Literal["function_call", "custom_tool_call"]
+    """The kind of the item."""
     call_id: CallId
     """The id of the call. The result of the call has the same id."""
-    name: str
+    name: Text
     """The name of the tool. Models sometimes call tools that do not exist."""
-    namespace: str | None = None
+    namespace: Text | None = None
     """The namespace of the tool. None: the tool is in no namespace."""
-
-    @property
-    def flat_name(self) -> str:
-        return flat_name(self.namespace, self.name)
-
-
-@accepting("parsed_arguments")  # OpenAI's SDK adds the value that it parsed from the arguments
-class FunctionCallItem(CallItem):
-    """A call of a function."""
-
-    type: Literal["function_call"]
-    """The kind of the item."""
     arguments: Arguments = "{}"
-    """The arguments, as the text of a JSON object."""
+    """The arguments of a function, as the text of a JSON object."""
+    input: Text = ""
+    """The text that a custom tool takes."""
 
     @property
     def call(self) -> ToolCall:
-        return ToolCall(self.call_id, self.flat_name, self.arguments)
-
-
-class CustomCallItem(CallItem):
-    """A call of a custom tool."""
-
-    type: Literal["custom_tool_call"]
-    """The kind of the item."""
-    input: str = ""
-    """The text that the tool takes."""
-
-    @property
-    def call(self) -> ToolCall:
-        return ToolCall(self.call_id, self.flat_name, json_text({INPUT: self.input}))
+        arguments = self.arguments
+        if self.type == "custom_tool_call":
+            arguments = json_text({INPUT: self.input})
+        return ToolCall(self.call_id, flat_name(self.namespace, self.name), arguments)
 
 
 @accepting("name", "namespace", "caller")  # of the call
@@ -173,84 +146,36 @@ class CallOutputItem(Item):
     """The result."""
 
 
-TypedItem: TypeAlias = (
-    MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CallOutputItem
-)
-CALL_ITEMS = (
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-)
-"""The types of items about tools that the client runs."""
-
-
 def _with_type(item: object) -> object:
-    """
-    Return *item* with its type. An item with a role is a message.
-
-    Fields that are null are dropped, because OpenAI's SDK sends every field that it knows. Raise
-    `ValueError` for items about tools that a server runs, and for references to stored items.
-    """
+    """Return *item* with its type. An item with a role is a message."""
     if not isinstance(item, dict):
         return item
-    all_fields = cast("JsonObject", item)
-    fields = {name: value for name, value in all_fields.items() if value is not None}
-    kind = str(fields.get("type"))
-    if kind.endswith(("_call", "_call_output")) and kind not in CALL_ITEMS:
-        raise ValueError(f"an item of the type {kind!r}: {FUNCTION_TOOLS_HINT}")
-    if kind == "item_reference" or fields.keys() == {"id"}:
-        raise ValueError(
-            "an item_reference: the service stores no items; send the whole item in place of its"
-            " id, as clients do if store is false"
-        )
-    if "role" in fields:
-        fields.setdefault("type", "message")
+    fields = cast("JsonObject", item)
+    if fields.get("type") is None and "role" in fields:
+        return {**fields, "type": "message"}
+    if fields.keys() == {"id"}:
+        return {**fields, "type": "item_reference"}
     return fields
 
 
 InputItem: TypeAlias = Annotated[
-    TypedItem,
+    MessageItem | ReasoningItem | CallItem | CallOutputItem,
     Field(discriminator="type"),
     BeforeValidator(_with_type),
 ]
 
 
-def _in_answer(item: TypedItem) -> bool:
-    """Return whether *item* is a part of an earlier answer."""
-    if isinstance(item, CallOutputItem):
-        return False
-    return not isinstance(item, MessageItem) or item.role == "assistant"
-
-
-def _answer(items: Sequence[TypedItem]) -> Message:
-    """Return one message with all *items*, which are the parts of one answer."""
-    texts = [joined_text(item.content) for item in items if isinstance(item, MessageItem)]
-    thoughts = [item.text for item in items if isinstance(item, ReasoningItem)]
-    calls = [item.call for item in items if isinstance(item, FunctionCallItem | CustomCallItem)]
-    # clients send an empty text before calls: drop the empty texts at the beginning
-    content = "\n".join(dropwhile(lambda text: not text, texts))
-    return Message("assistant", content, tuple(calls), reasoning="".join(thoughts))
-
-
-def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
-    """
-    Yield *items* as messages.
-
-    Consecutive items of an answer (reasoning, texts, calls) make one message. A message with
-    neither a text nor a call is dropped.
-    """
-    for in_answer, group in groupby(items, _in_answer):
-        if in_answer:
-            answer = _answer([*group])
-            if answer.content or answer.calls:
-                yield answer
-            continue
-        for item in group:
-            if isinstance(item, CallOutputItem):
-                yield Message("tool", joined_text(item.output), call_id=item.call_id)
-            elif isinstance(item, MessageItem):
-                yield Message(*spoken(item.role, item.content))
+def message_of(item: InputItem) -> Message:
+    """Return the message that *item* is, or a part of the message."""
+    match item:
+        case MessageItem():
+            return spoken(item.role, item.content)
+        case ReasoningItem(content=content):
+            return Message("assistant", "", reasoning="".join([part.text for part in content]))
+        case CallItem(call=call):
+            return Message("assistant", "", (call,))
+        case CallOutputItem():
+            return Message("tool", joined_text(item.output), call_id=item.call_id)
 
 
 @accepting(
@@ -266,17 +191,10 @@ class Reasoning(Part):
     """The effort of the reasoning. None: the whole budget."""
 
 
-class SchemaFormat(NamedSchema):
-    """An answer that is JSON and matches a schema, as the Responses API describes it."""
-
-    type: Literal["json_schema"]
-    """The kind of the format."""
-
-
 class TextOptions(Part):
     """The form of the answer."""
 
-    format: Annotated[PlainText | AnyJson | SchemaFormat, Field(discriminator="type")] = PlainText(
+    format: Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] = PlainFormat(
         type="text"
     )
     """The form."""
@@ -285,26 +203,33 @@ class TextOptions(Part):
 
 
 @accepting(
-    "format",  # the form of the text, such as a grammar
-    "defer_loading",  # whether the model has to search for the tool: here the model reads all tools
-    *OPENAI_SERVER_FIELDS,
+    "format",  # the form of the text of a custom tool, such as a grammar
+    "allowed_callers",  # this and the fields below concern OpenAI's own server
+    "async",
+    "output_schema",
 )
-class CustomTool(Part):
-    """A tool that takes one text. The models see a function with one argument, as in vLLM."""
+class ClientTool(Function):
+    """
+    A tool that the answer may call. The client runs it.
 
-    type: Literal["custom"]
+    A custom tool takes one text. The models see a function with one argument, as in vLLM.
+    """
+
+    type: Literal["function", "custom"]
     """The kind of the tool."""
-    name: Name
-    """The name of the tool."""
-    description: str | None = None
-    """What the tool does."""
 
-    @property
-    def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", INPUT_SCHEMA)
+    def within(self, namespace: str | None) -> FlatTool:
+        """Return the tool with the name that it has in a *namespace*. None: in no namespace."""
+        tool = replace(self.tool, name=flat_name(namespace, self.name))
+        call_fields = {"type": "function_call", "name": self.name}
+        if namespace is not None:
+            call_fields["namespace"] = namespace
+        if self.type == "custom":
+            tool = replace(tool, description=tool.description or "", parameters=INPUT_SCHEMA)
+            call_fields["type"] = "custom_tool_call"
+        return FlatTool(tool, call_fields)
 
 
-@accepting("description")
 class NamespaceTool(Part):
     """Tools whose names belong to a namespace."""
 
@@ -312,7 +237,9 @@ class NamespaceTool(Part):
     """The kind of the tool."""
     name: Name
     """The name of the namespace."""
-    tools: Offered[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]]
+    description: str | None = None
+    """What the tools are for. The models do not read this."""
+    tools: Offered[ClientTool]
     """The tools."""
 
 
@@ -327,13 +254,6 @@ Included: TypeAlias = Literal[
 ]
 
 
-ClientTool: TypeAlias = Annotated[
-    FunctionTool | CustomTool | NamespaceTool,
-    Field(discriminator="type"),
-    refusing_others("tool", "function", "custom", "namespace", hint=FUNCTION_TOOLS_HINT),
-]
-
-
 class ChosenTool(Part):
     """The tool that the answer has to call."""
 
@@ -343,15 +263,9 @@ class ChosenTool(Part):
     """The name of the tool."""
 
 
-class ChosenTools(Part):
-    """A choice that allows only some of the tools."""
-
-    type: Literal["allowed_tools"]
-    """The kind of the choice."""
-    mode: Literal["auto", "required"]
-    """Whether the answer may ("auto") or has to ("required") call one of these tools."""
-    tools: Offered[ChosenTool]
-    """The only tools that the answer may call."""
+def _only_thinks(message: Message) -> bool:
+    """Return whether *message* is an answer with neither a text nor a call."""
+    return message.role == "assistant" and not (message.content or message.calls)
 
 
 REPEATED = {
@@ -360,33 +274,23 @@ REPEATED = {
     "metadata",
     "model",
     "parallel_tool_calls",
+    "reasoning",
+    "text",
+    "tool_choice",
+    "tools",
     "user",
 }
-"""The fields of a request that the response repeats unchanged."""
+"""The fields of a request that the response repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatTool:
     """A tool with the name of its namespace. The models see one flat list of tools."""
 
-    offered: FunctionTool | CustomTool
-    """The tool as the client describes it."""
-    namespace: str | None = None
-    """The name of the namespace. None: the tool is in no namespace."""
-
-    @property
-    def tool(self) -> Tool:
-        """The tool as the models see it."""
-        return replace(self.offered.tool, name=flat_name(self.namespace, self.offered.name))
-
-    @property
-    def naming_fields(self) -> JsonObject:
-        """The fields of a call that name the tool."""
-        kind = "custom_tool_call" if isinstance(self.offered, CustomTool) else "function_call"
-        named = {"type": kind, "name": self.offered.name}
-        if self.namespace is not None:
-            named["namespace"] = self.namespace
-        return named
+    tool: Tool
+    """The tool as the models see it."""
+    call_fields: JsonObject
+    """The fields of a call that name the tool for the client."""
 
 
 @accepting(
@@ -398,9 +302,9 @@ class FlatTool:
 class ResponsesRequest(OpenaiRequest):
     """The body of a request for a response. None: the field was left out."""
 
-    input: str | Annotated[Items[InputItem], Field(min_length=1)]
+    input: Text | Annotated[Items[InputItem], Field(min_length=1)]
     """The text of the user, or the items of the conversation."""
-    instructions: str | None = None
+    instructions: Text | None = None
     """Instructions before the conversation."""
     max_output_tokens: Positive | None = None
     """The most tokens of the thinking and the answer together."""
@@ -410,10 +314,10 @@ class ResponsesRequest(OpenaiRequest):
     """The form of the answer."""
     stop: Nothing = None
     """Always None, because this API has no stop strings. Load generators send null."""
-    tools: Offered[ClientTool] = Field([])
+    tools: Offered[Annotated[ClientTool | NamespaceTool, Field(discriminator="type")]] = Field([])
     """The tools that the answer may call."""
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | ChosenTools | None = None
-    """Whether the answer calls tools. None: the model decides."""
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool = "auto"
+    """Whether the answer calls tools."""
     include: Items[Included] | None = None
     """
     Further fields that the client wants in the output. This has no effect: the output always has
@@ -429,30 +333,21 @@ class ResponsesRequest(OpenaiRequest):
         if isinstance(self.input, str):
             messages.append(Message("user", self.input))
         else:
-            messages.extend(conversation(self.input))
+            messages.extend(merged(map(message_of, self.input), "assistant"))
         choice = self.tool_choice
-        tool_choice = "auto"
-        allowed: tuple[str, ...] = ()
-        if isinstance(choice, ChosenTools):
-            tool_choice = choice.mode
-            allowed = tuple([self._chosen(tool.name) for tool in choice.tools])
-        elif isinstance(choice, ChosenTool):
-            tool_choice = self._chosen(choice.name)
-        elif choice is not None:
-            tool_choice = choice
         return Wanted(
-            tuple(messages),
+            tuple([message for message in messages if not _only_thinks(message)]),
             "input",
             tokens=self.max_output_tokens,
-            tokens_name="max_output_tokens",
-            min_tokens=self.min_tokens,
             effort=self.reasoning.effort,
             format=self.text.format.wanted_format,
-            tools=tuple([flat.tool for flat in self.flat_tools]),
-            tool_choice=tool_choice,
-            tool_named=isinstance(choice, ChosenTool),
-            allowed=allowed,
-            parallel=self.parallel_tool_calls,
+            tools=Toolset(
+                tuple([flat.tool for flat in self.flat_tools]),
+                self._chosen(choice.name) if isinstance(choice, ChosenTool) else choice,
+                self.parallel_tool_calls,
+                named=isinstance(choice, ChosenTool),
+                live=self.stream,
+            ),
         )
 
     @property
@@ -461,9 +356,9 @@ class ResponsesRequest(OpenaiRequest):
         flat: list[FlatTool] = []
         for offered in self.tools:
             if isinstance(offered, NamespaceTool):
-                flat += [FlatTool(tool, offered.name) for tool in offered.tools]
+                flat += [tool.within(offered.name) for tool in offered.tools]
             else:
-                flat.append(FlatTool(offered))
+                flat.append(offered.within(None))
         return flat
 
     def _chosen(self, name: str) -> str:
@@ -474,7 +369,7 @@ class ResponsesRequest(OpenaiRequest):
         namespace.
         """
         full_names = [flat.tool.name for flat in self.flat_tools]
-        matches = [flat.tool.name for flat in self.flat_tools if flat.offered.name == name]
+        matches = [flat.tool.name for flat in self.flat_tools if flat.call_fields["name"] == name]
         if name in full_names or len(matches) != 1:
             return name
         return matches[0]
@@ -482,147 +377,116 @@ class ResponsesRequest(OpenaiRequest):
     @property
     def echo(self) -> JsonObject:
         """The fields of a response that repeat the request."""
-        choice: object = self.tool_choice or ("auto" if self.tools else "none")
-        if isinstance(choice, Part):
-            choice = choice.model_dump(exclude_none=True)
-        format = self.text.format
-        return self.model_dump(include=REPEATED) | {
+        return self.model_dump(include=REPEATED, by_alias=True) | {
             "previous_response_id": None,
-            "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "store": False,
-            "text": {"format": format.model_dump(by_alias=True, exclude={"cache_control"})},
-            "tool_choice": choice,
-            "tools": [
-                {"strict": None} | tool.model_dump(exclude_none=True, exclude={"cache_control"})
-                for tool in self.tools
-            ],
             "truncation": "disabled",
         }
+
+
+TEXT_EVENTS: Mapping[PartKind, tuple[str, JsonObject]] = {
+    "thinking": ("reasoning_text", {"content_index": 0}),
+    "text": ("output_text", {"content_index": 0, "logprobs": []}),
+    "call": ("function_call_arguments", {}),
+}
+"""The name of the events with the text of an item, and their fields, by the kind of the part."""
+
+
+ITEM_PREFIXES = {
+    "reasoning": "rs",
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
+"""The beginning of an item's id, by the type of the item."""
 
 
 class ResponseEvents(MessageParts):
     """The output items of one response, and the numbered events of a stream that build them."""
 
-    thinking_kind = "reasoning"
-    text_kind = "message"
-
     def __init__(self, request_id: str, tools: Sequence[FlatTool] = ()) -> None:
         super().__init__()
-        self.cut_off_call: JsonObject | None = None
-        """The item of the call whose arguments were cut off. None: no call was cut off."""
         self._request_id = request_id
-        self._tools = {flat.tool.name: flat for flat in tools}
+        self._call_fields = {flat.tool.name: flat.call_fields for flat in tools}
         self._events = 0
-        self._texts: list[str] = []  # the pieces of the text or arguments of the open item
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event of the stream."""
         number = self._events
         self._events += 1
-        return deltas.named_event(kind, sequence_number=number, **fields)
+        return deltas.named_event(f"response.{kind}", sequence_number=number, **fields)
 
-    def _add_text(self, text: str, step_fields: JsonFields) -> bytes:
-        self._texts.append(text)
-        return self._text_event("delta", delta=text, **step_fields)
+    def output(self, *, cut: bool = False) -> list[JsonObject]:
+        """Return the output of a response. *cut*: the answer was cut off."""
+        return [self._item(part) for part in self.kept(cut=cut)]
 
-    def _add_arguments(self, arguments: str) -> bytes:
-        self._texts.append(arguments)
+    def _opened(self, part: MessagePart) -> bytes:
+        events = self._item_event("added", part)
+        if part.kind == "call":
+            return events
+        return events + self._event_in_item(
+            part, "content_part.added", content_index=0, part=_content(part)
+        )
+
+    def _extended(self, part: MessagePart, text: str, step_fields: JsonFields) -> bytes:
         # the text for a custom tool is known only when the JSON of the call is complete
-        if self._kind == "custom_tool_call":
+        if self._is_custom(part):
             return b""
-        return self._event_in_item("function_call_arguments.delta", delta=arguments)
+        name, fields = TEXT_EVENTS[part.kind]
+        return self._event_in_item(part, f"{name}.delta", delta=text, **fields, **step_fields)
 
-    def _open_call(self, piece: Calling) -> bytes:
-        known = self._tools.get(piece.name)
-        named = known.naming_fields if known else {"type": "function_call", "name": piece.name}
-        prefix = "fc"
-        text_field = "arguments"
+    def _closed(self, part: MessagePart) -> bytes:
+        name, fields = TEXT_EVENTS[part.kind]
+        if self._is_custom(part):
+            text = custom_input(part.text)
+            events = self._event_in_item(part, "custom_tool_call_input.delta", delta=text)
+            events += self._event_in_item(part, "custom_tool_call_input.done", input=text)
+        elif part.kind == "call":
+            tool = self._item(part)["name"]
+            events = self._event_in_item(part, f"{name}.done", name=tool, arguments=part.text)
+        else:
+            events = self._event_in_item(part, f"{name}.done", text=part.text, **fields)
+            events += self._event_in_item(
+                part, "content_part.done", content_index=0, part=_content(part)
+            )
+        return events + self._item_event("done", part)
+
+    def _item_event(self, stage: str, part: MessagePart) -> bytes:
+        """Return the event which reports that an item was added or is done (*stage*)."""
+        item = self._item(part)
+        return self.event(f"output_item.{stage}", output_index=part.index, item=item)
+
+    def _event_in_item(self, part: MessagePart, kind: str, /, **fields: Any) -> bytes:
+        """Return an event about the content of an item."""
+        item_id = self._item(part)["id"]
+        return self.event(kind, item_id=item_id, output_index=part.index, **fields)
+
+    def _is_custom(self, part: MessagePart) -> bool:
+        """Return whether *part* is a call of a custom tool."""
+        kind: str = self._item_fields(part)["type"]
+        return kind == "custom_tool_call"
+
+    def _item(self, part: MessagePart) -> JsonObject:
+        """Return the item of *part*."""
+        fields = self._item_fields(part)
+        prefix = ITEM_PREFIXES[fields["type"]]
+        item_id = f"{prefix}_{self._request_id}_{part.index}"
+        return {"id": item_id, **fields, "status": part.status}
+
+    def _item_fields(self, part: MessagePart) -> JsonObject:
+        """Return what the kind of *part* demands. An item that is not complete has no content."""
+        is_open = part.status == "in_progress"
+        content = [] if is_open else [_content(part)]
+        if part.kind == "thinking":
+            return {"type": "reasoning", "summary": [], "content": content}
+        if part.kind == "text":
+            return {"type": "message", "role": "assistant", "content": content}
+        arguments = "" if is_open else part.text
+        unknown = {"type": "function_call", "name": part.call.name}
+        named = self._call_fields.get(part.call.name, unknown)
         if named["type"] == "custom_tool_call":
-            prefix = "ctc"
-            text_field = INPUT
-        item = {
-            "id": f"{prefix}_{self._request_id}_{piece.index}",
-            "status": "in_progress",
-            "call_id": piece.id,
-            **named,
-            text_field: "",
-        }
-        self.parts.append(item)
-        return self._item_stage_event("added")
-
-    def close(self, status: str = "completed") -> bytes:
-        """Give the open item, if there is one, its final *status*. Return the events."""
-        item = self._last
-        if item.get("status") != "in_progress":
-            return b""
-        item["status"] = status
-        text = "".join(self._texts)
-        self._texts.clear()
-        if "call_id" in item and status != "completed" and not is_json(text):
-            self.cut_off_call = item
-        match item["type"]:
-            case "function_call":
-                item["arguments"] = text
-                events = self._event_in_item(
-                    "function_call_arguments.done",
-                    name=item["name"],
-                    arguments=text,
-                )
-            case "custom_tool_call":
-                text = custom_input(text)
-                item[INPUT] = text
-                events = self._event_in_item("custom_tool_call_input.delta", delta=text)
-                events += self._event_in_item("custom_tool_call_input.done", input=text)
-            case kind:
-                part = _part(kind, text)
-                item["content"] = [part]
-                events = self._text_event("done", text=text)
-                events += self._content_event("content_part.done", part=part)
-        return events + self._item_stage_event("done")
-
-    def _open(self, kind: str) -> bytes:
-        prefix = "msg"
-        fields: JsonObject = {"role": "assistant"}
-        if kind == "reasoning":
-            prefix = "rs"
-            fields = {"summary": []}
-        item: JsonObject = {
-            # a reply can have several items of this kind: the number makes the id unique
-            "id": f"{prefix}_{self._request_id}_{len(self.parts)}",
-            "type": kind,
-            **fields,
-            "content": [],
-            "status": "in_progress",
-        }
-        self.parts.append(item)
-        events = self._item_stage_event("added")
-        return events + self._content_event("content_part.added", part=_part(kind, ""))
-
-    def _item_stage_event(self, stage: str) -> bytes:
-        """Return the event which reports that the last item was added or is done (*stage*)."""
-        return self.event(
-            f"response.output_item.{stage}",
-            output_index=self._index,
-            item=self._last,
-        )
-
-    def _event_in_item(self, kind: str, **fields: Any) -> bytes:
-        """Return an event about the content of the last item."""
-        return self.event(
-            f"response.{kind}",
-            item_id=self._last["id"],
-            output_index=self._index,
-            **fields,
-        )
-
-    def _content_event(self, kind: str, **fields: Any) -> bytes:
-        """Return an event about the content of the last item. The content has only one part."""
-        return self._event_in_item(kind, content_index=0, **fields)
-
-    def _text_event(self, stage: str, **fields: Any) -> bytes:
-        if self._last["type"] == "reasoning":
-            return self._content_event(f"reasoning_text.{stage}", **fields)
-        return self._content_event(f"output_text.{stage}", logprobs=[], **fields)
+            return {**named, "call_id": part.call.id, INPUT: custom_input(arguments)}
+        return {**named, "call_id": part.call.id, "arguments": arguments}
 
 
 def custom_input(arguments: str) -> str:
@@ -638,51 +502,44 @@ def custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def _part(kind: str, text: str) -> JsonObject:
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _content(part: MessagePart) -> JsonObject:
+    """Return the content of an item that is no call. The content has only one part."""
+    if part.kind == "thinking":
+        return {"type": "reasoning_text", "text": part.text}
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
 
 
-class ResponsesReply(SingleReply):
+class ResponsesReply(ApiReply[ResponsesRequest]):
     """The `ReplyFormat` of the Responses API. A request has one run."""
 
-    def __init__(
-        self,
-        runs: RequestRuns,
-        request: ServiceRequest,
-        body: ResponsesRequest,
-        thinking: Thinking,
-    ) -> None:
-        super().__init__(runs, request, thinking)
-        self._body = body
-        self._created = int(time.time())
-        self._events = ResponseEvents(request.id, body.flat_tools)
+    @cached_property
+    def _events(self) -> ResponseEvents:
+        """The output so far."""
+        return ResponseEvents(self._request_id, self._body.flat_tools)
 
     async def opening(self) -> bytes:
         response = self._response("in_progress")
-        created = self._events.event("response.created", response=response)
-        return created + self._events.event("response.in_progress", response=response)
+        created = self._events.event("created", response=response)
+        return created + self._events.event("in_progress", response=response)
 
-    def render(self, item: RunItem) -> bytes:
-        return self._events.add(self._builder.add(item))
+    def _render_delta(self, choice: int, delta: deltas.Delta) -> bytes:
+        return self._events.add(delta)
 
     async def closing(self) -> bytes:
         events = self._events.close(self._status)
         response = await self._final_response()
-        return events + self._events.event(f"response.{self._status}", response=response)
+        return events + self._events.event(self._status, response=response)
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         events = self._events.close("incomplete")
         reason = deltas.response_error(error.status, error.message)
         response = self._response("failed") | {"error": reason}
-        return events + self._events.event("response.failed", response=response)
+        return events + self._events.event("failed", response=response)
 
     async def body(self) -> JsonObject:
         self._events.close(self._status)
-        if self._events.cut_off_call is not None:
-            self._events.parts.remove(self._events.cut_off_call)
-        return await self._final_response()
+        output = self._events.output(cut=self._status == "incomplete")
+        return await self._final_response() | {"output": output}
 
     @property
     def _status(self) -> str:
@@ -693,18 +550,19 @@ class ResponsesReply(SingleReply):
         response["usage"] = _usage(await self._runs.usage())
         if self._status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        return response | self._runs.extension()
+        return response | self._runs.extension(0)
 
     def _response(self, status: str) -> JsonObject:
-        sampling = self._run_request.run.sampling
+        (run_request,) = self._runs.run_requests
+        sampling = run_request.run.sampling
         return self._body.echo | {
-            "id": f"resp_{self._id}",
+            "id": f"resp_{self._request_id}",
             "object": "response",
             "created_at": self._created,
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "output": self._events.parts,
+            "output": self._events.output(),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "usage": None,

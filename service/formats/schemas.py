@@ -10,13 +10,14 @@ module does no I/O.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from stepspec.orchestrator.chain import Message, Speaker, Tool, ToolCall
+from stepspec.orchestrator.chain import Message, Speaker, Tool, ToolCall, Toolset
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.json_values import HALF, REPLACEMENT, json_text, read_json
 from stepspec.orchestrator.run_options import Count, Delimiter, option_types, service_options
@@ -48,24 +49,10 @@ MAX_TOOLS = 128
 MAX_DELIMITERS = 8
 """The largest number of step delimiters in a request."""
 MAX_DELIMITER_LENGTH = 1024
-"""The largest number of characters in one delimiter."""
-NON_STRUCTURAL_BYTES = bytes([byte for byte in range(256) if byte not in b'"[{'])
-"""All bytes except the quote, and the brackets that begin a list or an object."""
-FUNCTION_TOOLS_HINT = (
-    "send tools of the type function; the client runs them and sends their results back"
-)
-SERVED_MODEL_HINT = (
-    "ask one of the served models by its own name (GET /v1/models): such requests are forwarded"
-    " unchanged"
-)
-SPEAKERS: Mapping[str, Speaker] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
-"""The speaker of a message, by its role in a request."""
+"""The largest number of characters in all delimiters together."""
+NON_STRUCTURAL_BYTES = bytes([byte for byte in range(256) if byte not in b'"[]{}'])
+"""All bytes except the quote and the brackets of lists and objects."""
+NO_TOOLS = Toolset(())
 
 T = TypeVar("T")
 Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
@@ -88,6 +75,17 @@ def _none_for_empty(value: object) -> object:
 Nothing: TypeAlias = Annotated[None, BeforeValidator(_none_for_empty)]
 """A field that the client has to leave out, or to leave empty."""
 
+
+def _whole_characters(text: str) -> str:
+    return text if text.isascii() else HALF.sub(REPLACEMENT, text)
+
+
+Text: TypeAlias = Annotated[str, AfterValidator(_whole_characters)]
+"""
+A text that the models read, with a replacement character for each lone surrogate.
+
+A lone surrogate is half of a character. No tokenizer can encode half of a character.
+"""
 Label: TypeAlias = Annotated[str, Field(max_length=512)]
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
@@ -101,10 +99,11 @@ Verbosity: TypeAlias = Literal["low", "medium", "high"] | None
 
 def parse_json(body: bytes) -> JsonObject:
     """Return the JSON object in *body*. Raise `ApiError` if *body* is no object or is too large."""
-    containers = _count_containers(body)
-    if containers > MAX_VALUES:
+    if _is_too_large(body):
         raise bad_request(
-            f"the body has more than {MAX_VALUES} lists and objects", code="invalid_json"
+            f"the body has more than {MAX_VALUES} lists and objects, or is nested more than"
+            f" {MAX_DEPTH} deep",
+            code="invalid_json",
         )
     try:
         content: object = read_json(body.removeprefix(BOM_UTF8))  # as vLLM reads it
@@ -112,31 +111,26 @@ def parse_json(body: bytes) -> JsonObject:
         raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
     if not isinstance(content, dict):
         raise bad_request("the body has to be a JSON object", code="invalid_json")
-    if containers > MAX_DEPTH and too_deep(cast("object", content)):
-        raise bad_request(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
     return cast("JsonObject", content)
 
 
-def _count_containers(text: bytes) -> int:
+def _is_too_large(text: bytes) -> bool:
     """
-    Return the number of lists and objects in a JSON *text* without parsing it.
+    Return whether a JSON *text* has more than `MAX_VALUES` lists and objects, or is nested more
+    than `MAX_DEPTH` deep.
 
-    A parser would need seconds to build millions of lists and objects.
+    The text is not parsed: a parser would need seconds to build millions of lists and objects.
     """
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # keep only quotes and opening brackets
     structure = unescaped.translate(None, NON_STRUCTURAL_BYTES)
     # drop `""`, which now is a string without brackets: `split` takes time for each string
     structure = structure.replace(b'""', b"")
     # every second piece is within a string
-    outside_of_strings = structure.split(b'"')[::2]
-    return sum(map(len, outside_of_strings))
-
-
-def too_deep(value: object) -> bool:
-    """Return whether lists and objects in *value* are nested more than `MAX_DEPTH` deep."""
-    levels = islice(_levels(value), MAX_DEPTH + 1)
-    return sum(1 for _ in levels) > MAX_DEPTH
+    brackets = b"".join(structure.split(b'"')[::2])
+    if len(brackets) > 2 * MAX_VALUES:
+        return True
+    depths = accumulate([1 if bracket in b"[{" else -1 for bracket in brackets])
+    return max(depths, default=0) > MAX_DEPTH
 
 
 def check_bounds(content: JsonFields) -> None:
@@ -145,22 +139,21 @@ def check_bounds(content: JsonFields) -> None:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
     values = 0
     for name, value in content.items():
-        for level in _levels(value):
-            sizes = [len(container) for container in level]
-            longest = max(sizes)
-            if longest > MAX_ITEMS:
-                raise bad_request(
-                    f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
-                    " allowed",
-                    name,
-                )
-            values += sum(sizes)
-            if values > MAX_VALUES:
-                raise bad_request(
-                    f"{name}: the request has more than {MAX_VALUES} JSON values (texts, numbers,"
-                    " lists, objects); join texts that belong together",
-                    name,
-                )
+        sizes = [len(container) for level in _levels(value) for container in level]
+        values += sum(sizes)
+        longest = max(sizes, default=0)
+        if longest > MAX_ITEMS:
+            raise bad_request(
+                f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
+                " allowed",
+                name,
+            )
+        if values > MAX_VALUES:
+            raise bad_request(
+                f"{name}: the request has more than {MAX_VALUES} JSON values (texts, numbers,"
+                " lists, objects); join texts that belong together",
+                name,
+            )
 
 
 def _levels(value: object) -> Iterator[list[Any]]:
@@ -177,10 +170,7 @@ def _levels(value: object) -> Iterator[list[Any]]:
 
 def _items(containers: Iterable[Any]) -> Iterable[Any]:
     for container in containers:
-        if isinstance(container, dict):
-            yield from container.values()
-        else:
-            yield from container
+        yield from container.values() if isinstance(container, dict) else container
 
 
 class Options(BaseModel):
@@ -192,15 +182,19 @@ class Options(BaseModel):
 P = TypeVar("P", bound=Options)
 
 
-def _extended(model: type[P], fields: JsonFields) -> type[P]:
-    """Return a subclass of *model* with further *fields*. Each field has a type and a default."""
-    return create_model(
-        model.__name__,
-        __base__=model,
-        __doc__=model.__doc__,
-        __module__=model.__module__,
-        **fields,
-    )
+def _with_fields(fields: JsonFields) -> Callable[[type[P]], type[P]]:
+    """Return a decorator that adds *fields* to a model. Each field has a type and a default."""
+
+    def decorate(model: type[P]) -> type[P]:
+        return create_model(
+            model.__name__,
+            __base__=model,
+            __doc__=model.__doc__,
+            __module__=model.__module__,
+            **fields,
+        )
+
+    return decorate
 
 
 def accepting(*names: str) -> Callable[[type[P]], type[P]]:
@@ -209,11 +203,7 @@ def accepting(*names: str) -> Callable[[type[P]], type[P]]:
 
     Every value of these fields is accepted, and has no effect.
     """
-
-    def decorate(model: type[P]) -> type[P]:
-        return _extended(model, dict.fromkeys(names, (Any, None)))
-
-    return decorate
+    return _with_fields({name: (Any, Field(None, exclude=True)) for name in names})
 
 
 @accepting("cache_control")  # a hint for Anthropic's prefix caches
@@ -222,7 +212,6 @@ class Part(Options):
     A part of a request.
 
     A field that is null counts as left out, because clients send back every field that they know.
-    A required field keeps its null.
     """
 
     @model_validator(mode="before")
@@ -231,182 +220,93 @@ class Part(Options):
         if not isinstance(part, dict):
             return part
         fields = cast("JsonObject", part)
-        if None not in fields.values():
-            return fields
-        required = {name for name, field in cls.model_fields.items() if field.is_required()}
-        return {
-            name: value for name, value in fields.items() if value is not None or name in required
-        }
-
-
-JsonSchema: TypeAlias = Annotated[JsonObject, Field(alias="schema")]
-"""
-A JSON schema in the field ``schema`` of a request. pydantic's models have a method ``schema``, so
-the attribute has another name: ``wanted_format``.
-"""
-
-
-class Schema(Part):
-    """A part with a JSON schema in its field ``schema``."""
-
-    model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 @accepting(
     "description",
     "strict",  # without effect: the answer always has to match the schema
 )
-class NamedSchema(Schema):
-    """A JSON schema with a name."""
+class Schema(Part):
+    """
+    A JSON schema in the field ``schema``.
 
-    name: str
-    """The client's name for the schema, without effect."""
-    wanted_format: JsonSchema
+    pydantic's models have a method ``schema``, so the attribute has another name.
+    """
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    name: str | None = None
+    """The client's name for the schema. It has no effect."""
+    wanted_format: Annotated[JsonObject, Field(alias="schema")]
     """The JSON schema, which is the value for `Wanted.format`."""
 
 
-def kind_of(value: object) -> object:
-    """Return the field ``type`` of *value*, which is not validated yet. None: there is no type."""
-    if isinstance(value, dict):
-        return cast("JsonObject", value).get("type")
-    return None
+class SchemaFormat(Schema):
+    """An answer that is JSON and matches a schema."""
+
+    type: Literal["json_schema"]
+    """The kind of the format."""
 
 
-def refusing_others(
-    noun: str,
-    *kinds: str,
-    hint: str | Callable[[str], str],
-) -> BeforeValidator:
-    """
-    Return a validator that refuses a value whose field ``type`` is none of *kinds*.
+class PlainFormat(Part):
+    """An answer that is a free text, or any JSON object."""
 
-    *noun* is the word for the value in the error. The error ends with *hint*. If *hint* is a
-    function, the function is called with the type, and returns the hint. A value without a type is
-    accepted.
-    """
+    type: Literal["text", "json_object"]
+    """The kind of the format."""
 
-    def check(value: object) -> object:
-        kind = kind_of(value)
-        if kind is not None and kind not in kinds:
-            advice = hint if isinstance(hint, str) else hint(str(kind))
-            raise ValueError(f"a {noun} of type {kind!r}: {advice}")
-        return value
-
-    return BeforeValidator(check)
+    @property
+    def wanted_format(self) -> Format | None:
+        """The value for `Wanted.format`."""
+        return "json" if self.type == "json_object" else None
 
 
 @accepting(
     "annotations",  # of an earlier answer
     "logprobs",  # of an earlier answer
+    "closed",  # whether the thinking was complete
     "prompt_cache_breakpoint",  # a hint for prefix caches
     "parsed",  # OpenAI's SDK adds the value that it parsed from the text
 )
 class TextPart(Part):
-    """A text part of a message."""
-
-    type: Literal["text", "input_text", "output_text"]
-    """The kind of the part."""
-    text: str | None
-    """The text. None: the part is dropped."""
-
-
-class RefusalPart(Part):
-    """A part of an earlier reply. Its text says why the model refused to answer."""
-
-    type: Literal["refusal"]
-    """The kind of the part."""
-    refusal: str | None
-    """The reason. None: the part is dropped."""
-
-    @property
-    def text(self) -> str | None:
-        return self.refusal
-
-
-@accepting("closed")  # whether the thinking was complete
-class ThinkingPart(Part):
-    """Thinking within the text of an earlier answer, as in Mistral's API."""
-
-    type: Literal["thinking"]
-    """The kind of the part."""
-    thinking: str
-    """The text of the thinking."""
-
-    @property
-    def text(self) -> str:
-        return self.thinking
-
-
-class ToolReferencePart(Part):
     """
-    A tool that the client found with a tool search.
+    A part of a message that the models read as text, as in vLLM.
 
-    The models read only the name of the tool here. The list of tools describes the tool.
+    The list of tools describes a tool that the client found with a tool search. The models read
+    only its name here.
     """
 
-    type: Literal["tool_reference"]
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "tool_reference"]
     """The kind of the part."""
-    tool_name: Name | None = None
-    """The name of the tool."""
-    name: Name | None = None
-    """The name of the tool, in the field that vLLM's clients use."""
-
-    @property
-    def text(self) -> str | None:
-        return self.tool_name or self.name
+    text: Annotated[
+        Text,
+        Field(validation_alias=AliasChoices("text", "refusal", "thinking", "tool_name", "name")),
+    ] = ""
+    """The text, in a field that depends on the kind."""
 
 
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking", "tool_reference")
-"""The types of parts that vLLM reads as text."""
-
-
-def _text_parts(content: object) -> object:
-    """
-    Return *content*. If *content* is a list, turn each plain text in the list into a part.
-
-    Raise `ValueError`, with a hint, for a part that vLLM does not read as text.
-    """
+def _text_parts(content: object) -> list[object]:
+    """Return *content* as a list of parts. Each plain text becomes a part."""
+    if isinstance(content, str):
+        content = [content]
     if not isinstance(content, list):
-        return content
-    parts: list[object] = []
-    for part in cast("list[object]", content):
-        kind = kind_of(part)
-        if isinstance(part, str):
-            parts.append({"type": "text", "text": part})
-        elif kind in TEXT_PARTS:
-            parts.append(part)
-        else:
-            raise ValueError(
-                f"a part of type {kind!r}: the methods read text only; send text parts, or"
-                f" {SERVED_MODEL_HINT}"
-            )
-    return parts
+        raise ValueError("Input should be a valid string or a valid list")
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else part
+        for part in cast("list[object]", content)
+    ]
 
 
 Content: TypeAlias = Annotated[
-    str
-    | Items[
-        Annotated[
-            TextPart | RefusalPart | ThinkingPart | ToolReferencePart,
-            Field(discriminator="type"),
-        ]
-    ],
-    BeforeValidator(_text_parts),
+    Items[TextPart],
+    BeforeValidator(_text_parts, json_schema_input_type=str | list[str | TextPart]),
 ]
+"""The text of a message, or its parts."""
 
 
-class Textual(Protocol):
-    """A part with a text."""
-
-    @property
-    def text(self) -> str | None: ...
-
-
-def joined_text(content: str | Sequence[Textual], separator: str = "\n") -> str:
-    """Join the texts of *content* with *separator*, as vLLM does."""
-    if isinstance(content, str):
-        return content
-    return separator.join([part.text for part in content if part.text is not None])
+def joined_text(content: Sequence[TextPart]) -> str:
+    """Join the texts of *content*, as vLLM does. Empty texts are dropped."""
+    return "\n".join([part.text for part in content if part.text])
 
 
 BILLING_HEADER = "x-anthropic-billing-header"
@@ -426,17 +326,31 @@ def system_text(texts: Iterable[str]) -> str:
     return "\n".join(filter(None, map(without_billing, texts)))
 
 
-def spoken(role: str, content: str | Sequence[Textual]) -> tuple[Speaker, str]:
+def spoken(role: Speaker | Literal["developer"], content: Sequence[TextPart]) -> Message:
     """
-    Return the speaker of a message with this *role*, and the text of the message.
+    Return the message of a speaker with this *role*. A developer speaks for the system.
 
     As in vLLM, the billing header is removed from each part of a system message.
     """
-    speaker = SPEAKERS[role]
-    if speaker != "system":
-        return speaker, joined_text(content)
-    texts = [content] if isinstance(content, str) else [part.text or "" for part in content]
-    return speaker, system_text(texts)
+    speaker: Speaker = "system" if role == "developer" else role
+    if speaker == "system":
+        return Message(speaker, system_text([part.text for part in content]))
+    return Message(speaker, joined_text(content))
+
+
+def merged(messages: Iterable[Message], *roles: Speaker) -> Iterator[Message]:
+    """Join consecutive *messages* of the same role, if it is one of *roles*."""
+    for role, group in groupby(messages, lambda message: message.role):
+        if role not in roles:
+            yield from group
+            continue
+        members = [*group]
+        yield Message(
+            role,
+            "\n".join(filter(None, [message.content for message in members])),
+            tuple([call for message in members for call in message.calls]),
+            reasoning="".join([message.reasoning for message in members]),
+        )
 
 
 def arguments_object(value: Any) -> str:
@@ -457,13 +371,13 @@ def arguments_object(value: Any) -> str:
 
 def _small_json(text: str) -> object:
     """Return the JSON value in *text*. If *text* is no JSON or is too large, return *text*."""
-    if _count_containers(text.encode(errors="replace")) > MAX_VALUES:
+    if _is_too_large(text.encode(errors="replace")):
         return text
     try:
         value: object = read_json(text)
     except ValueError:
         return text
-    return text if too_deep(value) else value
+    return value
 
 
 def has_arguments(text: str) -> bool:
@@ -471,7 +385,9 @@ def has_arguments(text: str) -> bool:
     return text.strip() not in ("", "null")
 
 
-Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_schema_input_type=Any)]
+Arguments: TypeAlias = Annotated[
+    Text, BeforeValidator(arguments_object, json_schema_input_type=Any)
+]
 """The arguments of an earlier call, as the text of a JSON object."""
 
 
@@ -479,7 +395,7 @@ Arguments: TypeAlias = Annotated[str, BeforeValidator(arguments_object, json_sch
 class CalledFunction(Part):
     """The tool that an earlier answer called."""
 
-    name: str
+    name: Text
     """The name of the tool. Models sometimes call tools that do not exist."""
     arguments: Arguments = "{}"
     """The arguments, as the text of a JSON object."""
@@ -501,107 +417,47 @@ class ToolCallPart(Part):
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
-class Function(Part):
-    """The fields of a function that all APIs share. Subclasses add the schema of the arguments."""
-
-    name: Name
-    """The name of the function."""
-    description: str | None = None
-    """What the function does."""
-    strict: bool | None = None
-    """Whether the arguments of a call have to match their schema."""
-
-    def with_schema(self, schema: JsonObject | None) -> Tool:
-        """Return the tool. *schema* is for its arguments. None: the tool takes no arguments."""
-        parameters = None if schema is None else json_text(schema)
-        return Tool(self.name, self.description, parameters, self.strict)
-
-
 @accepting(
     "defer_loading",  # whether the model has to search for the tool: here the model reads all tools
     "return",  # the JSON schema of the result, which the transformers library sends
 )
-class FunctionPart(Function):
-    """A function, as OpenAI's APIs describe it."""
+class Function(Part):
+    """A function that the answer may call."""
 
+    name: Name
+    """The name of the function."""
+    description: Text | None = None
+    """What the function does."""
     parameters: JsonObject | None = None
     """The JSON schema of the arguments. None: the function takes no arguments."""
+    strict: bool | None = None
+    """Whether the arguments of a call have to match their schema."""
 
     @property
     def tool(self) -> Tool:
-        return self.with_schema(self.parameters)
+        parameters = None if self.parameters is None else json_text(self.parameters)
+        return Tool(self.name, self.description, parameters, self.strict)
 
 
 @accepting("defer_loading")
 class ToolPart(Part):
-    """A tool that the answer may call. The client runs it."""
+    """A tool that the answer may call, or that it has to call. The client runs it."""
 
     type: Literal["function"] = "function"
     """The kind of the tool."""
-    function: FunctionPart
+    function: Function
     """The function."""
-
-
-OPENAI_SERVER_FIELDS = (
-    "allowed_callers",  # the programs that may call the tool
-    "async",  # whether the answer goes on before the result
-    "output_schema",
-)
-"""The fields of a tool that concern OpenAI's own server. They have no effect here."""
-
-
-@accepting(*OPENAI_SERVER_FIELDS)
-class FunctionTool(FunctionPart):
-    """A tool that the answer may call, as the Responses API describes it. The client runs it."""
-
-    type: Literal["function"]
-    """The kind of the tool."""
 
 
 Offered: TypeAlias = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=True)]
 """The tools of a request."""
 
 
-class NamedFunction(Part):
-    """The name of a function."""
-
-    name: Name
-    """The name."""
-
-
-class NamedTool(Part):
-    """The tool that the answer has to call."""
-
-    type: Literal["function"] = "function"
-    """The kind of the tool."""
-    function: NamedFunction
-    """The name of the tool."""
-
-
-class PlainText(Part):
-    """An answer in free text."""
-
-    type: Literal["text"]
-    """The kind of the format."""
-    wanted_format: ClassVar[None] = None
-    """The value for `Wanted.format`: free text."""
-
-
-class AnyJson(Part):
-    """An answer that is any JSON object."""
-
-    type: Literal["json_object"]
-    """The kind of the format."""
-    wanted_format: ClassVar[Literal["json"]] = "json"
-    """The value for `Wanted.format`: any JSON object."""
-
-
 def _bounded_delimiter(delimiter: str | list[str]) -> str | list[str]:
     texts = [delimiter] if isinstance(delimiter, str) else delimiter
-    longest = max(map(len, texts), default=0)
-    if len(texts) > MAX_DELIMITERS or longest > MAX_DELIMITER_LENGTH:
+    if len(texts) > MAX_DELIMITERS or len("".join(texts)) > MAX_DELIMITER_LENGTH:
         raise ValueError(
-            f"at most {MAX_DELIMITERS} texts of at most {MAX_DELIMITER_LENGTH} characters"
+            f"at most {MAX_DELIMITERS} texts of together {MAX_DELIMITER_LENGTH} characters"
         )
     return delimiter
 
@@ -609,8 +465,6 @@ def _bounded_delimiter(delimiter: str | list[str]) -> str | list[str]:
 class BudgetOptions(Options):
     """Limits of one run. None: the limit in the settings."""
 
-    tokens: Positive | None = None
-    """The most tokens of the thinking and the answer together."""
     steps: Positive | None = None
     """The most steps of the thinking."""
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -619,28 +473,23 @@ class BudgetOptions(Options):
     """The tokens that are reserved for the answer."""
 
 
-def _with_run_options(model: type[P]) -> type[P]:
-    """Return *model* with the run options that a request can set. Each can be left out."""
+def _run_options() -> JsonObject:
+    """Return the run options that a request can set, as fields. Each can be left out."""
     # the limits of these two options are lower in a request than in the settings
     types: JsonObject = option_types() | {
         "ahead": Annotated[Count, Field(le=64)],
         "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
     }
-    fields: JsonObject = {
-        name: (types[name] | None, None)
-        for name in service_options()
-        if name not in model.model_fields
-    }
-    return _extended(model, fields)
+    return {name: (types[name] | None, None) for name in service_options() if name != "options"}
 
 
-@_with_run_options
+@_with_fields(_run_options())
 class StepspecOptions(Options):
     """
     The object ``stepspec`` of a request, with the options that no other API has.
 
-    Users of OpenAI's SDK put this object into ``extra_body``. `_with_run_options` adds the fields
-    of `RunOptions` that a request can set.
+    Users of OpenAI's SDK put this object into ``extra_body``. `_run_options` adds the fields of
+    `RunOptions` that a request can set.
     """
 
     options: JsonObject | None = None
@@ -661,62 +510,18 @@ class Wanted:
     """The name of the parameter with the conversation, for errors."""
     tokens: int | None = None
     """The most tokens of the thinking and the answer together. None: the limit in the settings."""
-    tokens_name: str = "max_tokens"
-    """The name of the parameter with the limit of *tokens*, for errors."""
     thinking: int | None = None
     """The most tokens of the thinking. None: only the other limits hold."""
-    min_tokens: int | None = None
-    """
-    The fewest tokens. If *tokens* is lower, the request is refused. Otherwise this has no effect.
-    """
     effort: Effort | None = None
     """The effort of the thinking. None: the whole budget."""
     stops: Sequence[str] = ()
     """The texts that end the answer."""
     format: Format | None = None
     """The form of the answer. None: free text."""
-    tools: tuple[Tool, ...] = ()
+    tools: Toolset = NO_TOOLS
     """The tools that the answer may call."""
-    tool_choice: str = "auto"
-    """"auto", "required", "none", or the name of the tool that the answer has to call."""
-    tool_named: bool = False
-    """Whether *tool_choice* is the name of a tool."""
-    allowed: tuple[str, ...] = ()
-    """The names of the only tools that the answer may call. Empty: all tools are allowed."""
-    parallel: bool = True
-    """Whether the answer may call several tools."""
     choices: int = 1
     """The number of answers to the conversation."""
-    rest_for_answer: bool = False
-    """Whether the answer gets the tokens by which *effort* shortens the thinking."""
-
-    def readable(self) -> Wanted:
-        """
-        Return a copy in which a replacement character stands for each lone surrogate.
-
-        A lone surrogate is half of a character. No tokenizer can encode half of a character.
-        """
-        return replace(
-            self,
-            conversation=tuple(map(_readable, self.conversation)),
-            tools=tuple(map(_readable, self.tools)),
-        )
-
-
-R = TypeVar("R", Message, ToolCall, Tool)
-
-
-def _readable(part: R) -> R:
-    """Return a copy of *part* without lone surrogates, like `Wanted.readable`."""
-    changed: JsonObject = {}
-    for field in fields(part):
-        value = getattr(part, field.name)
-        if field.name == "calls":
-            calls: tuple[ToolCall, ...] = value
-            changed[field.name] = tuple([_readable(call) for call in calls])
-        elif isinstance(value, str) and not value.isascii():
-            changed[field.name] = HALF.sub(REPLACEMENT, value)
-    return replace(part, **changed)
 
 
 class Request(Part):
@@ -757,8 +562,9 @@ class ApiRequest(Request):
     "prompt_cache_key",  # hints for OpenAI's prefix caches
     "prompt_cache_retention",
     "prompt_cache_options",
-    # load generators send it; no effect: a run always ends with its answer or its budget
+    # load generators send them; no effect: a run always ends with its answer or its budget
     "ignore_eos",
+    "min_tokens",
 )
 class OpenaiRequest(ApiRequest):
     """The fields that OpenAI's two APIs share. None: the field was left out."""
@@ -782,8 +588,3 @@ class OpenaiRequest(ApiRequest):
     """OpenAI's class of service, without effect."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] = Field({})
     """Labels that the client chooses. The reply of the Responses API repeats them."""
-    min_tokens: Annotated[Whole, Field(ge=0)] | None = None
-    """
-    The fewest tokens. If the limit of tokens is lower, the request is refused. Otherwise this has
-    no effect. Load generators send this field.
-    """

@@ -6,7 +6,7 @@ No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, TypeAlias, TypeVar
 
@@ -18,21 +18,44 @@ from stepspec.orchestrator.errors import near
 from ..errors import ApiError, bad_request, format_path
 from ..json_types import JsonFields
 from .defaults import has_no_effect
-from .schemas import (
-    FUNCTION_TOOLS_HINT,
-    SERVED_MODEL_HINT,
-    BudgetOptions,
-    StepspecOptions,
-    check_bounds,
-)
+from .schemas import BudgetOptions, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
+
+SERVED_MODEL_HINT = (
+    "ask one of the served models by its own name (GET /v1/models): such requests are forwarded"
+    " unchanged"
+)
+TOOLS_HINT = (
+    "the service runs no tools; send tools of the type function (in Anthropic's API: tools with an"
+    " input_schema), which the client runs"
+)
+CONTENT_HINT = (
+    "the methods read text only, and the service runs no tools; in Anthropic's API, thinking and"
+    " calls belong into a message of the assistant, and results into a message of the user;"
+    f" {SERVED_MODEL_HINT}"
+)
+ITEM_HINT = (
+    "the service stores no items and runs no tools; send the whole item in place of its id; an item"
+    " is a message, reasoning, or a call of one of the client's tools of the type function or"
+    " custom, or its result"
+)
 
 PENALTIES = ("presence_penalty", "frequency_penalty")
 """Parameters that may only be 0."""
 
 _PARAMETERS: Mapping[str, Sequence[str]] = {
-    FUNCTION_TOOLS_HINT: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
+    TOOLS_HINT: ["tools.type", "messages.tool_calls.type", "tool_choice.type"],
+    CONTENT_HINT: [
+        "messages.content.type",
+        "messages.content.content.type",
+        "input.content.type",
+        "input.output.type",
+        "system.type",
+    ],
+    ITEM_HINT: ["input.type"],
+    "only a message of the assistant makes calls": ["messages.tool_calls"],
+    "only a message of the role tool has the id of the call": ["messages.tool_call_id"],
     "send tools, which have replaced it": ["functions", "function_call", "messages.function_call"],
     "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0"
     " and set repetition_penalty, which counts the whole chain, or send the request to the served"
@@ -118,7 +141,7 @@ def parse_request(schema: type[P], content: JsonFields) -> P:
     given = {
         name: value
         for name, value in content.items()
-        if value is not None and (name in known or not has_no_effect(name, value))
+        if name in known or not has_no_effect(name, value)
     }
     try:
         return schema.model_validate(given)
@@ -128,48 +151,49 @@ def parse_request(schema: type[P], content: JsonFields) -> P:
 
 def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiError:
     """Make the error for a *body* that is not valid for *schema*."""
-    details = exc.errors(include_url=False, include_input=False)
-    errors = [(error, body_path(error["loc"], body, error["type"])) for error in details]
+    errors = [
+        (error, body_path(error["loc"], body, error["type"]))
+        for error in exc.errors(include_url=False, include_input=False)
+    ]
     error, path = min(errors, key=_weight)
     param = format_path(path)
+    name = _name(error, path)
+    unknown = error["type"] == "extra_forbidden"
     if error["type"] == "missing":
         return bad_request(f"{param} is missing", param, "missing")
-    name = ".".join(part for part in path if isinstance(part, str))
-    unknown = error["type"] == "extra_forbidden"
     synonym = _synonym(name, schema)
     if unknown and synonym:
-        return bad_request(
-            f"{param} is called {synonym} in this API",
-            param,
-            "unknown_parameter",
-        )
-    hint = HINTS.get(name)
-    if hint is not None:
+        message = f"{param} is called {synonym} in this API"
+        return bad_request(message, param, "unknown_parameter")
+    if name in HINTS:
         verb = "is not supported" if unknown else "cannot have this value"
         code = CODES.get(name, "unsupported_parameter")
-        return bad_request(f"{param} {verb}: {hint}", param, code)
+        return bad_request(f"{param} {verb}: {HINTS[name]}", param, code)
     if unknown:
         suggestion = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
-        return bad_request(
-            f"unknown parameter {param!r}{suggestion}",
-            param,
-            "unknown_parameter",
-        )
+        message = f"unknown parameter {param!r}{suggestion}"
+        return bad_request(message, param, "unknown_parameter")
     if error["type"] == "none_required":
-        return bad_request(
-            f"{param} is not supported: leave it out",
-            param,
-            "unsupported_parameter",
-        )
-    messages = _joined(_message(other) for other, other_path in errors if other_path == path)
-    return bad_request(f"{param}: {messages}", param)
+        message = f"{param} is not supported: leave it out"
+        return bad_request(message, param, "unsupported_parameter")
+    messages = [_message(other) for other, other_path in errors if other_path == path]
+    first, *others = dict.fromkeys(messages)
+    others = [other.removeprefix(EXPECTED) for other in others]
+    return bad_request(f"{param}: {' or '.join([first, *others])}", param)
+
+
+def _name(error: ErrorDetails, path: Path) -> str:
+    """Return the *path* of an error without indices. A wrong type is an error of ``type``."""
+    names = [part for part in path if isinstance(part, str)]
+    if error["type"] == "union_tag_invalid":
+        names.append("type")
+    return ".".join(names)
 
 
 def _synonym(name: str, schema: type[BaseModel]) -> str | None:
     """Return the parameter of *schema* that other APIs call *name*; None if there is none."""
     synonyms = [synonym for names in SYNONYMS if name in names for synonym in names]
-    known = [synonym for synonym in synonyms if synonym in schema.model_fields]
-    return known[0] if known else None
+    return next((synonym for synonym in synonyms if synonym in schema.model_fields), None)
 
 
 def body_path(location: Path, body: object, kind: str) -> Path:
@@ -205,26 +229,22 @@ def _at(body: Any, part: int | str) -> object:
         return MISSING
 
 
-def _weight(error_at: tuple[ErrorDetails, Path]) -> tuple[bool, int]:
+def _weight(error_at: tuple[ErrorDetails, Path]) -> tuple[bool, bool, int]:
     """
     Return the sort key of an error.
 
-    Unknown parameters come first. Of failed alternatives, the one with the longest path comes
-    first.
+    Wrong types come first, because they cause further errors, and then unknown parameters. Of
+    failed alternatives, the one with the longest path comes first.
     """
     error, path = error_at
-    return error["type"] != "extra_forbidden", -len(path)
+    is_type = _name(error, path).endswith(".type")
+    return not is_type, error["type"] != "extra_forbidden", -len(path)
 
 
 def _message(error: ErrorDetails) -> str:
     if error["type"] in OBJECT_ERRORS:
         return EXPECTED + "an object"
     return error["msg"].removeprefix("Value error, ")
-
-
-def _joined(messages: Iterable[str]) -> str:
-    first, *others = dict.fromkeys(messages)
-    return " or ".join([first, *(other.removeprefix(EXPECTED) for other in others)])
 
 
 def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:

@@ -202,12 +202,12 @@ def messages_router(context: ServiceContext) -> APIRouter:
         client_request = await read_client_request(context, http_request)
         if isinstance(client_request.model, ServedModel):
             return client_request.forward(client_request.model)
-        wanted = parse_request(CountTokensRequest, client_request.content).wanted.readable()
+        wanted = parse_request(CountTokensRequest, client_request.content).wanted
 
         async def work(connection: ClientConnection) -> None:
             async with context.admitted(client_request.record) as seconds, asyncio.timeout(seconds):
                 large = context.offer.engine.large
-                tokens = await large.count(wanted.conversation, wanted.tools)
+                tokens = await large.count(wanted.conversation, wanted.tools.tools)
             await connection.send_json(write_json({"input_tokens": tokens}))
 
         return context.respond(client_request.record, work)

@@ -201,6 +201,7 @@ class Runs(RequestRuns):
 
     async def _run(self, choice: int, run_request: RunRequest) -> None:
         CARRIED.set(self._request.forwarded)
+        wanted = run_request.wanted
         clock = Stopwatch()
 
         def observe(event: Event) -> None:
@@ -212,11 +213,11 @@ class Runs(RequestRuns):
 
         try:
             solution = await self._context.offer.engine.solve(
-                run_request.problem,
+                wanted.conversation,
                 run_request.run,
-                stop=run_request.stop,
-                format=run_request.format,
-                tools=run_request.tools,
+                stop=wanted.stops,
+                format=wanted.format,
+                tools=wanted.tools,
                 session=self._request.session or None,
                 observe=observe,
                 clock=clock,

@@ -215,7 +215,7 @@ class Forwarding:
         priority: int | None,
         connection: ClientConnection,
     ) -> None:
-        endpoint = client_request.context.models.endpoint(model.role)
+        endpoint = model.endpoint
         assert isinstance(endpoint, ReplicatedEndpoint)
         self._http = client_request.context.http
         self._endpoint = endpoint

@@ -138,9 +138,9 @@ def test_the_service_sends_the_answers_steps_as_content_and_counts_them_so() -> 
     fields: dict[str, str] = {}
     for event in case.events:
         count(event)
-        delta = builder.add_event(event)
-        for name, text in delta.fields.items():
-            fields[name] = fields.get(name, "") + text
+        for delta in builder.add_event(event):
+            for name, text in delta.fields.items():
+                fields[name] = fields.get(name, "") + text
     thinking, answer = outcome.chain.parts()
     assert (
         fields["reasoning"] == fields["reasoning_content"] == thinking.text.removesuffix(THINK_END)

@@ -53,14 +53,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (blocks(CALL), "messages[0].content[0]", "a message of the assistant"),
     (
         blocks({**RESULT, "content": [{"type": "image"}]}),
-        "messages[0].content[0].content[0]",
+        "messages[0].content[0].content[0].type",
         "read text only",
     ),
     (blocks(RESULT), "messages", "which no message before it makes"),
     (
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        "tools[0]",
-        "send tools with an input_schema",
+        "tools[0].type",
+        "tools with an input_schema",
     ),
     ({"tools": [{**TOOL, "parameters": {}}]}, "tools[0].parameters", "unknown parameter"),
     ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "an object"),
@@ -78,7 +78,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content[0]",
         "runs no tools",
     ),
-    ({"system": [{"type": "image"}]}, "system[0]", "read text only"),
+    ({"system": [{"type": "image"}]}, "system[0].type", "read text only"),
     ({"thinking": {"type": "between_tools"}}, "thinking.type", "'adaptive'"),
     (
         {"thinking": {"type": "enabled", "budget_tokens": 400}},
@@ -155,13 +155,13 @@ def test_fields_with_a_neutral_value_change_nothing(fields: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("fields", "budget"),
     [
-        ({}, Budget(400, answer=100)),
-        ({"max_tokens": 5000}, Budget(1000, answer=250)),
+        ({}, Budget(400)),
+        ({"max_tokens": 5000}, Budget(1000)),
         ({"thinking": {"type": "enabled", "budget_tokens": 120}}, Budget(400, answer=280)),
-        ({"thinking": {"type": "enabled", "budget_tokens": 399}}, Budget(400, answer=100)),
+        ({"thinking": {"type": "enabled", "budget_tokens": 399}}, Budget(400)),
         ({"thinking": {"type": "disabled"}}, Budget(400, answer=400 - 18)),
         ({"output_config": {"effort": "low"}}, Budget(400, answer=400 - 75)),
-        ({"output_config": {"effort": "max"}}, Budget(400, answer=100)),
+        ({"output_config": {"effort": "max"}}, Budget(400)),
         (
             {
                 "output_config": {"effort": "low"},
@@ -170,11 +170,11 @@ def test_fields_with_a_neutral_value_change_nothing(fields: dict[str, Any]) -> N
             Budget(400, answer=340),
         ),
         ({"stepspec": {"budget": {"answer": 30}}}, Budget(400, answer=30)),
-        ({"stepspec": {"budget": {"steps": 3, "seconds": 9.5}}}, Budget(400, 3, 9.5, 100)),
+        ({"stepspec": {"budget": {"steps": 3, "seconds": 9.5}}}, Budget(400, 3, 9.5)),
         ({"max_tokens": 2, "thinking": {"type": "disabled"}}, Budget(2, answer=1)),
         (
             {"max_tokens": 5000, "thinking": {"type": "enabled", "budget_tokens": 4000}},
-            Budget(1000, answer=250),
+            Budget(1000),
         ),
     ],
 )
@@ -194,7 +194,7 @@ def test_the_fields_of_a_request_are_those_of_its_run() -> None:
     )
     sampling = order.run.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
-    assert (order.stop, order.format) == (("a", "b"), schema)
+    assert (order.wanted.stops, order.wanted.format) == (["a", "b"], schema)
     assert (order.run.options["threshold"], order.run.ahead, order.run.policy) == (
         8,
         2,
@@ -204,7 +204,7 @@ def test_the_fields_of_a_request_are_those_of_its_run() -> None:
 
 def test_the_system_is_a_message_unless_it_is_empty() -> None:
     roles = [
-        [message.role for message in ordered(system=system).problem]
+        [message.role for message in ordered(system=system).wanted.conversation]
         for system in (None, "", [], "x", [TEXT])
     ]
     assert roles == [["user"]] * 3 + [["system", "user"]] * 2
@@ -238,7 +238,9 @@ def test_calls_and_their_results_are_messages_in_their_order() -> None:
     ]
     calls = tuple(ToolCall(name, "look_up", '{"word":"é"}') for name in ("c1", "c2"))
     request = parse_request(MessagesRequest, {**ASKED, "messages": turns})
-    assert replace(RESOLVER, settings=ServiceSettings()).runs(request)[0].problem[1:] == (
+    assert replace(RESOLVER, settings=ServiceSettings()).runs(request)[0].wanted.conversation[
+        1:
+    ] == (
         Message("assistant", "x", calls, reasoning="Hm."),
         Message("tool", "two", call_id="c1"),
         Message("tool", "Error: x\ny", call_id="c2"),
@@ -252,7 +254,7 @@ def test_a_result_may_be_empty() -> None:
         {"role": "assistant", "content": [CALL]},
         {"role": "user", "content": [{**RESULT, "content": None}]},
     ]
-    assert ordered(messages=turns).problem[-1] == Message("tool", "", call_id="c1")
+    assert ordered(messages=turns).wanted.conversation[-1] == Message("tool", "", call_id="c1")
 
 
 @pytest.mark.parametrize(
@@ -281,8 +283,8 @@ def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
     schema = '{"type":"object"}'
     looked = Tool("look_up", "Look a word up.", schema)
     other = Tool("other", None, schema, strict=True)
-    expected = Toolset((looked, other), name, parallel)
-    assert ordered(tools=tools, tool_choice=choice).tools == expected
+    expected = Toolset((looked, other), name, parallel, named=name == "look_up")
+    assert ordered(tools=tools, tool_choice=choice).wanted.tools == expected
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "stepspec", "stream"])

@@ -5,6 +5,7 @@ they come back.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -15,12 +16,13 @@ from stepspec.orchestrator.chain import ToolCall
 from stepspec.orchestrator.events import Calling
 from stepspec.orchestrator.http.http_errors import Call
 from stepspec.service.formats.chat import ChatRequest
-from stepspec.service.formats.deltas import CallPieces, Delta, written_arguments
+from stepspec.service.formats.deltas import Delta, DeltaBuilder, written_arguments
 from stepspec.service.formats.messages import ContentBlocks, MessagesRequest
 from stepspec.service.formats.responses import ResponseEvents, ResponsesRequest
 from stepspec.service.formats.schemas import MAX_VALUES, Request, arguments_object
 from stepspec.service.formats.validation import parse_request
 
+from ...evals.scripted import solution
 from ..served import TURN, serving
 
 MADE_UP = "find/für mich"
@@ -118,41 +120,46 @@ WRITTEN = [
 def test_a_call_without_arguments_is_written_with_an_empty_object(
     pieces: list[str], sent: str
 ) -> None:
-    calls = CallPieces()
-    made = [*calls.add(Calling(0, "same", "f"))]
+    builder = DeltaBuilder("reasoning")
+    begun = [*builder.add_event(Calling(0, "same", "f"))]
     for piece in pieces:
-        made += calls.add(Calling(0, arguments=piece))
-    made += calls.add(Calling(1, "same", "g", '{"b": 2}'))
-    made += calls.close()
+        begun += builder.add_event(Calling(0, arguments=piece))
+    begun += builder.add_event(Calling(1, "same", "g", '{"b": 2}'))
+    begun += builder.finish(solution(""))
+    made = [delta.call for delta in begun if delta.call]
     assert "".join(each.arguments for each in made if each.index == 0) == sent
     assert "".join(each.arguments for each in made if each.index == 1) == '{"b": 2}'
     assert [each.index for each in made] == sorted(each.index for each in made)
     assert written_arguments(ToolCall("same", "f", "".join(pieces))) == (
         "{}" if sent == "{}" else "".join(pieces)
     )
-    assert [*calls.close()] == []
+    assert [*builder.finish(solution(""))] == []
     blocks = ContentBlocks()
     items = ResponseEvents("r")
-    blocks.add(Delta({}, calls=tuple(made)))
-    blocks.finish(cut=False)
-    items.add(Delta({"content": "x"}, calls=tuple(made)))
-    items.add(Delta({"content": "y"}))
+    for delta in begun:
+        blocks.add(delta)
+    blocks.finish()
+    for delta in (Delta({"content": "x"}), *begun, Delta({"content": "y"})):
+        items.add(delta)
     items.close()
-    assert [(block["id"], block["name"], block["input"]) for block in blocks.parts] == [
+    content = blocks.content(cut=False)
+    assert [(block["id"], block["name"], block["input"]) for block in content] == [
         ("same", "f", orjson.loads(arguments_object(sent))),
         ("same", "g", {"b": 2}),
     ]
-    assert [item["arguments"] for item in items.parts[1:-1]] == [sent, '{"b": 2}']
-    assert len({item["id"] for item in items.parts}) == 4
+    assert [item["arguments"] for item in items.output()[1:-1]] == [sent, '{"b": 2}']
+    assert len({item["id"] for item in items.output()}) == 4
 
 
 def test_a_call_that_was_cut_off_before_its_arguments_is_not_completed() -> None:
-    calls = CallPieces()
-    assert [*calls.add(Calling(0, "c", "f"))] == [Calling(0, "c", "f")]
+    builder = DeltaBuilder("reasoning")
+    deltas = [*builder.add_event(Calling(0, "c", "f"))]
+    assert deltas == [Delta(call=Calling(0, "c", "f"))]
+    assert [*builder.finish(replace(solution(""), finish_reason="length"))] == []
     blocks = ContentBlocks()
-    blocks.add(Delta({}, calls=(Calling(0, "c", "f"),)))
-    blocks.finish(cut=True)
-    assert [block["type"] for block in blocks.parts] == ["text"]
+    blocks.add(deltas[0])
+    blocks.finish()
+    assert [block["type"] for block in blocks.content(cut=True)] == ["text"]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +235,7 @@ async def test_cache_control_is_accepted_anywhere_without_effect() -> None:
         ]
         refused = await served.chat(stepspec=CACHED)
     assert statuses == [200] * 3
-    assert echo.json["text"] == {"format": {"type": "text"}}
+    assert echo.json["text"] == {"format": {"type": "text"}, "verbosity": None}
     assert refused.error["param"] == "stepspec.cache_control"
 
 

@@ -19,7 +19,6 @@ from stepspec.service.formats.responses import ResponsesRequest
 from stepspec.service.formats.schemas import Wanted, parse_json
 from stepspec.service.formats.validation import parse_request
 
-from ..http.test_api_errors import RESOLVER
 from ..served import SCRIPT, TURN, Behind, Reply, Served, passing, serving
 
 CHAT = "/v1/chat/completions"
@@ -54,7 +53,7 @@ OUTPUT: dict[str, Any] = {"type": "function_call_output", "call_id": "c", "outpu
 def wanted(path: str, **fields: Any) -> Wanted:
     """Return what a body with these *fields* wants."""
     found: Wanted = parse_request(SCHEMAS[path], BODIES[path] | fields).wanted
-    return found.readable()
+    return found
 
 
 def text(content: str, **fields: Any) -> dict[str, Any]:
@@ -146,7 +145,7 @@ TOOLS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "tool"), TOOLS)
 def test_the_forms_of_a_tool(path: str, tool: dict[str, Any]) -> None:
-    (found,) = wanted(path, tools=[tool]).tools
+    (found,) = wanted(path, tools=[tool]).tools.tools
     assert (found.name, found.description, found.parameters, found.strict) == ("f", *[None] * 3)
 
 
@@ -169,8 +168,8 @@ def test_the_forms_of_a_tool_of_anthropics(path: str, fields: dict[str, Any]) ->
 
 
 def test_a_choice_may_leave_its_type_out() -> None:
-    choice = wanted(CHAT, tools=[FUNCTION], tool_choice={"function": NAME})
-    assert (choice.tool_choice, choice.tool_named) == ("f", True)
+    tools = wanted(CHAT, tools=[FUNCTION], tool_choice={"function": NAME}).tools
+    assert (tools.choice, tools.forced) == ("f", "f")
 
 
 @pytest.mark.parametrize(
@@ -235,19 +234,22 @@ def test_the_forms_of_a_call_of_a_chat(call: dict[str, Any]) -> None:
 
 
 SERVER = "the service runs no tools"
+ADDITION: dict[str, Any] = {"role": "system", "content": [{"type": "tool_addition", "tool": {}}]}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "text only"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "type is missing"),
     (CHAT, {"tools": [{"type": "custom", "custom": NAME}]}, "tools of the type function"),
     (CHAT, {"max_tokens": 1.5}, "valid integer"),
     (CHAT, {"max_tokens": "100"}, "valid integer"),
     (CHAT, {"max_tokens": True}, "valid integer"),
-    (RESPONSES, {"tools": [{"type": "local_shell"}]}, "'local_shell'"),
-    (RESPONSES, {"tools": [{"type": "web_search"}]}, "'web_search'"),
-    (RESPONSES, {"tools": [{"type": "tool_search"}]}, "'tool_search'"),
-    (RESPONSES, {"tools": [{"type": "image_generation"}]}, "'image_generation'"),
+    (CHAT, {"tool_choice": {"type": "allowed_tools"}}, "tools of the type function"),
+    (RESPONSES, {"tool_choice": {"type": "allowed_tools"}}, "tools of the type function"),
+    (RESPONSES, {"tools": [{"type": "local_shell"}]}, SERVER),
+    (RESPONSES, {"tools": [{"type": "web_search"}]}, SERVER),
+    (RESPONSES, {"tools": [{"type": "tool_search"}]}, SERVER),
+    (RESPONSES, {"tools": [{"type": "image_generation"}]}, SERVER),
     (RESPONSES, {"include": ["message.output_text.logprobs"]}, "reasoning.encrypted_content"),
-    (RESPONSES, {"input": [TURN, {"type": "local_shell_call", "id": "l"}]}, "'local_shell_call'"),
-    (RESPONSES, {"input": [TURN, {"type": "web_search_call", "id": "w"}]}, "'web_search_call'"),
+    (RESPONSES, {"input": [TURN, {"type": "local_shell_call", "id": "l"}]}, "runs no tools"),
+    (RESPONSES, {"input": [TURN, {"type": "web_search_call", "id": "w"}]}, "runs no tools"),
     *[
         (path, fields, words)
         for path in ANTHROPIC
@@ -259,6 +261,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             ({"messages": after({"type": "web_search_tool_result"})}, SERVER),
             ({"messages": after({"type": "document", "source": {}})}, "text only"),
             ({"messages": after({"type": "search_result", "source": "s"})}, "text only"),
+            ({"messages": [TURN, ADDITION]}, "text only"),
         )
     ],
 ]
@@ -368,7 +371,7 @@ def test_no_text_that_the_models_read_has_half_of_a_pair() -> None:
     _, said, got = found.conversation
     assert (said.content, said.reasoning, got.content, got.name) == (WHOLE,) * 4
     assert (said.calls[0].name, said.calls[0].arguments) == (WHOLE, f'{{"x": "{WHOLE}"}}')
-    assert found.tools[0].description == WHOLE
+    assert found.tools.tools[0].description == WHOLE
 
 
 # JSON values
@@ -418,16 +421,16 @@ def test_values_of_a_history_and_of_schemas_come_out_as_they_went_in(value: str)
     found = parse_request(MessagesRequest, parse_json(body.encode())).wanted
     (call,) = found.conversation[1].calls
     assert spelt(call.arguments) == spelt(f'{{"v":{value}}}')
-    assert spelt(found.tools[0].parameters or "") == spelt(f'{{"const":{value}}}')
+    assert spelt(found.tools.tools[0].parameters or "") == spelt(f'{{"const":{value}}}')
 
 
 @pytest.mark.parametrize("value", VALUES)
 def test_values_of_a_call_come_out_as_the_model_wrote_them(value: str) -> None:
     arguments = f'{{"v": {value}}}'
     blocks = ContentBlocks()
-    blocks.add(Delta({}, calls=(Calling(0, "c", "f", arguments),)))
-    blocks.finish(cut=False)
-    written = write_json(blocks.parts[0]["input"]).decode()
+    blocks.add(Delta(call=Calling(0, "c", "f", arguments)))
+    blocks.finish()
+    written = write_json(blocks.content(cut=False)[0]["input"]).decode()
     assert spelt(written) == spelt(arguments)
 
 
@@ -575,33 +578,3 @@ async def test_a_problem_without_room_is_too_long_in_all_apis(size: int, stream:
                 details = reply.error.get("details", {})
                 code = reply.error.get("code") or details["error_code"]
                 assert code == "context_length_exceeded"
-
-
-# Choices of tools
-
-NAMED = [{"type": "function", "function": {"name": name}} for name in ("b", "c")]
-ALLOWED: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": NAMED}}),
-    (
-        RESPONSES,
-        {
-            "type": "allowed_tools",
-            "mode": "required",
-            "tools": [{"type": "function", "name": "b"}, {"type": "custom", "name": "c"}],
-        },
-    ),
-]
-
-
-@pytest.mark.parametrize(("path", "choice"), ALLOWED)
-def test_a_choice_may_allow_some_of_the_tools(path: str, choice: dict[str, Any]) -> None:
-    flat: list[dict[str, Any]] = [{"type": "function", "name": name} for name in "abc"]
-    if path == CHAT:
-        flat = [{"type": "function", "function": {"name": tool["name"]}} for tool in flat]
-    body = BODIES[path] | {"tools": flat, "tool_choice": choice}
-    (run,) = RESOLVER.runs(parse_request(SCHEMAS[path], body))
-    assert run.tools is not None
-    assert [tool.name for tool in run.tools.tools] == ["b", "c"]
-    assert run.tools.choice == "required"
-    with pytest.raises(ApiError, match="names 'c', which is no tool"):
-        RESOLVER.runs(parse_request(SCHEMAS[path], body | {"tools": flat[:2]}))

@@ -323,10 +323,13 @@ async def test_each_status_has_its_own_error_with_the_reason() -> None:
         image: Any = {"type": "image", "source": {"type": "url", "url": "http://x"}}
         turns: Any = [{"role": "user", "content": [image]}]
         with pytest.raises(
-            anthropic.BadRequestError, match=r"messages\[0\].content\[0\]: a block of type 'im"
+            anthropic.BadRequestError, match=r"messages\[0\].content\[0\] cannot.* read text only"
         ) as bad:
             await create(**ASKED | {"messages": turns})
-        assert (bad.value.type, bad.value.error_code) == ("invalid_request_error", "invalid_value")
+        assert (bad.value.type, bad.value.error_code) == (
+            "invalid_request_error",
+            "unsupported_parameter",
+        )
         assert bad.value.request_id == served.recorded.requests[0].id
         with pytest.raises(anthropic.AuthenticationError, match="x-api-key") as wrong:
             await stranger.messages.create(**ASKED)
@@ -471,9 +474,11 @@ def test_a_call_that_is_cut_off_is_in_the_stream_and_not_in_the_message() -> Non
         Calling(0, arguments=" 1}"),
         Calling(1, "b", "g", '{"y"'),
     ]
-    stream = b"".join(content.add(Delta({}, calls=(piece,))) for piece in pieces)
-    stream += content.finish(cut=True)
-    assert content.parts == [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
+    stream = b"".join(content.add(Delta(call=piece)) for piece in pieces)
+    stream += content.finish()
+    assert content.content(cut=True) == [
+        {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}
+    ]
     found = events(Reply(200, {}, stream))
     kinds = [event["type"].removeprefix("content_block_") for event in found]
     assert kinds == ["start", "delta", "delta", "stop", "start", "delta", "stop"]
@@ -513,29 +518,22 @@ async def test_the_tool_runner_of_the_sdk_runs_a_loop() -> None:
 
 def test_a_call_that_is_cut_off_leaves_one_block_for_each_index() -> None:
     content = ContentBlocks()
-    stream = content.add(
-        Delta(
-            {},
-            calls=(
-                Calling(
-                    0,
-                    "a",
-                    "f",
-                    '{"x":',
-                ),
-            ),
-        )
-    ) + content.finish(cut=True)
+    stream = content.add(Delta(call=Calling(0, "a", "f", '{"x":'))) + content.finish()
     data = [orjson.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: ")]
     starts = [event["index"] for event in data if event["type"] == "content_block_start"]
-    assert (len(starts), content.parts) == (len(set(starts)), [{"type": "text", "text": ""}])
+    assert len(starts) == len(set(starts))
+    assert content.content(cut=True) == [{"type": "text", "text": ""}]
 
 
 def test_text_after_a_call_makes_no_other_call() -> None:
     builder = DeltaBuilder("reasoning")
     content = ContentBlocks()
-    for event in (Calling(0, "c", "now"), Answering("Wait.")):
-        content.add(builder.add_event(event))
-    content.add(builder.finish(replace(solution("7"), text="Wait.")))
-    content.finish(cut=False)
-    assert [block["type"] for block in content.parts] == ["tool_use", "text"]
+    deltas = [
+        *builder.add_event(Calling(0, "c", "now")),
+        *builder.add_event(Answering("Wait.")),
+        *builder.finish(replace(solution("7"), text="Wait.")),
+    ]
+    for delta in deltas:
+        content.add(delta)
+    content.finish()
+    assert [block["type"] for block in content.content(cut=False)] == ["tool_use", "text"]

@@ -35,8 +35,8 @@ def solved(text: str, reason: FinishReason = "stop", events: tuple[Event, ...] =
 
 def deltas(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
     joined: dict[str, str] = {}
-    deltas = [*(builder.add_event(event) for event in events), builder.finish(solved(text))]
-    for delta in filter(None, deltas):
+    added = [delta for event in events for delta in builder.add_event(event)]
+    for delta in (*added, *builder.finish(solved(text))):
         for name, piece in delta.fields.items():
             joined[name] = joined.get(name, "") + piece
     return joined
@@ -89,7 +89,7 @@ def test_a_model_that_answers_as_it_reasons_has_content_only(thinking: Any) -> N
         Answering("\n\nb"),
     )
     assert deltas(DeltaBuilder(thinking), *events, text="a\n\nb") == {"content": "a\n\nb"}
-    delta = DeltaBuilder(thinking).add_event(Committed(0, step("a"), 0.5))
+    (delta,) = DeltaBuilder(thinking).add_event(Committed(0, step("a"), 0.5))
     assert delta.step == {"index": 0, "author": "small", "grade": 0.5, "fate": "kept", "reason": ""}
 
 

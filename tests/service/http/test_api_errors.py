@@ -84,8 +84,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "messages",
         "the last message is the assistant's",
     ),
-    ({"messages": [{"role": "robot", "content": "2"}]}, "messages[0].role", "'user'"),
-    ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0]", "has a tool_call_id"),
+    ({"messages": [{"role": "robot", "content": "2"}]}, "messages[0]", "'user'"),
+    ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0].tool_call_id", "missing"),
     (
         {"messages": [{**TURN, "tool_call_id": "c"}]},
         "messages[0].tool_call_id",
@@ -101,8 +101,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "messages[1].tool_calls",
         "only a message of the assistant",
     ),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "missing"),
     (
-        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user", "content": 5}]},
         "messages[0].content",
         "a valid string or a valid list",
     ),
@@ -112,7 +113,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "str",
     ),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "read text only"),
+    (
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        "messages[0].content[0].type",
+        "read text only",
+    ),
     ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "/openapi.json lists all"),
     ({"temperatures": 1}, "temperatures", "did you mean 'temperature'"),
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
@@ -137,7 +142,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         f"{JSON}.more",
         f"unknown parameter '{JSON}.more'",
     ),
-    ({"tools": [{"type": "web_search"}]}, "tools[0]", "tools of the type function"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "tools of the type function"),
     (
         {"tools": [{"type": "function", "function": {"name": "a b"}}]},
         "tools[0].function.name",
@@ -163,11 +168,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"include_reasoning": False}, "include_reasoning", '{"thinking": "none"}'),
     ({"priority": 1}, "priority", "stepspec"),
     ({"bad_words": ["x"]}, "bad_words", "by its own name"),
-    (
-        {"min_tokens": 6, "max_tokens": 5},
-        "min_tokens",
-        "min_tokens is 6 and max_tokens 5: send at most 5",
-    ),
     ({"reasoning": {"effort": "low"}}, "reasoning", "called reasoning_effort"),
     ({"max_output_tokens": 5}, "max_output_tokens", "called max_completion_tokens"),
     ({"service_tier": "turbo"}, "service_tier", "'auto'"),
@@ -184,9 +184,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"stepspec": 5}, "stepspec", "an object"),
     ({"stepspec": {"budget": {"answers": 5}}}, "stepspec.budget.answers", "did you mean 'answer'"),
     (
-        {"max_tokens": 400, "stepspec": {"budget": {"tokens": 300}}},
+        {"stepspec": {"budget": {"tokens": 300}}},
         "stepspec.budget.tokens",
-        "max_tokens is 400",
+        "/openapi.json lists all",
     ),
     (
         {"max_tokens": 5000, "stepspec": {"budget": {"answer": 1000}}},
@@ -274,14 +274,12 @@ def test_fields_with_a_neutral_value_are_accepted(fields: dict[str, Any]) -> Non
         ({"max_tokens": 2}, Budget(2)),
         ({"max_tokens": 5000}, Budget(1000)),
         ({"reasoning_effort": "high"}, Budget(512, answer=112)),
-        ({"reasoning_effort": "medium"}, Budget(112 + 200, answer=112)),
-        ({"reasoning_effort": "low"}, Budget(112 + 100, answer=112)),
-        ({"reasoning_effort": "minimal"}, Budget(112 + 25, answer=112)),
-        ({"reasoning_effort": "low", "max_tokens": 400}, Budget(100 + 75, answer=100)),
+        ({"reasoning_effort": "medium"}, Budget(512, answer=512 - 200)),
+        ({"reasoning_effort": "low"}, Budget(512, answer=512 - 100)),
+        ({"reasoning_effort": "minimal"}, Budget(512, answer=512 - 25)),
+        ({"reasoning_effort": "low", "max_tokens": 400}, Budget(400, answer=400 - 75)),
         ({"stepspec": {"budget": {"steps": 3, "seconds": 9.5}}}, Budget(512, 3, 9.5, 112)),
-        ({"stepspec": {"budget": {"tokens": 600}}}, Budget(600)),
         ({"max_tokens": 400, "stepspec": {"budget": {"answer": 30}}}, Budget(400, answer=30)),
-        ({"max_tokens": 400, "stepspec": {"budget": {"tokens": 400}}}, Budget(400)),
         ({"max_tokens": 5000, "stepspec": {"budget": {"answer": 30}}}, Budget(1000, answer=30)),
     ],
 )
@@ -295,7 +293,7 @@ def test_missing_fields_have_the_configured_values() -> None:
     assert order.run == OFFER.defaults.model_copy(
         update={"sampling": Sampling(temperature=0.6, seed=4), "auto": False}
     )
-    assert (order.stop, order.format) == ((), None)
+    assert (order.wanted.stops, order.wanted.format) == ([], None)
     overrides = {"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "lead": 1}
     (other,) = ordered(seed=4, stepspec=overrides)
     assert other.run == order.run.model_copy(update=overrides)
@@ -337,10 +335,13 @@ def test_deadlines_only_shorten() -> None:
 def test_the_page_gives_a_problem_and_gets_no_more_than_others() -> None:
     with pytest.raises(ApiError, match="problem is missing"):
         RESOLVER.runs(parse_request(LiveRequest, {}))
-    options = {"budget": {"tokens": 5000, "answer": 30}}
-    (order,) = RESOLVER.runs(parse_request(LiveRequest, {"problem": "x", "stepspec": options}))
-    assert [(message.role, message.content) for message in order.problem] == [("user", "x")]
-    assert order.run.budget == Limits(tokens=1000, answer=30)
+    options = {"budget": {"answer": 30}}
+    resolver = replace(RESOLVER, settings=SETTINGS.model_copy(update={"max_tokens": 400}))
+    (order,) = resolver.runs(parse_request(LiveRequest, {"problem": "x", "stepspec": options}))
+    assert [(message.role, message.content) for message in order.wanted.conversation] == [
+        ("user", "x")
+    ]
+    assert order.run.budget == Limits(tokens=400, answer=30)
 
 
 @pytest.mark.parametrize(
