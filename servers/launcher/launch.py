@@ -96,27 +96,14 @@ class Served:
     """The file with the output of the group."""
 
     @property
-    def running(self) -> RunningServer:
-        """Describe the server for other programs."""
-        return RunningServer(self.base_url, self.served_name, self.pid, str(self.log))
-
-
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """
-    A server that answers, as it is printed for other programs.
-
-    ``pid`` and ``log`` are None for a server that this program has not started.
-    """
-
-    base_url: str
-    """Its base URL, with ``/v1``; several URLs of replicas are separated by commas."""
-    model: str
-    """The name by which requests ask for the model."""
-    pid: int | None = None
-    """The leader of its process group."""
-    log: str | None = None
-    """The file with the output of the group."""
+    def record(self) -> dict[str, object]:
+        """The server as it is printed for other programs."""
+        return {
+            "base_url": self.base_url,
+            "model": self.served_name,
+            "pid": self.pid,
+            "log": str(self.log),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +165,7 @@ async def launch(
 def _check(servers: Sequence[ServerCommand]) -> None:
     if any({**os.environ, **server.env}.get("VLLM_API_KEY") for server in servers):
         raise ConfigurationError(
-            "VLLM_API_KEY is set: unset it, or start a server with a key yourself, and name its url"
-            " and api_key",
+            "VLLM_API_KEY is set: unset it, or start the servers yourself",
         )
     uses_own_vllm = any(server.program == vllm_program() for server in servers)
     if uses_own_vllm and importlib.util.find_spec("vllm") is None:
