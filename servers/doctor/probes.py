@@ -50,9 +50,7 @@ async def examine(
 ) -> Diagnosis:
     """Examine both endpoints, then the *critic*."""
     pair = await diagnose(small, large)
-    if critic is None:
-        return Diagnosis.of(pair)
-    return Diagnosis.of(pair, await diagnose_critic(critic))
+    return Diagnosis.of(pair, await diagnose_critic(critic) if critic else None)
 
 
 async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
@@ -62,17 +60,16 @@ async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
     Capabilities are tried at all servers at once. Times are measured at one server after the other,
     since servers may share a machine.
     """
-    servers = [*small.each, *large.each]
-    examinations = [_Examination(_hasty(server)) for server in servers]
+    examinations = [_Examination(_hasty(server)) for server in (*small.each, *large.each)]
     async with AsyncExitStack() as stack:
         await asyncio.gather(*(each.run(each.capabilities(stack)) for each in examinations))
         for examination in examinations:
             if not examination.report.problem:
                 await examination.run(examination.times())
     reports = [examination.report for examination in examinations]
-    usable_first = sorted(reports, key=lambda report: report.problem != "")
-    small_report, *small_replicas = [report for report in usable_first if report.role == "small"]
-    large_report, *large_replicas = [report for report in usable_first if report.role == "large"]
+    reports.sort(key=lambda report: report.problem != "")  # The first that can be used comes first.
+    small_report, *small_replicas = [report for report in reports if report.role == "small"]
+    large_report, *large_replicas = [report for report in reports if report.role == "large"]
     return conclude(small_report, large_report, *small_replicas, *large_replicas)
 
 
@@ -197,15 +194,14 @@ class _Examination:
 
 async def _pace(endpoint: VllmEndpoint) -> WritePace:
     """Write a few tokens several times, one write after the other."""
-    firsts: list[float] = []
-    gaps: list[float] = []
+    model, calls = _watched_model(endpoint)
     for _ in range(TIMED_WRITES):
-        model, calls = _watched_model(endpoint)
         await model.write(PROBLEM, stop=(), limit=WRITTEN_TOKENS)
-        called = calls[0]
-        first = called.first or 0.0
-        firsts.append(first)
-        gaps.append((called.seconds - first) / max(1, called.written - 1))
+    firsts = [call.first or 0.0 for call in calls]
+    gaps = [
+        (call.seconds - first) / max(1, call.written - 1)
+        for call, first in zip(calls, firsts, strict=True)
+    ]
     between = median(gaps)
     noise = (max(gaps) - min(gaps)) / between if between else 0.0
     return WritePace(first=median(firsts), between=between, noise=noise)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from stepspec.orchestrator.chain import Role
@@ -225,9 +225,7 @@ class Diagnosis:
 
     @classmethod
     def of(cls, pair: PairReport, critic: CriticReport | None = None) -> Diagnosis:
-        findings = list(pair.findings)
-        if critic:
-            findings.extend(critic.findings)
+        findings = [*pair.findings, *(critic.findings if critic else ())]
         counts: Counter[FindingOutcome] = Counter(finding.outcome for finding in findings)
         return cls(
             ok=not counts["cannot work"],
@@ -238,11 +236,11 @@ class Diagnosis:
 
 
 def _summary(counts: Counter[FindingOutcome]) -> str:
-    phrases: list[str] = []
-    for outcome, (one, several) in PHRASES.items():
-        count = counts[outcome]
-        if count:
-            phrases.append(f"{count} {one if count == 1 else several}")
+    phrases = [
+        f"{counts[outcome]} {one if counts[outcome] == 1 else several}"
+        for outcome, (one, several) in PHRASES.items()
+        if counts[outcome]
+    ]
     if not phrases:
         return "It works. Nothing is missing."
     works = "cannot work like this" if counts["cannot work"] else "works"
@@ -286,10 +284,8 @@ def _table(pair: PairReport) -> Table:
 
 
 def _columns(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("", *names):
-        table.add_column(name, overflow="fold")
-    return table
+    columns = [Column(name, overflow="fold") for name in ("", *names)]
+    return Table(*columns, box=None, pad_edge=False)
 
 
 def _critic_table(critic: CriticReport) -> Table:
@@ -297,13 +293,9 @@ def _critic_table(critic: CriticReport) -> Table:
     if critic.url:
         table.add_row("server", critic.url)
     table.add_row("model", UNUSABLE_MARK if critic.problem else critic.model or _mark(None))
-    table.add_row("rates a right one", _rating(critic.right))
-    table.add_row("rates a wrong one", _rating(critic.wrong))
+    table.add_row("rates a right one", _figure(critic.right, "{:.2f}"))
+    table.add_row("rates a wrong one", _figure(critic.wrong, "{:.2f}"))
     return table
-
-
-def _rating(rating: float | None) -> str | Text:
-    return _mark(None) if rating is None else f"{rating:.2f}"
 
 
 def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
@@ -318,7 +310,7 @@ def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
         "server": report.url,
         "model": report.model or unknown,
         "vLLM": can.version or unknown,
-        "context": unknown if report.context is None else f"{report.context} tokens",
+        "context": _figure(report.context, "{} tokens"),
         "thinks": _mark(report.thinks, missing="works").append(f" ({report.thinks_by})"),
         "speculative decoding": _mark(can.speculation, missing="works"),
         "drafted tokens accepted": str(
@@ -328,22 +320,18 @@ def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
             name.replace("_", " "): _mark(getattr(can, name), missing=lack.outcome)
             for name, lack in LACKS.items()
         },
-        "probability of digits": unknown if report.digits is None else f"{report.digits:.1%}",
+        "probability of digits": _figure(report.digits, "{:.1%}"),
         "first token": milliseconds(pace.first if pace else None),
-        "each further token": milliseconds(pace.between if pace else None, digits=1),
+        "each further token": milliseconds(pace.between if pace else None, "{:.1f} ms"),
         "a verdict reads": tokens_read(reading),
         "a verdict takes": milliseconds(reading.seconds if reading else None),
-        "suffix scoring": SUFFIX_SCORING_MARKS[can.suffix_scoring],
+        "suffix scoring": SUFFIX_SCORING_WORDS[can.suffix_scoring],
         f"scoring a step after {LONG_PROMPT_TOKENS} tokens": milliseconds(report.scoring),
     }
 
 
 UNUSABLE_MARK = Text("cannot be used", COLOURS["cannot work"])
-SUFFIX_SCORING_MARKS: Mapping[bool | None, Text] = {
-    True: Text("on", COLOURS["works"]),
-    False: Text("refused", COLOURS["cannot work"]),
-    None: Text("off", COLOURS["costs"]),
-}
+SUFFIX_SCORING_WORDS: Mapping[bool | None, str] = {True: "on", False: "refused", None: "off"}
 
 
 def _mark(value: bool | None, *, missing: FindingOutcome = "unknown") -> Text:
@@ -355,10 +343,12 @@ def _mark(value: bool | None, *, missing: FindingOutcome = "unknown") -> Text:
     return Text("no", COLOURS[missing])
 
 
-def milliseconds(seconds: float | None, digits: int = 0) -> str:
-    if seconds is None:
-        return "unknown"
-    return f"{seconds * 1000:.{digits}f} ms"
+def _figure(value: float | None, layout: str) -> str:
+    return "unknown" if value is None else layout.format(value)
+
+
+def milliseconds(seconds: float | None, layout: str = "{:.0f} ms") -> str:
+    return _figure(seconds and seconds * 1000, layout)
 
 
 def tokens_read(reading: Reading | None) -> str:
