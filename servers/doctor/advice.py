@@ -99,16 +99,6 @@ THINKING: Mapping[tuple[Source, bool | None], Finding] = {
         " it reasons in its answer",
         "if it does think, set thinks = true in [{role}]",
     ),
-    ("setting", True): Finding(
-        "works",
-        "thinking",
-        "thinks = true is set, so stepspec opens the block {block}, which nothing else shows",
-    ),
-    ("setting", False): Finding(
-        "works",
-        "thinking",
-        "thinks = false is set, so its block {block} is skipped, and it reasons in its answer",
-    ),
     ("template", False): Finding(
         "works",
         "thinking",
@@ -266,16 +256,13 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
 
 def _about_judge(large: EndpointReport) -> Findings:
     """Report a large model that scores slowly, or does not understand a judge's question."""
-    can = large.can
-    scores_all = can is not None and can.prompt_logprobs and can.suffix_scoring is None
-    if scores_all and large.scoring is not None:
-        first_token = large.pace.first if large.pace else None
+    is_off = large.can is not None and large.can.suffix_scoring is None
+    if is_off and large.scoring is not None:
         yield Finding(
             "costs",
             "suffix_scoring",
             "suffix scoring is off: to score a step it reads the whole chain again,"
-            f" {milliseconds(large.scoring)} after {LONG_PROMPT_TOKENS} tokens (a first token takes"
-            f" {milliseconds(first_token)})",
+            f" {milliseconds(large.scoring)} after {LONG_PROMPT_TOKENS} tokens",
             SUFFIX_CURE,
         )
     if large.digits is not None and large.digits < MIN_DIGITS_PROBABILITY:

@@ -32,7 +32,8 @@ GRADE = load("specreason.grade")
 """The question of a judge that is asked for a grade, and the beginning of the reply."""
 PROBLEM = Chain.of("What is 2 + 2?")
 STEP = Step("2 + 2 is 4.\n\n", "small")
-WRONG_STEP = Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small")
+RATED = (STEP, Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small"))
+"""A right step and an obviously wrong one."""
 DIGITS = "0123456789"
 MAX_REQUEST_SECONDS = 120.0
 WRITTEN_TOKENS = 32
@@ -86,14 +87,13 @@ async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticRepor
             async with RewardModelEndpoint(_hasty(settings)) as endpoint:
                 report = replace(report, model=endpoint.name)
                 critic = endpoint.critic()
-                chains = [PROBLEM.extend(step) for step in (STEP, WRONG_STEP)]
-                right, wrong = [(await critic.rate(chain)).score for chain in chains]
+                ratings = [await critic.rate(PROBLEM.extend(step)) for step in RATED]
         else:
             fallback = settings.fallback
             report = replace(report, model=settings.name)
             async with ConnectedVerifier(settings) as verifier:
-                candidates = [_candidate(settings, step) for step in (STEP, WRONG_STEP)]
-                right, wrong = [(await verifier.rate(each)).score for each in candidates]
+                ratings = [await verifier.rate(_candidate(settings, step)) for step in RATED]
+        right, wrong = [rating.score for rating in ratings]
         report = replace(report, right=right, wrong=wrong)
     except StepspecError as exc:
         report = replace(report, problem=_cause(exc))

@@ -22,7 +22,6 @@ from stepspec.orchestrator.endpoints.chat_template import Source
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 
 FindingOutcome: TypeAlias = Literal["works", "costs", "cannot work", "unknown"]
-ORDER: tuple[FindingOutcome, ...] = ("cannot work", "costs", "unknown", "works")
 PHRASES: Mapping[FindingOutcome, tuple[str, str]] = {
     "cannot work": ("thing cannot work", "things cannot work"),
     "costs": ("costs speed or accuracy", "cost speed or accuracy"),
@@ -30,11 +29,12 @@ PHRASES: Mapping[FindingOutcome, tuple[str, str]] = {
 }
 """The words of the summary for one finding with an outcome, and for several."""
 COLOURS: Mapping[FindingOutcome, str] = {
-    "works": "green",
-    "costs": "yellow",
     "cannot work": "red",
+    "costs": "yellow",
     "unknown": "magenta",
+    "works": "green",
 }
+"""The colours of the outcomes, in the order in which findings are printed."""
 
 
 class Lack(NamedTuple):
@@ -264,9 +264,10 @@ def render(report: Diagnosis) -> Iterator[RenderableType]:
 def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
     """Yield a line for each finding between empty lines, with what cannot work first."""
     yield Text()
-    for finding in sorted(findings, key=lambda finding: ORDER.index(finding.outcome)):
-        outcome = (f"{finding.outcome}  ", COLOURS[finding.outcome])
-        yield Text.assemble(outcome, str(finding))
+    for outcome, colour in COLOURS.items():
+        for finding in findings:
+            if finding.outcome == outcome:
+                yield Text.assemble((f"{outcome}  ", colour), str(finding))
     if findings:
         yield Text()
 

@@ -146,20 +146,33 @@ async def launch(
     after *grace* seconds.
     """
     _check(servers)
+    loop = asyncio.get_running_loop()
+    ready: dict[str, asyncio.Future[Served]] = {
+        server.name: loop.create_future() for server in servers
+    }
+
+    async def run(server: ServerCommand, log: Path) -> None:
+        """Run *server* until cancelled. Raise `ServerError` if it fails, or ends by itself."""
+        future = ready[server.name]
+        env = {**os.environ, **server.env}
+        with _reserve_port(server) as reserved:
+            port = int(reserved.getsockname()[1])
+            async with child(server.command(port), env=env, log=log, grace=grace) as process:
+                url = f"http://{server.host}:{port}/v1"
+                served = Served(server.name, url, server.served_name, process.pid, log)
+                starting = _Start(served, process, on_progress, prepare)
+                is_ready = await starting.wait(ready_timeout)
+                # The future is cancelled if the block is cancelled just when the server is ready.
+                if is_ready and not future.done():
+                    future.set_result(served)
+                await asyncio.wait({process.ended})
+        when = "while it was in use" if future.done() else "before it answered"
+        raise ServerDied(_failure(served, f"ended {when}, with {_cause(process.ended.result())}"))
+
     with _log_folder(log_dir) as folder:
-        processes = [
-            _ServerProcess(
-                server,
-                folder / f"{server.name}.log",
-                ready_timeout,
-                grace,
-                on_progress,
-                prepare,
-            )
-            for server in servers
-        ]
-        async with supervised(*(process.run() for process in processes)):
-            yield {process.server.name: await process.served for process in processes}
+        runs = [run(server, folder / f"{server.name}.log") for server in servers]
+        async with supervised(*runs):
+            yield {name: await future for name, future in ready.items()}
 
 
 def _check(servers: Sequence[ServerCommand]) -> None:
@@ -190,114 +203,75 @@ def _log_folder(log_dir: Path | None) -> Generator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@dataclass(eq=False)
-class _ServerProcess:
-    """Runs one of the servers that were launched together. ``served`` is set once it is ready."""
+def _reserve_port(server: ServerCommand) -> socket.socket:
+    try:
+        return reserve_port(server.host, server.port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the {server.name} server cannot listen at {server.host}:{server.port}:"
+            f" {error.strerror}",
+        ) from error
 
-    server: ServerCommand
-    """What to start."""
-    log: Path
-    """The file of its log."""
-    ready_timeout: float
-    """Seconds after which a server that does not answer has failed."""
-    grace: float
-    """Seconds between terminating and killing the server."""
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The start of a server."""
+
+    served: Served
+    """The server, which does not answer yet."""
+    process: Child
+    """Its process."""
     on_progress: Callable[[Progress], object]
-    """Is called with each change, and while the server starts."""
+    """Is called while the server starts, and once it is ready."""
     prepare: Prepare | None
     """Uses the server once before it is ready; None: nothing does."""
 
-    def __post_init__(self) -> None:
-        self.served: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
-        self._launched = time.monotonic()
-
-    async def run(self) -> None:
-        """Run the server until cancelled. Raise `ServerError` if it fails, or ends by itself."""
-        server = self.server
-        env = {**os.environ, **server.env}
-        with self._reserve_port() as reserved:
-            port = int(reserved.getsockname()[1])
-            command = server.command(port)
-            async with child(
-                command,
-                env=env,
-                log=self.log,
-                grace=self.grace,
-            ) as process:
-                url = f"http://{server.host}:{port}/v1"
-                served = Served(
-                    server.name,
-                    url,
-                    server.served_name,
-                    process.pid,
-                    self.log,
-                )
-                is_ready = await self._wait_until_ready(served, process)
-                # The future is cancelled if the block is cancelled just when the server is ready.
-                if is_ready and not self.served.done():
-                    self.served.set_result(served)
-                    self._report_progress("ready")
-                await asyncio.wait({process.ended})
-        raise self._died(process.ended.result())
-
-    def _reserve_port(self) -> socket.socket:
-        host = self.server.host
-        port = self.server.port
-        try:
-            return reserve_port(host, port)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the {self.server.name} server cannot listen at {host}:{port}: {error.strerror}",
-            ) from error
-
-    async def _wait_until_ready(self, served: Served, process: Child) -> bool:
+    async def wait(self, ready_timeout: float) -> bool:
         """Wait until the server answers and is prepared; return False if it ends instead."""
-        async with background(self._become_ready(served)) as (ready,):
-            tasks: set[asyncio.Task[Any]] = {ready, process.ended}
-            while not (ready.done() or process.ended.done()):
-                if self._elapsed > self.ready_timeout:
-                    raise ServerNotReady(
-                        self._report(f"did not answer within {self.ready_timeout:g} s"),
-                    )
-                self._report_progress("starting")
+        began = time.monotonic()
+        seconds = 0.0
+        ended = self.process.ended
+        name = self.served.name
+        async with background(self._become_ready()) as (ready,):
+            tasks: set[asyncio.Task[Any]] = {ready, ended}
+            while not (ready.done() or ended.done()):
+                if seconds > ready_timeout:
+                    failure = f"did not answer within {ready_timeout:g} s"
+                    raise ServerNotReady(_failure(self.served, failure))
+                self.on_progress(Progress(name, seconds, "starting"))
                 await asyncio.wait(
                     tasks,
                     timeout=POLL_SECONDS,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-        if process.ended.done():
+                seconds = time.monotonic() - began
+        if ended.done():
             return False
         ready.result()
+        self.on_progress(Progress(name, seconds, "ready"))
         return True
 
-    @property
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._launched
-
-    async def _become_ready(self, served: Served) -> None:
+    async def _become_ready(self) -> None:
         async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
             # No event tells that the server answers.
-            while not await _answers(http, served):  # noqa: ASYNC110
+            while not await _answers(http, self.served):  # noqa: ASYNC110
                 await asyncio.sleep(POLL_SECONDS)
         if self.prepare:
-            await self.prepare(served)
+            await self.prepare(self.served)
 
-    def _report_progress(self, state: State) -> None:
-        self.on_progress(Progress(self.server.name, self._elapsed, state))
 
-    def _died(self, code: int) -> ServerDied:
-        when = "while it was in use" if self.served.done() else "before it answered"
-        cause = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-        return ServerDied(self._report(f"ended {when}, with {cause}"))
+def _cause(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
-    def _report(self, failure: str) -> str:
-        """Describe the *failure*, with the lines of the log that state why."""
-        log = ""
-        with suppress(OSError):  # The log may have been deleted.
-            log = self.log.read_text(encoding="utf-8", errors="replace")
-        lines = failure_lines(log[-LOG_CHARACTERS:])
-        first = f"the {self.server.name} server {failure}{':' if lines else ', silently'}"
-        return "\n    ".join([first, *lines]) + f"\n  its log: {self.log}"
+
+def _failure(served: Served, failure: str) -> str:
+    """Describe the *failure* of a server, with the lines of its log that state why."""
+    log = ""
+    with suppress(OSError):  # The log may have been deleted.
+        log = served.log.read_text(encoding="utf-8", errors="replace")
+    lines = failure_lines(log[-LOG_CHARACTERS:])
+    first = f"the {served.name} server {failure}{':' if lines else ', silently'}"
+    return "\n    ".join([first, *lines]) + f"\n  its log: {served.log}"
 
 
 async def _answers(http: aiohttp.ClientSession, served: Served) -> bool:

@@ -22,7 +22,6 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from stepspec.orchestrator.endpoints.settings import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
@@ -195,8 +194,6 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
             raise ValueError(f"gpus: a card is repeated: {', '.join(map(str, self.gpus))}")
         for flag, value in self.flags.items():
             _check_flag(flag, value)
-        if "VLLM_API_KEY" in self.environment:
-            raise ValueError(f"environment: {SECRET_FLAGS['api-key']}")
         if VISIBLE in self.environment:
             raise ValueError(f"environment: {VISIBLE!r} has its own setting, gpus")
         return self
@@ -249,9 +246,6 @@ class Pair(BaseModel, frozen=True, extra="forbid"):
         return not set(self.large.gpus).isdisjoint(self.small.gpus)
 
 
-SOLVER_SETTINGS = ("policy", "options")
-
-
 def load(path: Path) -> Pair:
     """Load the pair at *path*. Raise `ConfigurationError`, which names every wrong setting."""
     try:
@@ -262,12 +256,5 @@ def load(path: Path) -> Pair:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigurationError(f"{path} is not TOML: {exc}") from exc
     except ValidationError as exc:
-        reasons = "; ".join(map(_explain, exc.errors()))
+        reasons = "; ".join(explain_error(Pair, error) for error in exc.errors())
         raise ConfigurationError(f"{path}: {reasons}") from exc
-
-
-def _explain(error: ErrorDetails) -> str:
-    name = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden" and name in SOLVER_SETTINGS:
-        return f"{name}: write it into stepspec.toml"
-    return explain_error(Pair, error)

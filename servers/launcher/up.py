@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from itertools import count
@@ -170,26 +170,24 @@ async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
 @contextmanager
 def show_progress(console: Console) -> Generator[Callable[[Progress], None]]:
     """Show in a status line which servers are starting. Yield the callback that updates it."""
-    latest: dict[str, Progress] = {}
+    waiting: dict[str, float] = {}
     with console.status("starting vLLM") as status:
 
         def on_progress(progress: Progress) -> None:
-            latest[progress.name] = progress
+            waiting[progress.name] = progress.seconds
             if progress.state == "ready":
+                del waiting[progress.name]
                 console.print(
                     f"{progress.name} is ready after {progress.seconds:.0f} s",
                     style="dim",
                 )
-            status.update(progress_line(latest.values()))
+            status.update(progress_line(waiting))
 
         yield on_progress
 
 
-def progress_line(latest: Iterable[Progress]) -> str:
-    """Name the servers that are still starting, and for how long; "" if all are ready."""
-    waiting = [progress for progress in latest if progress.state == "starting"]
+def progress_line(waiting: Mapping[str, float]) -> str:
+    """Name the servers that are still starting, and for how many seconds; "" if all are ready."""
     if not waiting:
         return ""
-    names = " and ".join(progress.name for progress in waiting)
-    seconds = max(progress.seconds for progress in waiting)
-    return f"starting {names}: {seconds:.0f} s"
+    return f"starting {' and '.join(waiting)}: {max(waiting.values()):.0f} s"

@@ -233,10 +233,7 @@ def test_what_cannot_work_is_printed_first_and_brackets_are_no_markup() -> None:
         (
             None,
             "off",
-            (
-                "reads the whole chain again, 145 ms after 400 tokens (a first token takes 100 ms):"
-                " start vLLM"
-            ),
+            "reads the whole chain again, 145 ms after 400 tokens: start vLLM",
         ),
         (False, "refused", "suffix scoring is set, but the server does not do it"),
     ],

@@ -69,7 +69,7 @@ def test_folders_are_relative_to_the_file_and_other_names_are_hub_ids(tmp_path: 
         (
             "[large]",
             'policy = "bild"\n[large]',
-            "policy: write it into stepspec.toml",
+            "unknown setting 'policy'",
         ),
         ('model = "./tiny"', "", "small.model: Field required"),
         (
