@@ -138,23 +138,12 @@ def _by_parts(value: object, halves: Halves) -> bytes:
             [_by_parts(item, halves) for item in cast("Sequence[object]", value)]
         )
     if isinstance(value, str) and HALF.search(value):
-        return _with_halves(value, halves)
+        if halves == "refuse":
+            raise TypeError(f"{value!r:.80} has half of a surrogate pair")
+        text = json.dumps(value, ensure_ascii=False)
+        if halves == "replace":
+            text = HALF.sub(REPLACEMENT, text)
+        return text.encode(errors="backslashreplace")
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value).encode()
     return orjson.dumps(value, default=_spelling)
-
-
-def _with_halves(text: str, halves: Halves) -> bytes:
-    """Write *text*, which has halves of surrogate pairs. Raise `TypeError` if they are refused."""
-    if halves == "refuse":
-        raise TypeError(f"{text!r:.80} has half of a surrogate pair")
-    spell = _escaped if halves == "escape" else _replaced
-    return HALF.sub(spell, json.dumps(text, ensure_ascii=False)).encode()
-
-
-def _escaped(half: re.Match[str]) -> str:
-    return f"\\u{ord(half[0]):04x}"
-
-
-def _replaced(half: re.Match[str]) -> str:
-    return REPLACEMENT

@@ -229,8 +229,8 @@ async def _verdicts(endpoint: VllmEndpoint, can: Capabilities) -> Reading:
     The chain is longer than one and a half blocks of the prefix cache, if the context is.
     """
     model, calls = _watched_model(endpoint)
-    block = can.cache.block if can.cache else None
-    text = _new_step() + await _long_text(endpoint, max(LONG_PROMPT_TOKENS, (block or 0) * 3 // 2))
+    block = (can.cache and can.cache.block) or 0
+    text = _new_step() + await _long_text(endpoint, max(LONG_PROMPT_TOKENS, block * 3 // 2))
     chain = PROBLEM.extend(replace(STEP, text=text))
     for _ in range(TIMED_VERDICTS):
         chain = chain.extend(STEP)

@@ -26,10 +26,8 @@ NVIDIA_SMI_SECONDS = 20.0
 def check_pair(pair: Pair) -> None:
     """Raise `ConfigurationError` with each reason why *pair* cannot run here, and its cure."""
     errors = [*_server_errors(pair), *_shared_errors(pair)]
-    if len(errors) > 1:
-        errors = [f"\n- {error}" for error in errors]
     if errors:
-        raise ConfigurationError("".join(errors))
+        raise ConfigurationError("\n".join(errors))
 
 
 def _server_errors(pair: Pair) -> Iterator[str]:
@@ -63,8 +61,8 @@ def _shared_errors(pair: Pair) -> Iterator[str]:
         )
     if pair.share_cards and large.memory + small.memory > 1 + MAX_ROUNDING:
         yield (
-            "the shares of the memory of a GPU that both use exceed 1 (large.memory"
-            f" {large.memory:g} + small.memory {small.memory:g} > 1): lower one, or use another GPU"
+            "large and small use the same GPU, and large.memory and small.memory exceed 1 together:"
+            " lower one, or use another GPU"
         )
 
 

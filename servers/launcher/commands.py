@@ -41,21 +41,19 @@ Visible: TypeAlias = Sequence[str] | None
 """The names of the cards in CUDA_VISIBLE_DEVICES. None: all cards may be used."""
 
 
-def servers(pair: Pair, visible: Visible = None) -> tuple[ServerCommand, ServerCommand]:
+def servers(pair: Pair, visible: Visible = None) -> tuple[ServerCommand, ...]:
     """Describe the servers to start, the large model first. Each has its role as its name."""
-    return _server(pair, "large", visible), _server(pair, "small", visible)
-
-
-def _server(pair: Pair, role: str, visible: Visible) -> ServerCommand:
-    server = pair.models[role]
-    return ServerCommand(
-        name=role,
-        model=server.model,
-        served_name=server.served_name,
-        args=tuple(_arguments(pair, server)),
-        env={**_environment(server, visible), **server.environment},
-        host=server.host,
-        port=server.port,
+    return tuple(
+        ServerCommand(
+            name=role,
+            model=server.model,
+            served_name=server.served_name,
+            args=tuple(_arguments(pair, server)),
+            env={**_environment(server, visible), **server.environment},
+            host=server.host,
+            port=server.port,
+        )
+        for role, server in pair.models.items()
     )
 
 

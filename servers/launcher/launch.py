@@ -160,8 +160,13 @@ async def launch(
             async with child(server.command(port), env=env, log=log, grace=grace) as process:
                 url = f"http://{server.host}:{port}/v1"
                 served = Served(server.name, url, server.served_name, process.pid, log)
-                starting = _Start(served, process, on_progress, prepare)
-                is_ready = await starting.wait(ready_timeout)
+                is_ready = await _wait_until_ready(
+                    served,
+                    process,
+                    prepare,
+                    on_progress,
+                    ready_timeout,
+                )
                 # The future is cancelled if the block is cancelled just when the server is ready.
                 if is_ready and not future.done():
                     future.set_result(served)
@@ -213,51 +218,45 @@ def _reserve_port(server: ServerCommand) -> socket.socket:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The start of a server."""
-
-    served: Served
-    """The server, which does not answer yet."""
-    process: Child
-    """Its process."""
-    on_progress: Callable[[Progress], object]
-    """Is called while the server starts, and once it is ready."""
-    prepare: Prepare | None
-    """Uses the server once before it is ready; None: nothing does."""
-
-    async def wait(self, ready_timeout: float) -> bool:
-        """Wait until the server answers and is prepared; return False if it ends instead."""
-        began = time.monotonic()
-        seconds = 0.0
-        ended = self.process.ended
-        name = self.served.name
-        async with background(self._become_ready()) as (ready,):
-            tasks: set[asyncio.Task[Any]] = {ready, ended}
-            while not (ready.done() or ended.done()):
-                if seconds > ready_timeout:
-                    failure = f"did not answer within {ready_timeout:g} s"
-                    raise ServerNotReady(_failure(self.served, failure))
-                self.on_progress(Progress(name, seconds, "starting"))
-                await asyncio.wait(
-                    tasks,
-                    timeout=POLL_SECONDS,
-                    return_when=asyncio.FIRST_COMPLETED,
+async def _wait_until_ready(
+    served: Served,
+    process: Child,
+    prepare: Prepare | None,
+    on_progress: Callable[[Progress], object],
+    ready_timeout: float,
+) -> bool:
+    """Wait until the server answers and is prepared; return False if it ends instead."""
+    began = time.monotonic()
+    seconds = 0.0
+    ended = process.ended
+    async with background(_become_ready(served, prepare)) as (ready,):
+        tasks: set[asyncio.Task[Any]] = {ready, ended}
+        while not (ready.done() or ended.done()):
+            if seconds > ready_timeout:
+                raise ServerNotReady(
+                    _failure(served, f"did not answer within {ready_timeout:g} s"),
                 )
-                seconds = time.monotonic() - began
-        if ended.done():
-            return False
-        ready.result()
-        self.on_progress(Progress(name, seconds, "ready"))
-        return True
+            on_progress(Progress(served.name, seconds, "starting"))
+            await asyncio.wait(
+                tasks,
+                timeout=POLL_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            seconds = time.monotonic() - began
+    if ended.done():
+        return False
+    ready.result()
+    on_progress(Progress(served.name, seconds, "ready"))
+    return True
 
-    async def _become_ready(self) -> None:
-        async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
-            # No event tells that the server answers.
-            while not await _answers(http, self.served):  # noqa: ASYNC110
-                await asyncio.sleep(POLL_SECONDS)
-        if self.prepare:
-            await self.prepare(self.served)
+
+async def _become_ready(served: Served, prepare: Prepare | None) -> None:
+    async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
+        # No event tells that the server answers.
+        while not await _answers(http, served):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+    if prepare:
+        await prepare(served)
 
 
 def _cause(code: int) -> str:

@@ -149,12 +149,10 @@ async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
     """
     Run *coroutine* until it ends, or one of the `STOP_SIGNALS` cancels it, which is no error.
 
-    Under ``nohup``, SIGHUP does not cancel it.
+    A signal that is ignored does not cancel it, such as SIGHUP under ``nohup``.
     """
     loop = asyncio.get_running_loop()
-    handled = set(STOP_SIGNALS)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        handled.remove(signal.SIGHUP)
+    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     async with background(coroutine) as (task,):
         for number in handled:
             loop.add_signal_handler(number, task.cancel)

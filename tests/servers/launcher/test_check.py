@@ -52,7 +52,7 @@ def test_a_pair_that_can_run_is_let_through_also_where_nothing_is_known_of_the_c
     [
         (
             pair(small={"gpus": [0], "memory": 0.2}),
-            "exceed 1 (large.memory 0.9 + small.memory 0.2 > 1): lower one, or use another GPU",
+            "large.memory and small.memory exceed 1 together: lower one, or use another GPU",
         ),
         (
             pair(small={"gpus": [4]}),
@@ -74,7 +74,7 @@ def test_what_cannot_run_is_refused_with_the_cure(wrong: Pair, message: str) -> 
 
 def test_all_errors_are_reported_at_once() -> None:
     message = complaint(pair({"port": 1, "gpus": [5]}, {"port": 1, "model": "/nowhere"}))
-    assert message.count("\n- ") >= 3
+    assert len(message.splitlines()) >= 3
 
 
 @pytest.mark.parametrize("role", ["large", "small"])
