@@ -419,15 +419,16 @@ def boxed(text: str) -> str | None:
     Boxes that a comma, "and" or "or" joins are one answer. The answer of ``\boxed{3}, \boxed{5}``
     is ``3, 5``.
     """
-    boxes = [box for box in _boxes(text) if not BLANK.fullmatch(box.content)]
-    if not boxes:
-        return None
-    last = boxes.pop()
-    contents = [last.content]
-    while boxes and JOINT.fullmatch(text, boxes[-1].end, last.begin):
-        last = boxes.pop()
-        contents.insert(0, last.content)
-    return ", ".join(dict.fromkeys(contents))
+    contents: list[str] = []
+    begin = 0
+    for box in reversed(_boxes(text)):
+        if BLANK.fullmatch(box.content):
+            continue
+        if contents and not JOINT.fullmatch(text, box.end, begin):
+            break
+        contents.insert(0, box.content)
+        begin = box.begin
+    return ", ".join(dict.fromkeys(contents)) if contents else None
 
 
 class _Box(NamedTuple):

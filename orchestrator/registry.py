@@ -118,16 +118,15 @@ class Registry(Mapping[str, T]):
                 self._check_name(point.name, usable)
                 usable[point.name] = self.read(point.name, point.load())
             except (Exception, SystemExit) as exc:  # whatever the code of somebody else raises
-                message = self._explain(point, exc)
+                cause = f"{type(exc).__name__}: {exc}"
+                if isinstance(exc, ConfigurationError):
+                    cause = str(exc)
+                message = (
+                    f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
+                )
                 log.warning("%s", message)
                 broken.setdefault(point.name, message)
         return usable, broken
-
-    def _explain(self, point: EntryPoint, error: BaseException) -> str:
-        cause = f"{type(error).__name__}: {error}"
-        if isinstance(error, ConfigurationError):
-            cause = str(error)
-        return f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
 
     def _check_name(self, name: str, usable: Mapping[str, T]) -> None:
         if not NAME.fullmatch(name):
