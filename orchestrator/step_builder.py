@@ -110,7 +110,6 @@ class StepBuilder:
         self._tokens = list(opening[: bounds.limit])
         self._text = text_of(self._tokens)
         self._written_from = len(self._text)  # the place after the opening
-        self._searched = len(self._text)  # no delimiter begins before this place
         self._room = bounds.limit - len(self._tokens)
         self._cut = False
 
@@ -169,10 +168,11 @@ class StepBuilder:
         self._text += token.text
         self._tokens.append(self._with_rivals(token))
         closed = self._closed(token)
-        end, self._searched = self.bounds.ends.search(
+        ends = self.bounds.ends
+        end = ends.search(
             self._chain.text,
             self._text,
-            self._searched,
+            max(self._written_from, len(self._text) - len(token.text) - ends.longest + 1),
             self._chain.totals.blocks,
         )
         if closed >= 0 and (end < 0 or closed <= end):
@@ -290,7 +290,6 @@ class StepBuilder:
         while self._tokens and not self._tokens[-1].text:
             self._tokens.pop()
         self._text = text_of(self._tokens)
-        self._searched = min(self._searched, max(self._written_from, len(self._text)))
         self._room = self.bounds.limit - len(self._tokens)
 
 

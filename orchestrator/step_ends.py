@@ -116,29 +116,32 @@ class StepEnds:
         """A text that ends a step."""
         return self.texts[0]
 
+    @property
+    def longest(self) -> int:
+        """The length of the longest delimiter."""
+        return max(map(len, self.texts), default=1)
+
     def search(
         self,
         before: str,
         text: str,
         start: int = 0,
         blocks: Blocks = NO_BLOCKS,
-    ) -> tuple[int, int]:
+    ) -> int:
         """
-        Find the end of the first step of *text*, which follows *before*. Search from *start* on.
+        Return where the first step of *text* ends, which follows *before*; -1 if it does not end.
 
-        *blocks* are those of *before*, as far as they are known. Return the position after the
-        delimiter, or -1, and the position to search from when there is more text.
+        No delimiter before *start* counts. *blocks* are those of *before*, as far as they are
+        known.
         """
-        place = start
-        while (hit := self._next(text, place)) is not None:
+        while (hit := self._next(text, start)) is not None:
             end, begin = hit
-            place = begin + 1
+            start = begin + 1
             if not text[:end].strip() and (not self.blocks or self._begins(before)):
                 continue
             if not self.blocks or not self.in_block(before + text[:end], blocks):
-                return end, begin
-        longest = max(map(len, self.texts), default=1)
-        return -1, max(place, len(text) - longest + 1)
+                return end
+        return -1
 
     def at_end(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
         """Whether *text* ends a step. *blocks* are those of a beginning of *text*."""
