@@ -106,7 +106,7 @@ class StepBuilder:
         self._closing = bounds.closing
         self._marked = False  # the token of the closing mark has arrived
         self._held = ""  # see `hold`
-        self._waiting = list[Token]()  # tokens without text that may be held text
+        self._waiting: list[Token] = []  # tokens without text that may be held text
         self._tokens = list(opening[: bounds.limit])
         self._text = text_of(self._tokens)
         self._written_from = len(self._text)  # the place after the opening
@@ -200,19 +200,17 @@ class StepBuilder:
     def _add_held(self, token: Token) -> Stop | None:
         """Take a token that may be held text. Its first bytes may come as tokens without text."""
         if self._held.startswith(token.text):
-            self._held = self._held[len(token.text) :]
-            if token.text:
-                self._waiting.clear()
-            else:
-                self._waiting.append(token)
+            self._held = self._held.removeprefix(token.text)
+            self._waiting = [] if token.text else [*self._waiting, token]
             return None
-        tokens = [*self._waiting, token]
+        arrived = [*self._waiting, token]
         if token.text.startswith(self._held):
-            tokens = [replace(token, text=token.text.removeprefix(self._held), id=-1)]
+            arrived = [replace(token, text=token.text.removeprefix(self._held), id=-1)]
         self._held = ""
-        self._waiting.clear()
-        for arrived in tokens:
-            if stop := self.add(arrived):
+        self._waiting = []
+        for each in arrived:
+            stop = self.add(each)
+            if stop:
                 return stop
         return None
 
@@ -231,28 +229,23 @@ class StepBuilder:
         """
         Return where the closing mark ends in the text, which ends in *token*. -1: nowhere.
 
-        The mark may be in the text of a later token than its own.
+        The mark may be in the text of a later token than its own. A block that the model has opened
+        has its own mark.
         """
-        closing = self._opened()
-        if not closing.text or not closing.open:
-            return -1
+        closing = self._closing
+        if closing.text and not closing.open:
+            markers = opened_by(self._chain.text + self._text)
+            if markers is None:
+                return -1
+            number = closing.id if markers.closing == closing.text else -1
+            closing = Closing(markers.closing, number)
+            self._closing = closing
         self._marked = self._marked or closing.id < 0 or token.id == closing.id
-        if not self._marked:
+        if not closing.text or not self._marked:
             return -1
         start = len(self._text) - len(token.text) - len(closing.text) + 1
         found = self._text.find(closing.text, max(self._written_from, start))
         return -1 if found < 0 else found + len(closing.text)
-
-    def _opened(self) -> Closing:
-        """Return the closing, that of the block in the text if the model has opened one there."""
-        closing = self._closing
-        if closing.open or not closing.text:
-            return closing
-        markers = opened_by(self._chain.text + self._text)
-        if markers is not None:
-            number = closing.id if markers.closing == closing.text else -1
-            self._closing = Closing(markers.closing, number)
-        return self._closing
 
     def _cut_at(self, end: int) -> None:
         """Leave out the text beyond place *end*."""
