@@ -116,8 +116,8 @@ def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointRepo
         same_vocabulary = small.vocabulary == large.vocabulary
     found = [("small", _about_server(small)), ("large", _about_server(large))]
     if not small.problem and not large.problem:
-        found.append(("large", _about_judge(large)))
-        found.append(("pair", _about_pair(small, large, same_vocabulary)))
+        about_pair = _about_pair(small, large, same_vocabulary)
+        found += [("large", _about_judge(large)), ("pair", about_pair)]
     for other in others:
         first = small if other.role == "small" else large
         found.append((f"{other.role} at {other.url}", _about_replica(other, first)))

@@ -130,10 +130,8 @@ class Reading:
     """Seconds of the first verdict about the chain, which reads all of it."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.seconds * 1000:.0f} ms (the first one, which reads all:"
-            f" {self.first * 1000:.0f} ms)"
-        )
+        first = milliseconds(self.first)
+        return f"{milliseconds(self.seconds)} (the first one, which reads all: {first})"
 
 
 @dataclass(frozen=True, slots=True)

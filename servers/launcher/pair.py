@@ -191,7 +191,7 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.gpus)) < len(self.gpus):
-            raise ValueError(f"gpus: a card is repeated: {', '.join(map(str, self.gpus))}")
+            raise ValueError("gpus: a card is repeated")
         for flag, value in self.flags.items():
             _check_flag(flag, value)
         if VISIBLE in self.environment:
