@@ -22,6 +22,7 @@ from .report import (
     CriticReport,
     EndpointReport,
     Finding,
+    FindingOutcome,
     PairReport,
     WritePace,
     milliseconds,
@@ -240,7 +241,7 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
     A replica that is down costs speed while the first one works.
     """
     if other.problem:
-        outcome = "cannot work" if first.problem else "costs"
+        outcome: FindingOutcome = "cannot work" if first.problem else "costs"
         yield Finding(outcome, "connection", other.problem)
     elif (other.model, other.vocabulary) != (first.model, first.vocabulary):
         yield Finding(
