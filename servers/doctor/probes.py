@@ -247,7 +247,7 @@ async def _verdicts(endpoint: VllmEndpoint, can: Capabilities) -> Reading:
 
 def _new_step() -> str:
     """Return a step that no server has in its cache."""
-    return f"{randrange(10**9)} is a number.\n\n"
+    return f"{randrange(1_000_000_000)} is a number.\n\n"
 
 
 async def _long_text(endpoint: VllmEndpoint, tokens: int) -> str:

@@ -274,8 +274,7 @@ def _table(pair: PairReport) -> Table:
     reports = (pair.small, pair.large, *pair.others)
     table = _columns(*(report.role for report in reports))
     cells = [table_cells(report) for report in reports]
-    rows = max(cells, key=len)
-    for name in rows:
+    for name in max(cells, key=len):
         table.add_row(name, *(column.get(name, _mark(None)) for column in cells))
     if any(report.can for report in reports):
         table.add_row("one vocabulary", _mark(pair.same_vocabulary, missing="costs"))
@@ -289,8 +288,7 @@ def _columns(*names: str) -> Table:
 
 def _critic_table(critic: CriticReport) -> Table:
     table = _columns("critic")
-    if critic.url:
-        table.add_row("server", critic.url)
+    table.add_row("server", critic.url or "a function")
     table.add_row("model", UNUSABLE_MARK if critic.problem else critic.model or _mark(None))
     table.add_row("rates a right one", _figure(critic.right, "{:.2f}"))
     table.add_row("rates a wrong one", _figure(critic.wrong, "{:.2f}"))

@@ -26,7 +26,7 @@ IGNORED_FLAGS: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 ADDED_FLAGS: Mapping[str, tuple[int, ...]] = {"enable-scale-out": (0, 30)}
 """Flags that a version of vLLM has added. Without this one, earlier versions open the routes."""
 
-NO_VERSION = (10**6,)  # later than all versions
+NO_VERSION = (1_000_000,)  # later than all versions
 
 ZEROED_MEMORY: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 """

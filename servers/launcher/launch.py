@@ -76,8 +76,17 @@ class ServerCommand:
         program = self.program
         if program[-1] != "serve":
             program += ("--model",)
-        names = (str(self.model), "--served-model-name", self.served_name)
-        return (*program, *names, "--host", self.host, "--port", str(port), *self.args)
+        return (
+            *program,
+            str(self.model),
+            "--served-model-name",
+            self.served_name,
+            "--host",
+            self.host,
+            "--port",
+            str(port),
+            *self.args,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +181,9 @@ async def launch(
                     future.set_result(served)
                 await asyncio.wait({process.ended})
         when = "while it was in use" if future.done() else "before it answered"
-        raise ServerDied(_failure(served, f"ended {when}, with {_cause(process.ended.result())}"))
+        code = process.ended.result()
+        cause = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        raise ServerDied(_failure(served, f"ended {when}, with {cause}"))
 
     with _log_folder(log_dir) as folder:
         runs = [run(server, folder / f"{server.name}.log") for server in servers]
@@ -257,10 +268,6 @@ async def _become_ready(served: Served, prepare: Prepare | None) -> None:
             await asyncio.sleep(POLL_SECONDS)
     if prepare:
         await prepare(served)
-
-
-def _cause(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
 def _failure(served: Served, failure: str) -> str:

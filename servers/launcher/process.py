@@ -123,10 +123,7 @@ def failure_lines(log: str, *, limit: int = 8) -> list[str]:
     bare = [line.rstrip() for line in _HEAD.sub("", log).splitlines() if line.strip()]
     failures = "\n".join(_FAILURE.findall("\n".join(bare))).splitlines()
     selected = list(dict.fromkeys(failures)) or bare
-    return [_shortened(line) for line in selected[-limit:]]
-
-
-def _shortened(line: str) -> str:
-    if len(line) <= MAX_LINE_CHARACTERS:
-        return line
-    return line[: MAX_LINE_CHARACTERS - 3] + "..."
+    return [
+        line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 3] + "..."
+        for line in selected[-limit:]
+    ]
