@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from typing import NamedTuple
 
 from .chain import THINK_END, Chain, Step, ToolCall
@@ -15,6 +17,7 @@ from .events import Answering, Calling
 from .interfaces import AnswerParser, Model
 from .json_values import is_json
 from .markers import may_repeat, partial_match, without_repeats
+from .step_builder import text_of
 
 CLOSED = "closed"
 """The note of a step that ends the thinking although the models had not ended it."""
@@ -32,6 +35,8 @@ BLANK = re.compile(  # a box to be filled in
     r"|[{}_?$…]|\.{3}|(?:(?:your|the|final) ?){0,2}answer)*",
     re.IGNORECASE,
 )
+_JSON_PIECE = re.compile(r'"(?:[^"\\]|\\.)*\\?"?|\S', re.DOTALL)
+"""A string of JSON, which may be cut off, or another character; none is white space."""
 EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{\s*\}")
 _TEXT = r"\\(?:text(?:bf|rm|it)?|mathrm|mbox)\s?\{[\s,]{0,9}(?:and|or)\s{0,9}\}"
 _GAP = r"(?:(?!\n[ \t]*\n)[\s$*~]|\\[,;:! ()\[\]]|\\q?quad){0,24}"
@@ -70,8 +75,12 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
     A stop in the white space that begins *text* does not count.
     """
     blank = len(text) - len(text.lstrip())
-    places = ((text.find(stop, max(0, blank + 1 - len(stop))), stop) for stop in stops)
-    return min((place for place in places if place[0] >= 0), default=None)
+    found = [
+        (place, stop)
+        for stop in stops
+        if (place := text.find(stop, max(0, blank + 1 - len(stop)))) >= 0
+    ]
+    return min(found, default=None)
 
 
 def answer_text(
@@ -90,8 +99,7 @@ def answer_text(
     """
     found = first_stop(text, stops)
     if found is not None:
-        place, _ = found
-        text = text[:place]
+        text = text[: found[0]]
     elif not complete:
         if thought and may_repeat(text):
             return ""
@@ -123,8 +131,8 @@ class AnswerStream:
         self.restarted = False
         """Whether the write ended because the model began again."""
         self._emitted = ""
-        self._complete: str | None = None
-        """The text of the complete answer; None while it is written."""
+        self._fixed = False
+        """Whether the model has to continue what it has written."""
         self.partial: Step | None = None
         """The answer as far as it is written; None before its first token."""
 
@@ -134,7 +142,7 @@ class AnswerStream:
 
         Return whether to end the write, because the model began again.
         """
-        self.restarted = self._emitted != "" and self._begins_again(partial)
+        self.restarted = self._fixed and not partial.text.startswith(self._written)
         if not self.restarted:
             self.partial = partial
             self.update(partial.text)
@@ -150,24 +158,13 @@ class AnswerStream:
         """The text of the answer as far as it is written."""
         return self.partial.text if self.partial is not None else ""
 
-    def _begins_again(self, partial: Step) -> bool:
-        return not partial.text.startswith(self._written)
-
     def update(self, text: str) -> None:
         """Emit the new part of *text*, to which more will be added."""
-        self._emit_rest(
-            answer_text(
-                text,
-                self._stops,
-                complete=False,
-                thought=self._thought,
-            )
-        )
+        self._emit_rest(text, complete=False)
 
     def finish(self, text: str) -> None:
         """Emit the rest of *text*, which is complete."""
-        self._complete = text
-        self._emit_rest(answer_text(text, self._stops, thought=self._thought))
+        self._emit_rest(text, complete=True)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -177,8 +174,6 @@ class AnswerStream:
     @property
     def text(self) -> str:
         """The text of the answer, as far as it is written, without calls of tools."""
-        if self._complete is not None:
-            return self._complete
         return self._written
 
     @asynccontextmanager
@@ -188,11 +183,14 @@ class AnswerStream:
 
     async def complete(self, step: Step) -> None:
         """Take in the complete answer *step*."""
+        self.partial = step
 
-    def _emit_rest(self, text: str) -> None:
-        if len(text) > len(self._emitted):
-            self._emit(text[len(self._emitted) :])
-            self._emitted = text
+    def _emit_rest(self, text: str, *, complete: bool) -> None:
+        shown = answer_text(text, self._stops, complete=complete, thought=self._thought)
+        if len(shown) > len(self._emitted):
+            self._fixed = True
+            self._emit(shown[len(self._emitted) :])
+            self._emitted = shown
 
 
 class CallStream(AnswerStream):
@@ -220,52 +218,35 @@ class CallStream(AnswerStream):
         self._live = live
         self._parsed = 0
         """The number of tokens of the answer that the parser has read."""
-        self._resumed = 0
-        """The number of characters that the parser had read when the model began again."""
+        self._read = ""
+        """The text of these tokens."""
         self._content = ""
-        self._pieces: list[Calling] = []
-        """The pieces of calls that the parser found."""
-        self._emitted_pieces = 0
-        """The number of pieces that were emitted."""
+        self._calls: dict[int, ToolCall] = {}
+        """The calls that the parser found, as far as they were emitted."""
         self._more = asyncio.Event()
         """Is set while there are tokens that the parser has not read."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        found: dict[int, ToolCall] = {}
-        for piece in self._pieces:
-            call = found.get(piece.index, ToolCall("", "", ""))
-            arguments = call.arguments + piece.arguments
-            found[piece.index] = ToolCall(
-                piece.id or call.id,
-                piece.name or call.name,
-                arguments,
-            )
-        return tuple(found[index] for index in sorted(found))
+        return tuple(self._calls[index] for index in sorted(self._calls))
 
     @property
     def text(self) -> str:
         # As in vLLM's answers, white space alone is no text beside calls.
-        if self._pieces and self._content.isspace():
+        if self._calls and self._content.isspace():
             return ""
         return self._content
 
     async def resume(self) -> str:
         if self.partial is not None:
             await self._parse_rest(self.partial)
-            self._resumed = len(self.partial.text)
         return await super().resume()
 
-    def on_token(self, partial: Step) -> bool:
-        self.restarted = self._parsed > 0 and self._begins_again(partial)
-        if not self.restarted:
-            self.partial = partial
-            self._more.set()
-        return self.restarted
+    def update(self, text: str) -> None:
+        self._more.set()
 
     def finish(self, text: str) -> None:
         super().finish(self.text)
-        self._emit_pieces()
 
     @asynccontextmanager
     async def following(self) -> AsyncGenerator[None]:
@@ -284,9 +265,7 @@ class CallStream(AnswerStream):
             await self._parse_rest(step, finished=True)
         elif content.startswith(self._content):
             self._content = content
-        for index, call in enumerate(calls):
-            self._add_rest(index, call)
-        self._emit_parsed()
+        self._add("", [*self._missing(calls)])
 
     async def _follow(self) -> None:
         while True:
@@ -305,64 +284,53 @@ class CallStream(AnswerStream):
 
         A *finished* answer has no more tokens.
         """
-        if self._resumed:
-            self._parsed = _tokens_of(step, self._resumed)
-            self._resumed = 0
+        if text_of(step.tokens[: self._parsed]) != self._read:
+            # The model began again, with other tokens for the same text.
+            ends = [*accumulate(len(token.text) for token in step.tokens)]
+            self._parsed = bisect_left(ends, len(self._read)) + 1
         left = step.tokens[self._parsed :]
         while left or finished:
             count, content, pieces = await self._parser.parse(left, finished=finished)
             self._parsed += count
-            self._content += content
-            self._pieces += pieces
-            self._emit_parsed()
+            self._read += text_of(left[:count])
+            self._add(content, pieces)
             if not count:
                 return
+            self._fixed = True
             left = left[count:]
             finished = finished and bool(left)
 
     def _is_begun(self, calls: Sequence[ToolCall]) -> bool:
         """Whether the calls that were emitted are beginnings of *calls*."""
-        return len(self.calls) <= len(calls) and all(
+        return len(self._calls) <= len(calls) and all(
             missing_json(begun.arguments, call.arguments) is not None
             for begun, call in zip(self.calls, calls, strict=False)
         )
 
-    def _add_rest(self, index: int, call: ToolCall) -> None:
-        """Add what is missing of the complete *call* to the pieces of it that were emitted."""
-        begun = {piece.index: piece for piece in self._pieces}
-        if index not in begun:
-            self._pieces.append(Calling(index, call.id, call.name, call.arguments))
-            return
-        rest = missing_json(self.calls[index].arguments, call.arguments)
-        if rest:
-            self._pieces.append(Calling(index, arguments=rest))
+    def _missing(self, calls: Sequence[ToolCall]) -> Iterator[Calling]:
+        """Yield the pieces of the complete *calls* that were not emitted."""
+        for index, call in enumerate(calls):
+            begun = self._calls.get(index)
+            if begun is None:
+                yield Calling(index, call.id, call.name, call.arguments)
+                continue
+            rest = missing_json(begun.arguments, call.arguments)
+            if rest:
+                yield Calling(index, arguments=rest)
 
-    def _emit_parsed(self) -> None:
-        complete = bool(self._pieces)
-        content = "" if self._content.isspace() else self._content
-        self._emit_rest(
-            answer_text(
-                content,
-                self._stops,
-                complete=complete,
-                thought=self._thought,
+    def _add(self, content: str, pieces: Sequence[Calling]) -> None:
+        """Emit more *content*, and the next *pieces* of calls."""
+        self._content += content
+        if not self._content.isspace():
+            self._emit_rest(self._content, complete=bool(self._calls or pieces))
+        for piece in pieces:
+            call = self._calls.get(piece.index, ToolCall("", "", ""))
+            self._calls[piece.index] = ToolCall(
+                piece.id or call.id,
+                piece.name or call.name,
+                call.arguments + piece.arguments,
             )
-        )
-        self._emit_pieces()
-
-    def _emit_pieces(self) -> None:
-        for piece in self._pieces[self._emitted_pieces :]:
             self._emit_call(piece)
-        self._emitted_pieces = len(self._pieces)
-
-
-def _tokens_of(step: Step, characters: int) -> int:
-    """Return how many tokens of *step* its first *characters* take."""
-    count = read = 0
-    while read < characters and count < len(step.tokens):
-        read += len(step.tokens[count].text)
-        count += 1
-    return count
 
 
 def missing_json(begun: str, whole: str) -> str | None:
@@ -372,23 +340,12 @@ def missing_json(begun: str, whole: str) -> str | None:
     White space between values does not matter.
     """
     place = 0
-    quoted = False
-    escaped = False
-    for character in begun:
-        if not quoted:
-            if character.isspace():
-                continue
-            while whole[place : place + 1].isspace():
-                place += 1
-        if not whole.startswith(character, place):
+    for piece in _JSON_PIECE.findall(begun):
+        while whole[place : place + 1].isspace():
+            place += 1
+        if not whole.startswith(piece, place):
             return None
-        place += 1
-        if escaped:
-            escaped = False
-        elif character == '"':
-            quoted = not quoted
-        else:
-            escaped = quoted and character == "\\"
+        place += len(piece)
     return whole[place:]
 
 
@@ -462,15 +419,16 @@ def boxed(text: str) -> str | None:
     Boxes that a comma, "and" or "or" joins are one answer. The answer of ``\boxed{3}, \boxed{5}``
     is ``3, 5``.
     """
-    boxes = [box for box in _boxes(text) if not BLANK.fullmatch(box.content)]
-    if not boxes:
-        return None
-    last = boxes.pop()
-    contents = [last.content]
-    while boxes and JOINT.fullmatch(text, boxes[-1].end, last.begin):
-        last = boxes.pop()
-        contents.insert(0, last.content)
-    return ", ".join(dict.fromkeys(contents))
+    contents: list[str] = []
+    begin = 0
+    for box in reversed(_boxes(text)):
+        if BLANK.fullmatch(box.content):
+            continue
+        if contents and not JOINT.fullmatch(text, box.end, begin):
+            break
+        contents.insert(0, box.content)
+        begin = box.begin
+    return ", ".join(dict.fromkeys(contents)) if contents else None
 
 
 class _Box(NamedTuple):
@@ -482,31 +440,19 @@ class _Box(NamedTuple):
     """What stands between its braces."""
 
 
-class _OpenBox(NamedTuple):
-    begin: int
-    """The place of its first character in the text."""
-    start: int
-    """The place where its content starts."""
-    depth: int
-    """The number of braces that are open before it."""
-
-
 def _boxes(text: str) -> list[_Box]:
     """Return the complete boxes of *text* in the order of their beginnings."""
     found: list[_Box] = []
-    opened: list[_OpenBox] = []
-    depth = 0
+    opened: list[re.Match[str]] = []  # braces, with the commands before those of boxes
     for mark in BOX_MARK.finditer(text):
+        sign = mark[0]
         if mark["bare"]:
             found.append(_Box(mark.start(), mark.end(), mark["bare"]))
-        elif mark[0] == "}":
-            depth -= 1
-            if opened and opened[-1].depth == depth:
-                box = opened.pop()
-                content = text[box.start : mark.start()].strip()
-                found.append(_Box(box.begin, mark.end(), content))
-        elif mark[0][-1] == "{" and mark[0] != r"\{":
-            if mark[0] != "{":
-                opened.append(_OpenBox(mark.start(), mark.end(), depth))
-            depth += 1
+        elif sign == "}" and opened:
+            opening = opened.pop()
+            if opening[0] != "{":
+                content = text[opening.end() : mark.start()].strip()
+                found.append(_Box(opening.start(), mark.end(), content))
+        elif sign.endswith("{") and sign != r"\{":
+            opened.append(mark)
     return sorted(found)

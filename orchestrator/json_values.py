@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import partial
-from math import isinf
 from typing import Any, Literal, TypeAlias, cast
 
 import orjson
@@ -27,7 +26,6 @@ MAX_EXACT = 16  # characters of a decimal with a point and at most the 15 digits
 HALF = re.compile("[\ud800-\udfff]")
 SPELT_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 REPLACEMENT = "\ufffd"
-NOT_ZERO = re.compile("[-0.]*[1-9]")
 
 
 class SpeltNumber(float):
@@ -101,17 +99,13 @@ def _integer(spelling: str) -> int | SpeltNumber:
 
 def _decimal(spelling: str) -> float:
     number = float(spelling)
-    short = len(spelling) <= MAX_EXACT and "e" not in spelling and "E" not in spelling
-    return number if short or _equal(number, spelling) else SpeltNumber(spelling)
-
-
-def _equal(number: float, spelling: str) -> bool:
-    """Whether the shortest spelling of *number* is as large as *spelling*."""
-    if isinf(number):
-        return False
-    if number == 0:  # a decimal holds no exponent of twenty digits
-        return not NOT_ZERO.match(spelling)
-    return Decimal(spelling) == Decimal(repr(number))
+    if len(spelling) <= MAX_EXACT and "e" not in spelling.lower():
+        return number
+    try:
+        is_exact = Decimal(spelling) == Decimal(repr(number))
+    except InvalidOperation:  # The exponent has too many digits.
+        is_exact = False
+    return number if is_exact else SpeltNumber(spelling)
 
 
 def _constant(name: str) -> float:
@@ -138,23 +132,12 @@ def _by_parts(value: object, halves: Halves) -> bytes:
             [_by_parts(item, halves) for item in cast("Sequence[object]", value)]
         )
     if isinstance(value, str) and HALF.search(value):
-        return _with_halves(value, halves)
+        if halves == "refuse":
+            raise TypeError(f"{value!r:.80} has half of a surrogate pair")
+        text = json.dumps(value, ensure_ascii=False)
+        if halves == "replace":
+            text = HALF.sub(REPLACEMENT, text)
+        return text.encode(errors="backslashreplace")
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value).encode()
     return orjson.dumps(value, default=_spelling)
-
-
-def _with_halves(text: str, halves: Halves) -> bytes:
-    """Write *text*, which has halves of surrogate pairs. Raise `TypeError` if they are refused."""
-    if halves == "refuse":
-        raise TypeError(f"{text!r:.80} has half of a surrogate pair")
-    spell = _escaped if halves == "escape" else _replaced
-    return HALF.sub(spell, json.dumps(text, ensure_ascii=False)).encode()
-
-
-def _escaped(half: re.Match[str]) -> str:
-    return f"\\u{ord(half[0]):04x}"
-
-
-def _replaced(half: re.Match[str]) -> str:
-    return REPLACEMENT

@@ -97,16 +97,27 @@ class Ledger:
     def of(cls, events: Iterable[Event]) -> Ledger:
         """Add up *events*, in any order."""
         events = tuple(events)
-        accepted = _accepted(events)
-        chosen = sum(isinstance(event, Chosen) for event in events)
-        repaired = len({event.index for event in events if isinstance(event, Repaired)})
+        judged = {
+            (event.index, event.draft.text)
+            for event in events
+            if isinstance(event, Judged)
+            and isinstance(event.verdict, Accept)
+            and event.verdict.judged
+        }
+        repaired = {event.index for event in events if isinstance(event, Repaired)}
+        chosen = {event.index for event in events if isinstance(event, Chosen)}
+        accepted = len(chosen)
+        for event in events:
+            if isinstance(event, Committed) and event.index not in repaired | chosen:
+                key = (event.index, event.step.text)
+                accepted += event.step.author == "small" and key in judged
         return cls(
             small=_account("small", events),
             large=_account("large", events),
-            drafts=accepted + chosen + repaired,
-            accepted=accepted + chosen,
+            drafts=accepted + len(repaired),
+            accepted=accepted,
             critic=_account("critic", events),
-            chosen=chosen,
+            chosen=len(chosen),
         )
 
 
@@ -127,25 +138,4 @@ def _account(role: Party, events: Sequence[Event]) -> Account:
         failed=sum(call.fate == "failed" for call in calls),
         writing=sum(call.seconds for call in writes),
         judged=sum(call.seconds for call in verdicts),
-    )
-
-
-def _accepted(events: Sequence[Event]) -> int:
-    """Return the number of the small model's drafts that a judge accepted and the run committed."""
-    accepted = set[tuple[int, str]]()
-    replaced = set[int]()
-    for event in events:
-        match event:
-            case Judged(index, draft, Accept(judged=True)):
-                accepted.add((index, draft.text))
-            case Repaired(index) | Chosen(index):
-                replaced.add(index)
-            case _:
-                pass
-    return sum(
-        (event.index, event.step.text) in accepted
-        for event in events
-        if isinstance(event, Committed)
-        and event.step.author == "small"
-        and event.index not in replaced
     )

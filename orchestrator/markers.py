@@ -164,13 +164,13 @@ def closing_of(opening: str) -> str:
     """Return the mark that closes what the mark *opening* opens."""
     begin = _BEGIN.search(opening)
     if begin is None:
-        return _WORD.sub(lambda word: f"/{word[0]}", opening, count=1)
+        return _WORD.sub(r"/\g<0>", opening, count=1)
     end = "end"
     if begin[0] == "open":
         end = "close"
     elif begin[0].isupper():
         end = "END"
-    return opening[: begin.start()] + end + opening[begin.end() :]
+    return _BEGIN.sub(end, opening, count=1)
 
 
 def mark_after(text: str, opening: str = "") -> str:

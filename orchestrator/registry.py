@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 from .errors import ConfigurationError, near
 
@@ -24,40 +25,38 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 log = logging.getLogger("stepspec")
 
 
-class Registry(Mapping[str, T], Generic[T]):
-    """
-    What a user can choose by name: built-in entries, plugins, and what a program adds.
+@dataclass(eq=False)
+class Registry(Mapping[str, T]):
+    """What a user can choose by name: built-in entries, plugins, and what a program adds."""
 
-    *kind* is what an entry is called in messages, and *kinds* its plural. *group* is the name of
-    the entry points of plugins. *read* makes an entry of a name and of what an entry point refers
-    to. It raises an exception for what cannot be an entry. No plugin may have a *reserved* name.
+    kind: str
+    """What an entry is called in messages."""
+    kinds: str
+    """The plural of the kind."""
+    group: str
+    """The name of the entry points of plugins."""
+    built_in: Mapping[str, T]
+    """The entries of stepspec itself."""
+    read: Callable[[str, object], T]
     """
+    Makes an entry of a name and of what an entry point refers to.
 
-    def __init__(
-        self,
-        kind: str,
-        kinds: str,
-        group: str,
-        built_in: Mapping[str, T],
-        read: Callable[[str, object], T],
-        reserved: frozenset[str] = frozenset(),
-    ) -> None:
-        self.kind = kind
-        self.kinds = kinds
-        self.group = group
-        self._built_in = dict(built_in)
-        self._read = read
-        self._reserved = reserved
+    It raises an exception for what cannot be an entry.
+    """
+    reserved: frozenset[str] = frozenset()
+    """Names that no plugin may have."""
+
+    def __post_init__(self) -> None:
         self._added: dict[str, T] = {}
 
     def __getitem__(self, name: str) -> T:
-        for entries in (self._built_in, self._added):
+        for entries in (self.built_in, self._added):
             if name in entries:
                 return entries[name]
         return self._plugins[0][name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._built_in, **self._plugins[0], **self._added})
+        return iter({**self.built_in, **self._plugins[0], **self._added})
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -93,7 +92,7 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         inner = behind(value)
         name = name or str(getattr(inner, "__name__", type(inner).__name__))
-        entry = self._read(name, value)
+        entry = self.read(name, value)
         if not NAME.fullmatch(name):
             raise ConfigurationError(
                 f"a {self.kind} has to have a name: write {value!r} as a class or a function"
@@ -117,23 +116,22 @@ class Registry(Mapping[str, T], Generic[T]):
         for point in sorted(points, key=lambda point: (point.name, _package(point))):
             try:
                 self._check_name(point.name, usable)
-                usable[point.name] = self._read(point.name, point.load())
+                usable[point.name] = self.read(point.name, point.load())
             except (Exception, SystemExit) as exc:  # whatever the code of somebody else raises
-                message = self._explain(point, exc)
+                cause = f"{type(exc).__name__}: {exc}"
+                if isinstance(exc, ConfigurationError):
+                    cause = str(exc)
+                message = (
+                    f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
+                )
                 log.warning("%s", message)
                 broken.setdefault(point.name, message)
         return usable, broken
 
-    def _explain(self, point: EntryPoint, error: BaseException) -> str:
-        cause = f"{type(error).__name__}: {error}"
-        if isinstance(error, ConfigurationError):
-            cause = str(error)
-        return f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
-
     def _check_name(self, name: str, usable: Mapping[str, T]) -> None:
         if not NAME.fullmatch(name):
             raise ConfigurationError("a name is a letter, followed by letters, digits, '-' and '_'")
-        if name in self._built_in or name in self._reserved:
+        if name in self.built_in or name in self.reserved:
             raise ConfigurationError(
                 "stepspec has this name itself: the package has to choose another"
             )

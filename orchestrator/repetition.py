@@ -15,6 +15,7 @@ The loop of a run asks the policy's `LoopGuard` about every draft and every repa
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .chain import Chain, Step
@@ -93,31 +94,26 @@ def loops(chain: Chain, step: Step, rounds: int) -> bool:
 def _loops(text: str, rounds: int) -> bool:
     """Whether *text* ends with *rounds* spans. Try the shortest period first."""
     too_short = 0  # characters
-    while period := _shortest(text, rounds, beyond=too_short):
-        looping = text[-_times(text, period) * period :]
-        if _units(looping) >= rounds * SPAN_UNITS:
-            return True
-        too_short = len(looping)
+    for period in _periods(text):
+        size = rounds * period
+        if size > len(text):
+            return False
+        if size > too_short and text[-size:-period] == text[period - size :]:
+            looping = text[-_times(text, period) * period :]
+            if _units(looping) >= rounds * SPAN_UNITS:
+                return True
+            too_short = len(looping)
     return False
 
 
-def _shortest(text: str, rounds: int, *, beyond: int) -> int:
-    """
-    Return the length of the shortest period that *text* ends with *rounds* times; 0 if none.
-
-    The rounds have more than *beyond* characters together.
-    """
+def _periods(text: str) -> Iterator[int]:
+    """Yield how far before the end of *text* its last characters stand once more, nearest first."""
     mark = text[-MARK_CHARACTERS:]
     place = len(text) - MARK_CHARACTERS
     while place > 0:
         place = text.rfind(mark, 0, place + MARK_CHARACTERS - 1)
-        period = len(text) - MARK_CHARACTERS - place
-        if place < 0 or rounds * period > len(text):
-            return 0
-        last_rounds = text[(1 - rounds) * period :]
-        if rounds * period > beyond and text[-rounds * period : -period] == last_rounds:
-            return period
-    return 0
+        if place >= 0:
+            yield len(text) - MARK_CHARACTERS - place
 
 
 def _times(text: str, period: int) -> int:

@@ -124,6 +124,9 @@ class Solution:
         events = [moment.event for moment in moments]
         lost = [event.draft for event in events if isinstance(event, Lost)]
         seeds = (event.seed for event in events if isinstance(event, Started))
+        degraded: list[str] = [event.role for event in events if isinstance(event, Degraded)]
+        if any(isinstance(event, FellBack) for event in events):
+            degraded.append("critic")
         advice = (event.advice for event in events if isinstance(event, Decided) and event.advice)
         return cls(
             answer=outcome.answer,
@@ -133,7 +136,7 @@ class Solution:
             ledger=Ledger.of(events),
             finish_reason=outcome.reason,
             seconds=moments[-1].at,
-            degraded=tuple(_degraded(events)),
+            degraded=tuple(degraded),
             seed=next(seeds, None),
             stretches=tuple(stretches(events)),
             aside=next(advice, ""),
@@ -141,13 +144,6 @@ class Solution:
             verified=outcome.verified,
             rejection=outcome.rejection,
         )
-
-
-def _degraded(events: Sequence[Event]) -> Iterator[str]:
-    """Yield the models that failed for good, and the critic if something else judged for it."""
-    yield from (event.role for event in events if isinstance(event, Degraded))
-    if any(isinstance(event, FellBack) for event in events):
-        yield "critic"
 
 
 def stretches(events: Iterable[Event]) -> Iterator[Stretch]:

@@ -67,6 +67,21 @@ def text_of(tokens: Sequence[Token]) -> str:
     return "".join([token.text for token in tokens])
 
 
+def without_end(tokens: Sequence[Token], characters: int) -> list[Token]:
+    """
+    Return *tokens* without their last *characters*.
+
+    A token of which a part is left has the id -1.
+    """
+    kept = list(tokens)
+    while characters > 0:
+        last = kept.pop()
+        characters -= len(last.text)
+        if characters < 0:
+            kept.append(replace(last, text=last.text[:-characters], id=-1))
+    return kept
+
+
 class StepBuilder:
     """
     Takes the tokens of the next step of *chain* until the step ends.
@@ -87,16 +102,14 @@ class StepBuilder:
         """Where the step ends."""
         self._author: Role = author
         self._vocabulary = vocabulary
-        self._before = chain.text
-        self._blocks = chain.totals.blocks
+        self._chain = chain
         self._closing = bounds.closing
         self._marked = False  # the token of the closing mark has arrived
         self._held = ""  # see `hold`
-        self._waiting = list[Token]()  # tokens without text that may be held text
+        self._waiting: list[Token] = []  # tokens without text that may be held text
         self._tokens = list(opening[: bounds.limit])
         self._text = text_of(self._tokens)
         self._written_from = len(self._text)  # the place after the opening
-        self._searched = len(self._text)  # no delimiter begins before this place
         self._room = bounds.limit - len(self._tokens)
         self._cut = False
 
@@ -151,18 +164,17 @@ class StepBuilder:
         """Append *token*. Return why the step ends with it, or None if the step goes on."""
         if self._held:
             return self._add_held(token)
-        token = self._with_rivals(token)
-        text = self._text + token.text
-        closed = self._closed(text, token)
-        end, self._searched = self.bounds.ends.search(
-            self._before,
-            text,
-            self._searched,
-            self._blocks,
-        )
         self._room -= 1
-        self._text = text
-        self._tokens.append(token)
+        self._text += token.text
+        self._tokens.append(self._with_rivals(token))
+        closed = self._closed(token)
+        ends = self.bounds.ends
+        end = ends.search(
+            self._chain.text,
+            self._text,
+            max(self._written_from, len(self._text) - len(token.text) - ends.longest + 1),
+            self._chain.totals.blocks,
+        )
         if closed >= 0 and (end < 0 or closed <= end):
             self._cut_at(closed)
             if self._closing.text != self._closing.spelt:
@@ -188,72 +200,59 @@ class StepBuilder:
     def _add_held(self, token: Token) -> Stop | None:
         """Take a token that may be held text. Its first bytes may come as tokens without text."""
         if self._held.startswith(token.text):
-            self._held = self._held[len(token.text) :]
-            if token.text:
-                self._waiting.clear()
-            else:
-                self._waiting.append(token)
+            self._held = self._held.removeprefix(token.text)
+            self._waiting = [] if token.text else [*self._waiting, token]
             return None
-        tokens = [*self._waiting, token]
+        arrived = [*self._waiting, token]
         if token.text.startswith(self._held):
-            tokens = [replace(token, text=token.text.removeprefix(self._held), id=-1)]
+            arrived = [replace(token, text=token.text.removeprefix(self._held), id=-1)]
         self._held = ""
-        self._waiting.clear()
-        for arrived in tokens:
-            if stop := self.add(arrived):
+        self._waiting = []
+        for each in arrived:
+            stop = self.add(each)
+            if stop:
                 return stop
         return None
 
     def _with_rivals(self, token: Token) -> Token:
         """Return *token* with the requested number of rivals, which spell the mark as chains do."""
-        top = token.top[: self.bounds.top]
+        if not token.top:
+            return token
         closing = self._closing
-        if closing.text != closing.spelt:
-            top = tuple(
-                [
-                    replace(rival, text=closing.spelt) if rival.text == closing.text else rival
-                    for rival in top
-                ]
-            )
-        return token if top == token.top else replace(token, top=top)
+        top = [
+            replace(rival, text=closing.spelt) if rival.text == closing.text else rival
+            for rival in token.top[: self.bounds.top]
+        ]
+        return replace(token, top=tuple(top))
 
-    def _closed(self, text: str, token: Token) -> int:
+    def _closed(self, token: Token) -> int:
         """
-        Return where the closing mark ends in *text*, which ends in *token*. -1: nowhere.
+        Return where the closing mark ends in the text, which ends in *token*. -1: nowhere.
 
-        The mark may be in the text of a later token than its own.
+        The mark may be in the text of a later token than its own. A block that the model has opened
+        has its own mark.
         """
-        closing = self._opened(text)
-        if not closing.text or not closing.open:
-            return -1
-        self._marked = self._marked or closing.id < 0 or token.id == closing.id
-        if not self._marked:
-            return -1
-        start = len(text) - len(token.text) - len(closing.text) + 1
-        found = text.find(closing.text, max(self._written_from, start))
-        return -1 if found < 0 else found + len(closing.text)
-
-    def _opened(self, text: str) -> Closing:
-        """Return the closing, that of the block in *text* if the model has opened one there."""
         closing = self._closing
-        if closing.open or not closing.text:
-            return closing
-        markers = opened_by(self._before + text)
-        if markers is not None:
+        if closing.text and not closing.open:
+            markers = opened_by(self._chain.text + self._text)
+            if markers is None:
+                return -1
             number = closing.id if markers.closing == closing.text else -1
-            self._closing = Closing(markers.closing, number)
-        return self._closing
+            closing = Closing(markers.closing, number)
+            self._closing = closing
+        self._marked = self._marked or closing.id < 0 or token.id == closing.id
+        if not closing.text or not self._marked:
+            return -1
+        start = len(self._text) - len(token.text) - len(closing.text) + 1
+        found = self._text.find(closing.text, max(self._written_from, start))
+        return -1 if found < 0 else found + len(closing.text)
 
     def _cut_at(self, end: int) -> None:
         """Leave out the text beyond place *end*."""
         beyond = len(self._text) - end
         self._cut = beyond > 0
         self._text = self._text[:end]
-        while beyond > 0:
-            last = self._tokens.pop()
-            beyond -= len(last.text)
-            if beyond < 0:
-                self._tokens.append(replace(last, text=last.text[:-beyond], id=-1))
+        self._tokens = without_end(self._tokens, beyond)
 
     def _spell_closing(self) -> None:
         """
@@ -261,23 +260,14 @@ class StepBuilder:
 
         The last token gets all of that text, the other tokens of the mark get none.
         """
-        start = len(self._text) - len(self._closing.text)
-        place = 0
-        straddled = False  # a token has text before the mark and text of the mark
-        for index, token in enumerate(self._tokens):
-            end = place + len(token.text)
-            if end > start:
-                straddled = straddled or place < start
-                kept = token.text[: max(0, start - place)]
-                self._tokens[index] = replace(
-                    token,
-                    text=kept,
-                    id=-1 if straddled else token.id,
-                )
-            place = end
-        last = self._tokens[-1]
-        self._tokens[-1] = replace(last, text=last.text + self._closing.spelt)
-        self._text = self._text[:start] + self._closing.spelt
+        tokens = without_end(self._tokens, len(self._closing.text))
+        straddled = tokens != self._tokens[: len(tokens)]  # A token had other text and the mark's.
+        for token in self._tokens[len(tokens) :]:
+            tokens.append(replace(token, text="", id=-1 if straddled else token.id))
+        last = tokens[-1]
+        tokens[-1] = replace(last, text=last.text + self._closing.spelt)
+        self._tokens = tokens
+        self._text = text_of(tokens)
 
     def resume(self) -> None:
         """
@@ -289,13 +279,11 @@ class StepBuilder:
         """
         if not self._tokens or self._tokens[-1].id >= 0:
             return
-        before = len(self._tokens)
-        last = self._tokens.pop()
+        self._tokens.pop()
         while self._tokens and not self._tokens[-1].text:
             self._tokens.pop()
-        self._text = self._text[: len(self._text) - len(last.text)]
-        self._searched = min(self._searched, max(self._written_from, len(self._text)))
-        self._room += before - len(self._tokens)
+        self._text = text_of(self._tokens)
+        self._room = self.bounds.limit - len(self._tokens)
 
 
 async def grow(

@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple, TypeAlias
 
 from .markers import THINK_END
@@ -35,13 +34,15 @@ Span: TypeAlias = tuple[int, int]
 _MARK = r"""
     \\(?P<begin>begin|end)\{(?P<name>[^{}\n]*)\}
     | \$\$
-    | \\(?<!\\\\)\\*+(?P<bracket>[\[\]])
+    | \\(?<!\\\\)(?:\\{2,}+)?(?P<bracket>[\[\]])
     | <(?P<table>/?table)\b
     | </think>"""  # Every part begins with a character, for a fast search.
+# Two backslashes before a bracket are a line break of LaTeX with its height, such as \\[2pt].
 _MARKS = re.compile(rf"(?:```|~~~)(?:(?!</think>)[^\n])*\n? | {_MARK}", re.VERBOSE)
 _OPENINGS = ("```", "~~~", "\\begin{", "$$", "\\[", "<table")
 """A text without any of them has no block."""
-_FENCE = re.compile(r"`+|~+")
+_FENCE = re.compile(r"(`+|~+)(.*)\n")
+_CLOSING = ("end", "]", "/table")
 
 
 class Block(NamedTuple):
@@ -77,10 +78,8 @@ class Blocks:
         A block that is open at the end of the text ends after it.
         """
         spans, opened = _search(text[self.at :], self)
-        for block in opened:
-            if len(text) - block.start <= MAX_BLOCK_CHARACTERS:
-                return [*spans, (block.start, len(text) + 1)]
-            spans.append((block.start, block.start + MAX_BLOCK_CHARACTERS + 1))
+        if opened:
+            spans.append((opened[0].start, len(text) + 1))
         return spans
 
 
@@ -117,36 +116,32 @@ class StepEnds:
         """A text that ends a step."""
         return self.texts[0]
 
+    @property
+    def longest(self) -> int:
+        """The length of the longest delimiter."""
+        return max(map(len, self.texts), default=1)
+
     def search(
         self,
         before: str,
         text: str,
         start: int = 0,
         blocks: Blocks = NO_BLOCKS,
-    ) -> tuple[int, int]:
+    ) -> int:
         """
-        Find the end of the first step of *text*, which follows *before*. Search from *start* on.
+        Return where the first step of *text* ends, which follows *before*; -1 if it does not end.
 
-        *blocks* are those of *before*, as far as they are known. Return the position after the
-        delimiter, or -1, and the position to search from when there is more text.
+        No delimiter before *start* counts. *blocks* are those of *before*, as far as they are
+        known.
         """
-        spans: list[Span] | None = None
-        place = start
-        while (hit := self._next(text, place)) is not None:
-            begin, end = hit
-            place = begin + 1
-            blank = not text[:end].strip()
-            if not self.blocks:
-                if not blank:
-                    return end, begin
+        while (hit := self._next(text, start)) is not None:
+            end, begin = hit
+            start = begin + 1
+            if not text[:end].strip() and (not self.blocks or self._begins(before)):
                 continue
-            if blank and self._begins(before):
-                continue
-            if spans is None:
-                spans = blocks.spans(before + text)
-            if not _inside(spans, len(before) + end):
-                return end, begin
-        return -1, max(place, len(text) - _longest(self.texts) + 1)
+            if not self.blocks or not self.in_block(before + text[:end], blocks):
+                return end
+        return -1
 
     def at_end(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
         """Whether *text* ends a step. *blocks* are those of a beginning of *text*."""
@@ -154,7 +149,7 @@ class StepEnds:
 
     def in_block(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
         """Whether the end of *text* is in a block. *blocks* are those of a beginning of *text*."""
-        return _inside(blocks.spans(text), len(text))
+        return any(start < len(text) < end for start, end in blocks.spans(text))
 
     def _begins(self, before: str) -> bool:
         """Whether a step begins after *before*, or with the white space at its end."""
@@ -163,26 +158,21 @@ class StepEnds:
             return True
         return any(before.find(text, max(0, written - len(text))) >= 0 for text in self.texts)
 
-    def _next(self, text: str, start: int) -> Span | None:
-        """Return the first delimiter in *text* from *start* on, also in a block; None if none."""
-        hits: list[Span] = []
-        for delimiter in self.texts:
-            place = text.find(delimiter, start)
-            if place >= 0:
-                hits.append((place, place + len(delimiter)))
-        return min(hits, key=lambda hit: hit[1], default=None)
+    def _next(self, text: str, start: int) -> tuple[int, int] | None:
+        """
+        Return the end and the beginning of the first delimiter in *text* from *start* on.
+
+        It may be in a block. None: there is none.
+        """
+        hits = [
+            (place + len(delimiter), place)
+            for delimiter in self.texts
+            if (place := text.find(delimiter, start)) >= 0
+        ]
+        return min(hits, default=None)
 
 
 BLANK_LINES = StepEnds()
-
-
-@cache
-def _longest(texts: Sequence[str]) -> int:
-    return max(map(len, texts), default=1)
-
-
-def _inside(spans: Sequence[Span], place: int) -> bool:
-    return any(start < place < end for start, end in spans)
 
 
 def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[Block, ...]]:
@@ -192,105 +182,70 @@ def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[Block, ...]]:
     Return the spans of the blocks that end in it, and the blocks that are open at its end. Text
     after a position never changes whether the position is in a block.
     """
-    # One character is found much faster than several.
-    places = [text.find(opening) for opening in _OPENINGS if opening[0] in text]
-    first = min((place for place in places if place >= 0), default=-1)
-    if first < 0 and not blocks.opened:
+    if not blocks.opened and not any(opening in text for opening in _OPENINGS):
         return [], ()
-    line = 0
-    if not blocks.opened:
-        line = text.rfind("\n", 0, first) + 1
-    search = _BlockSearch(text, blocks)
-    for match in _MARKS.finditer(text, line):
-        search.read(match)
-    return search.spans, tuple(search.opened)
+    spans: list[Span] = []
+    opened = list(blocks.opened)
+    for match in _MARKS.finditer(text):
+        start = blocks.at + match.start()
+        spans += _end_long_blocks(opened, start)
+        if match[0] == THINK_END:
+            spans += [(block.start, start + 1) for block in opened[:1]]
+            opened.clear()
+        elif match[0][0] in "`~":
+            spans += _read_fence(text, match, blocks.at, opened)
+        elif not _code(opened):
+            spans += _read_mark(match, blocks.at, opened)
+    spans += _end_long_blocks(opened, blocks.at + len(text))
+    return spans, tuple(opened)
 
 
-class _BlockSearch:
-    """Reads the marks in a text one after the other, and finds the blocks."""
-
-    def __init__(self, text: str, blocks: Blocks) -> None:
-        self._text = text
-        self._offset = blocks.at
-        self.spans: list[Span] = []
-        """The spans of the blocks that ended."""
-        self.opened = list(blocks.opened)
-        """The blocks that are open, the outermost first."""
-
-    def read(self, match: re.Match[str]) -> None:
-        """Open or close a block at the next mark."""
-        mark = match[0]
-        start = self._offset + match.start()
-        end = self._offset + match.end()
-        self._end_long_blocks(start)
-        if mark == THINK_END:
-            self.spans += [(block.start, start + 1) for block in self.opened[:1]]
-            self.opened.clear()
-        elif mark[0] in "`~":
-            self._read_fence(match, end)
-        elif not self._in_code() and not _is_line_break(match):
-            name = _name(match)
-            if _closes(match) or (name == "$$" and any(b.mark == "$$" for b in self.opened)):
-                self._close(name, end)
-            else:
-                self.opened.append(Block(name, start))
-
-    def _read_fence(self, match: re.Match[str], end: int) -> None:
-        mark = match[0]
-        if mark[-1] != "\n":
-            return  # What follows on the line is part of the fence.
-        fence = _fence(self._text, match)
-        if self._in_code():
-            code = self.opened[-1].mark
-            if fence.startswith(code) and fence == mark.strip():
-                self._close(code, end)
-        elif fence and "`" not in mark[len(fence) :]:
-            self.opened.append(Block(fence, end - 1))
-
-    def _in_code(self) -> bool:
-        return bool(self.opened) and self.opened[-1].mark[0] in "`~"
-
-    def _end_long_blocks(self, place: int) -> None:
-        while self.opened and place - self.opened[0].start > MAX_BLOCK_CHARACTERS:
-            start = self.opened.pop(0).start
-            self.spans.append((start, start + MAX_BLOCK_CHARACTERS + 1))
-
-    def _close(self, mark: str, place: int) -> None:
-        """Close the innermost block that *mark* opened, and those within it."""
-        for index in range(len(self.opened) - 1, -1, -1):
-            block = self.opened[index]
-            if block.mark == mark:
-                if index == 0:
-                    self.spans.append((block.start, place))
-                del self.opened[index:]
-                return
+def _end_long_blocks(opened: list[Block], place: int) -> list[Span]:
+    """Remove the blocks that have their longest length before *place*; return their spans."""
+    spans: list[Span] = []
+    while opened and place - opened[0].start > MAX_BLOCK_CHARACTERS:
+        start = opened.pop(0).start
+        spans.append((start, start + MAX_BLOCK_CHARACTERS + 1))
+    return spans
 
 
-def _is_line_break(match: re.Match[str]) -> bool:
-    r"""Whether *match* is a line break of LaTeX with its height, such as ``\\[2pt]``."""
-    return bool(match["bracket"]) and len(match[0]) == 3
-
-
-def _name(match: re.Match[str]) -> str:
-    """Return what the beginning and the end of a block other than code have in common."""
-    if match["begin"]:
-        return f"\\{match['name']}"
-    if match["bracket"]:
-        return "["
-    if match["table"]:
-        return "<table"
-    return match[0]
-
-
-def _closes(match: re.Match[str]) -> bool:
-    return match["begin"] == "end" or match["bracket"] == "]" or match["table"] == "/table"
-
-
-def _fence(text: str, match: re.Match[str]) -> str:
-    """Return the backticks or tildes of *match*; "" if the line has text before them."""
+def _read_fence(text: str, match: re.Match[str], at: int, opened: list[Block]) -> list[Span]:
+    """Open or close a block of code, unless its line has other text or is not complete."""
     line = text.rfind("\n", 0, match.start()) + 1
-    before = text[line : match.start()]
-    fence = _FENCE.match(match[0])
-    if fence and not before.strip():
-        return fence[0]
+    fence = _FENCE.fullmatch(match[0])
+    if fence is None or text[line : match.start()].strip():
+        return []
+    marks, rest = fence.groups()
+    code = _code(opened)
+    if code and marks.startswith(code) and not rest.strip():
+        return _close(code, at + match.end(), opened)
+    if not code and "`" not in rest:
+        opened.append(Block(marks, at + match.end() - 1))
+    return []
+
+
+def _read_mark(match: re.Match[str], at: int, opened: list[Block]) -> list[Span]:
+    """Open or close a block other than code."""
+    turn = match["begin"] or match["bracket"] or match["table"]
+    name = f"{match.lastgroup} {match['name']}"
+    is_open = any(block.mark == name for block in opened)
+    if is_open and (turn is None or turn in _CLOSING):
+        return _close(name, at + match.end(), opened)
+    if turn not in _CLOSING:
+        opened.append(Block(name, at + match.start()))
+    return []
+
+
+def _code(opened: Sequence[Block]) -> str:
+    """Return the fence of the code that is open; "" outside of code."""
+    if opened and opened[-1].mark[0] in "`~":
+        return opened[-1].mark
     return ""
+
+
+def _close(mark: str, place: int, opened: list[Block]) -> list[Span]:
+    """Close the innermost block that *mark* opened, and those within; return an outermost one."""
+    outermost = opened[0]
+    while opened.pop().mark != mark:
+        pass
+    return [] if opened else [(outermost.start, place)]

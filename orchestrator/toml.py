@@ -17,11 +17,14 @@ def document(values: Mapping[str, Any]) -> str:
     A dot in a table's name puts the table into another one. Values that are None are left out,
     because TOML has no null.
     """
-    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
-    tables: dict[str, Mapping[str, Any]] = {
-        key: value for key, value in values.items() if key not in plain
-    }
-    return _lines(plain) + "".join(f"\n[{name}]\n{_lines(table)}" for name, table in tables.items())
+    plain = ""
+    tables = ""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            tables += f"\n[{key}]\n{_lines(cast('Mapping[str, Any]', value))}"
+        else:
+            plain += _lines({key: value})
+    return plain + tables
 
 
 def one_line(value: Any) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import GenericAlias
-from typing import Any, cast, get_args, overload
+from typing import Any, cast, get_args
 
 import orjson
 from pydantic import ConfigDict, TypeAdapter
@@ -90,7 +90,7 @@ def read(path: Path) -> list[Moment]:
     return [parse(line) for line in path.read_bytes().splitlines() if line.strip()]
 
 
-class EventLog(Sequence[Event]):
+class EventLog:
     """
     The events of one run, in order. An event is made whenever it is read.
 
@@ -100,35 +100,19 @@ class EventLog(Sequence[Event]):
 
     def __init__(self) -> None:
         self._kinds: list[type[Any]] = []
-        self._starts = array("q")
-        """The place of each event's first field."""
         self._fields: list[Any] = []
 
     def append(self, event: Event) -> None:
         kind = type(event)
         self._kinds.append(kind)
-        self._starts.append(len(self._fields))
         self._fields += [getattr(event, name) for name in _NAMES[kind]]
 
-    def __len__(self) -> int:
-        return len(self._kinds)
-
-    @overload
-    def __getitem__(self, place: int) -> Event: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Event]: ...
-    def __getitem__(self, place: int | slice) -> Event | list[Event]:
-        places = range(len(self))[place]
-        if isinstance(places, int):
-            return self._event(places)
-        return [self._event(index) for index in places]
-
-    def _event(self, place: int) -> Event:
-        kind = self._kinds[place]
-        start = self._starts[place]
-        end = start + len(_NAMES[kind])
-        event: Event = kind(*self._fields[start:end])
-        return event
+    def __iter__(self) -> Iterator[Event]:
+        start = 0
+        for kind in self._kinds:
+            end = start + len(_NAMES[kind])
+            yield kind(*self._fields[start:end])
+            start = end
 
 
 class Recorder:
@@ -137,12 +121,15 @@ class Recorder:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         """Returns the seconds since the run began."""
+        self.last: Moment
+        """The last event with its time."""
         self._log = EventLog()
         self._at = array("d")
         """The time of each event, in seconds since the run began."""
 
     def __call__(self, event: Event) -> None:
-        self._at.append(self.clock())
+        self.last = Moment(self.clock(), event)
+        self._at.append(self.last.at)
         self._log.append(event)
 
     @property
@@ -153,8 +140,3 @@ class Recorder:
     def moments(self) -> list[Moment]:
         """All events with their times."""
         return [Moment(at, event) for at, event in zip(self._at, self._log, strict=True)]
-
-    @property
-    def last(self) -> Moment:
-        """The last event with its time."""
-        return Moment(self._at[-1], self._log[-1])

@@ -149,8 +149,7 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
     for place, token in enumerate(step.tokens):
         within_character = place > 0 and not step.tokens[place - 1].text
         for other in () if within_character else _alternatives(token, text):
-            end, _ = search(text + other.text, start)
-            if other.logprob >= least and end < 0:
+            if other.logprob >= least and search(text + other.text, start) < 0:
                 before = [replace(earlier, top=()) for earlier in step.tokens[:place]]
                 beginning = Step(
                     text=text + other.text,
@@ -161,7 +160,9 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
                 )
                 beginnings.append(beginning)
         text += token.text
-        start = search(text, start)[1]
+        if search(text, start) >= 0:
+            break
+        start = max(0, len(text) - chain.ends.longest + 1)
     return sorted(beginnings, key=lambda begun: begun.tokens[-1].logprob, reverse=True)
 
 

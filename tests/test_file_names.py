@@ -13,7 +13,6 @@ import pytest
 from stepspec.cli.problems import FileProblem
 from stepspec.evals.benchmarks import own
 from stepspec.evals.runner import trace_name
-from stepspec.servers.launcher.check import model_folder
 
 from .service.served import TURN, serving
 
@@ -98,26 +97,6 @@ def test_the_folder_of_a_run_is_a_folder_of_runs_whatever_the_file_of_problems(n
     folder = runs / own(Path(name)).name
     assert folder.name in ("mine", "problems")
     assert folder.parent == runs
-
-
-# which is a folder by itself
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("/")])
-def test_a_model_is_looked_for_in_its_own_folder_of_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    for folder in (
-        tmp_path,
-        tmp_path / "escape",
-        tmp_path / "cache",
-        tmp_path / "cache" / "escape",
-    ):
-        snapshot = folder / "snapshots" / "main"
-        snapshot.mkdir(parents=True)
-        (snapshot / "config.json").write_text("{}")
-    for first in ("..", ".", "a"):  # so that what follows a slash could lead out of them
-        (tmp_path / "cache" / f"models--{first}").mkdir()
-    assert model_folder(name) is None
 
 
 async def test_no_name_in_a_request_is_a_path(touched: list[str], tmp_path: Path) -> None:

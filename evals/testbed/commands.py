@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -56,8 +55,7 @@ async def up(
         )
         async with starting as served:
             if json_output:
-                found = {name: asdict(server.running) for name, server in served.items()}
-                text = json.dumps(found)
+                text = json.dumps({name: server.record for name, server in served.items()})
             else:
                 width = max(map(len, served))
                 lines = [f"{name:<{width}}  {server.base_url}" for name, server in served.items()]

@@ -7,15 +7,14 @@ critic. Nothing is asked of a server here.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
 from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
-from stepspec.orchestrator.endpoints.chat_template import disagreement
-from stepspec.orchestrator.endpoints.metrics import FINE_BLOCK_TOKENS, MATCH_UNIT, MATCH_UNIT_TOKENS
+from stepspec.orchestrator.endpoints.chat_template import Source, disagreement
+from stepspec.orchestrator.endpoints.metrics import FINE_BLOCK_TOKENS, MATCH_UNIT, CacheConfig
 from stepspec.orchestrator.events import Fallback
 
 from .report import (
@@ -36,39 +35,79 @@ MIN_CONTEXT_TOKENS = 256
 """For a short problem, a judge's question and one step."""
 CHAIN_CONTEXT_TOKENS = 2048
 """For a chain of thought, at least."""
-
-UNKNOWN: Mapping[str, tuple[str, str]] = {
-    "version": (
-        "the server does not report its version",
-        "let a proxy forward /version",
-    ),
-    "speculation": (
-        "without /metrics it is not known whether the server drafts tokens",
-        "let a proxy forward /metrics",
-    ),
-    "prefix_cache": (
-        "neither replies nor /metrics tell what is read from the cache",
-        "start vLLM with --enable-prompt-tokens-details, or let a proxy forward /metrics",
-    ),
-}
-"""
-Why a capability may be unknown, and the cure.
-
-Other capabilities are unknown if their request failed.
-"""
+VERSIONS_WITH_CACHE_MODE = re.compile(r"v?0\.([0-2]?\d|3[0-2])\b")
+"""The versions of vLLM before 0.33, which ignores ``--mamba-cache-mode``."""
+MAX_PACE_RATIO = 0.7
+"""The most seconds for a token of a faster small model, as a share of the large model's."""
+MIN_DIGITS_PROBABILITY = 0.5
 
 AGAIN = "look into the server's log, and run `stepspec doctor` again"
-AGAIN_IDLE = "run `stepspec doctor` again when the servers are idle"
-SMALLER_MODEL = "serve a smaller model for small"
-VERSION_WITHOUT_CACHE_MODE = (0, 33)
-"""The first version of vLLM that ignores ``--mamba-cache-mode``."""
+LARGER_CONTEXT = "start vLLM with a larger --max-model-len"
+FASTER_SMALL = "choose a smaller small model, or give it a faster server"
 SUFFIX_CURE = (
     "start vLLM with --enable-scale-out --enable-prompt-tokens-details and set suffix_scoring ="
     " true"
 )
-MAX_PACE_RATIO = 0.7
-"""The most seconds for a token of a faster small model, as a share of the large model's."""
-MIN_DIGITS_PROBABILITY = 0.5
+UNKNOWN_CURES: Mapping[str, str] = {
+    "version": "let a proxy forward /version",
+    "speculation": "let a proxy forward /metrics",
+    "prefix_cache": (
+        "start vLLM with --enable-prompt-tokens-details, or let a proxy forward /metrics"
+    ),
+}
+"""
+The cure where a capability is not known because the server does not report it.
+
+Other capabilities are unknown because their request failed.
+"""
+
+FAILURES: Mapping[str, Finding] = {
+    "writing": Finding("cannot work", "writing", "it cannot write a step", AGAIN),
+    "judging": Finding(
+        "cannot work",
+        "judging",
+        "it cannot judge",
+        "serve it with vLLM, or choose a policy without a judge",
+    ),
+    "scoring": Finding(
+        "costs",
+        "scoring",
+        "policies that score drafts (BiLD, reading, reflective) cannot use it",
+        "choose a policy that scores nothing",
+    ),
+    "verdicts": Finding("unknown", "verdicts", "the time of a verdict is not known", AGAIN),
+}
+"""What it means that a measurement of the report failed. Its reason is added to the message."""
+SMALL_CANNOT_JUDGE = Finding(
+    "costs",
+    "judging",
+    "policies in which the small model judges (cascade) cannot use it",
+    "choose another policy",
+)
+
+THINKING: Mapping[tuple[Source, bool | None], Finding] = {
+    ("effect", True): Finding(
+        "works",
+        "thinking",
+        "its chat template shows no thinking block, but it opens one by itself, {block}, which"
+        " stepspec opens in its place",
+        "set thinks = false in [{role}] to have the block skipped",
+    ),
+    ("effect", False): Finding(
+        "costs",
+        "thinking",
+        "its chat template shows no thinking block, and asked a plain question it opened none, so"
+        " it reasons in its answer",
+        "if it does think, set thinks = true in [{role}]",
+    ),
+    ("template", False): Finding(
+        "works",
+        "thinking",
+        "its chat template switches thinking off, so it reasons in its answer",
+        "to have it think, set template = {{ enable_thinking = true }} in [{role}]",
+    ),
+}
+"""By how it is known, and by whether the model thinks. A block in the template is no finding."""
 
 
 def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> PairReport:
@@ -76,18 +115,15 @@ def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointRepo
     same_vocabulary = None
     if small.vocabulary and large.vocabulary:
         same_vocabulary = small.vocabulary == large.vocabulary
-    findings = [*_about("small", _about_server(small)), *_about("large", _about_server(large))]
+    found = [("small", _about_server(small)), ("large", _about_server(large))]
     if not small.problem and not large.problem:
-        findings += _about("large", _about_judge(large))
-        findings += _about("pair", _about_pair(small, large, same_vocabulary))
+        about_pair = _about_pair(small, large, same_vocabulary)
+        found += [("large", _about_judge(large)), ("pair", about_pair)]
     for other in others:
         first = small if other.role == "small" else large
-        findings += _about(f"{other.role} at {other.url}", _about_replica(other, first))
+        found.append((f"{other.role} at {other.url}", _about_replica(other, first)))
+    findings = [replace(finding, subject=subject) for subject, about in found for finding in about]
     return PairReport(small, large, same_vocabulary, tuple(findings), others)
-
-
-def _about(subject: str, findings: Iterable[Finding]) -> list[Finding]:
-    return [replace(finding, subject=subject) for finding in findings]
 
 
 def _about_server(report: EndpointReport) -> Findings:
@@ -95,96 +131,34 @@ def _about_server(report: EndpointReport) -> Findings:
     if report.problem or can is None:
         yield Finding("cannot work", "connection", report.problem)
         return
-    for name, lack in LACKS.items():
-        is_enabled_cache = name == "prefix_cache" and can.cache and can.cache.enabled
-        if getattr(can, name) is False and not is_enabled_cache:
-            yield Finding(
-                lack.outcome,
-                name,
-                f"no {name.replace('_', ' ')}: {lack.cost}",
-                lack.cure,
-            )
-    yield from _about_unknowns(report, can)
+    yield from _about_capabilities(can)
     yield from _about_cache(report, can)
     yield from _about_context(report)
-    yield from _about_failures(report, can)
-    yield from _about_counts(can)
-    yield from _about_thinking(report)
+    for check, reason in report.failures.items():
+        finding = FAILURES[check]
+        if check == "judging" and report.role == "small":
+            finding = SMALL_CANNOT_JUDGE
+        yield replace(finding, message=f"{finding.message}: {reason}")
+    thinking = THINKING.get((report.thinks_by, report.thinks))
+    if thinking:
+        yield replace(
+            thinking,
+            message=thinking.message.format(block=report.block),
+            cure=thinking.cure.format(role=report.role),
+        )
 
 
-def _before(version: tuple[int, int], can: Capabilities) -> bool:
-    """Whether the server reports an older vLLM than *version*."""
-    found = re.match(r"v?(\d+)\.(\d+)", can.version or "")
-    return found is not None and tuple(map(int, found.groups())) < version
-
-
-def _about_unknowns(report: EndpointReport, can: Capabilities) -> Findings:
+def _about_capabilities(can: Capabilities) -> Findings:
+    explained = ["prefix_cache"] if can.cache and can.cache.enabled else []  # by `_about_cache`
     for name in ("version", "speculation", *LACKS):
-        if getattr(can, name) is None:
-            words = name.replace("_", " ")
-            default = (f"could not tell on this server whether it has {words}", AGAIN)
-            yield Finding("unknown", name, *UNKNOWN.get(name, default))
-    cause = report.failures.get("verdicts")
-    if cause:
-        yield Finding(
-            "unknown", "verdicts", f"the time of a verdict could not be measured ({cause})", AGAIN
-        )
-
-
-def _about_context(report: EndpointReport) -> Findings:
-    """Report a context that is too short, and a chat template whose text is not exact."""
-    context = report.context
-    cure = "start vLLM with a larger --max-model-len"
-    if context is not None and context < MIN_CONTEXT_TOKENS:
-        yield Finding(
-            "cannot work",
-            "context",
-            f"its context of {context} tokens has no room for a step and its verdict",
-            cure,
-        )
-    elif context is not None and context < CHAIN_CONTEXT_TOKENS:
-        yield Finding(
-            "costs",
-            "context",
-            f"chains of thought end after {context} tokens",
-            cure,
-        )
-    if report.faithful is False:
-        yield Finding(
-            "costs",
-            "faithful",
-            (
-                "its chat template does not survive encoding, so that judge prompts may differ a"
-                " little"
-            ),
-            "start vLLM with another --chat-template",
-        )
-
-
-def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
-    """Report a model that cannot write, judge or score. Few policies let the small one judge."""
-    failures = report.failures
-    if "writing" in failures:
-        yield Finding(
-            "cannot work", "writing", f"it cannot write a step: {failures['writing']}", AGAIN
-        )
-    if "judging" in failures and report.role == "large":
-        yield Finding(
-            "cannot work",
-            "judging",
-            f"it cannot judge: {failures['judging']}",
-            "serve it with vLLM, or choose a policy without a judge",
-        )
-    elif "judging" in failures:
-        yield Finding(
-            "costs",
-            "judging",
-            (
-                "policies in which the small model judges (cascade) cannot use it:"
-                f" {failures['judging']}"
-            ),
-            "choose another policy",
-        )
+        value = getattr(can, name)
+        lack = LACKS.get(name)
+        words = name.replace("_", " ")
+        if value is None:
+            cure = UNKNOWN_CURES.get(name, AGAIN)
+            yield Finding("unknown", name, f"could not tell on this server: {words}", cure)
+        elif value is False and lack and name not in explained:
+            yield Finding(lack.outcome, name, f"no {words}: {lack.cost}", lack.cure)
     if can.suffix_scoring is False:
         yield Finding(
             "cannot work",
@@ -192,122 +166,72 @@ def _about_failures(report: EndpointReport, can: Capabilities) -> Findings:
             "suffix scoring is set, but the server does not do it, or wrongly",
             f"{SUFFIX_CURE}, or set it to false",
         )
-    elif "scoring" in failures:
-        yield Finding(
-            "costs",
-            "scoring",
-            (
-                "policies that score drafts (BiLD, reading, reflective) cannot use it:"
-                f" {failures['scoring']}"
-            ),
-            "choose a policy that scores nothing",
-        )
-
-
-def _about_counts(can: Capabilities) -> Findings:
-    """Report numbers that are wrong only with some flags."""
     if can.cached_counts is False:
         yield Finding(
             "costs",
             "cached_counts",
-            (
-                "replies say that no prompt tokens were cached where /metrics counts hits, as"
-                " some versions do with --scheduling-policy priority (vllm#52897): the ledger"
-                " counts cached prompt tokens as read"
-            ),
+            "replies say that no prompt tokens were cached where /metrics counts hits, as some"
+            " versions do with --scheduling-policy priority (vllm#52897): the ledger counts cached"
+            " prompt tokens as read",
             "update vLLM",
         )
 
 
-def _about_thinking(report: EndpointReport) -> Findings:
-    """Report how the model thinks, unless its chat template shows a thinking block."""
-    role = report.role
-    block = report.block
-    answers = "it reasons in its answer"
-    outcome: FindingOutcome = "works"
-    cure = ""
-    match report.thinks_by, report.thinks:
-        case "effect", True:
-            message = (
-                f"its chat template shows no thinking block, but it opens one by itself, {block},"
-                " which stepspec opens in its place"
-            )
-            cure = f"set thinks = false in [{role}] to have the block skipped"
-        case "effect", False:
-            outcome = "costs"
-            message = (
-                "its chat template shows no thinking block, and asked a plain question it opened"
-                f" none, so {answers}"
-            )
-            cure = f"if it does think, set thinks = true in [{role}]"
-        case "setting", True:
-            message = (
-                f"thinks = true is set, so stepspec opens the block {block}, which nothing else"
-                " shows"
-            )
-        case "setting", False:
-            message = f"thinks = false is set, so its block {block} is skipped, and {answers}"
-        case _, False:
-            message = f"its chat template switches thinking off, so {answers}"
-            cure = f"to have it think, set template = {{ enable_thinking = true }} in [{role}]"
-        case _:
-            return
-    yield Finding(outcome, "thinking", message, cure)
+def _about_context(report: EndpointReport) -> Findings:
+    """Report a context that is too short, and a chat template whose text is not exact."""
+    context = report.context or CHAIN_CONTEXT_TOKENS
+    if context < MIN_CONTEXT_TOKENS:
+        message = f"its context of {context} tokens has no room for a step and its verdict"
+        yield Finding("cannot work", "context", message, LARGER_CONTEXT)
+    elif context < CHAIN_CONTEXT_TOKENS:
+        message = f"chains of thought end after {context} tokens"
+        yield Finding("costs", "context", message, LARGER_CONTEXT)
+    if report.faithful is False:
+        yield Finding(
+            "costs",
+            "faithful",
+            "its chat template does not survive encoding, so that judge prompts may differ a"
+            " little",
+            "start vLLM with another --chat-template",
+        )
 
 
 def _about_cache(report: EndpointReport, can: Capabilities) -> Findings:
     """Report a prefix cache that is on, but of little use to a growing chain."""
-    cache = can.cache
-    if can.prefix_cache is False and cache is not None and cache.enabled:
-        message = (
-            f"the prefix cache is on, but nothing of a prompt of {can.tried} tokens was read"
-            " from it"
+    cache = can.cache or CacheConfig()
+    cure = _cache_cure(can, cache)
+    is_coarse = (cache.unit or cache.block or 0) > FINE_BLOCK_TOKENS
+    if cache.block is None:
+        is_coarse = can.tried > LONG_PROMPT_TOKENS
+    if can.prefix_cache and is_coarse:
+        found = f"works in blocks of {cache.block or f'up to {can.tried}'} tokens"
+    elif can.prefix_cache is False and cache.enabled:
+        found = (
+            f"nothing of a prompt of {can.tried} tokens was read from it: it is cached in blocks of"
+            f" {cache.block}"
         )
         if can.speculation:
-            cure = "start vLLM without --speculative-config"
-            message += (
-                ", as is known of hybrid models under MTP and other speculative decoding"
+            found += (
+                ", and hybrid models read nothing under MTP and other speculative decoding"
                 " (vllm#54360, vllm#53504)"
             )
-        else:
-            cure = _cache_cure(can)
-            message += f": it is cached in blocks of {cache.block}"
-    elif can.prefix_cache and _is_coarse(can):
-        cure = _cache_cure(can)
-        unit = f"for prompts of {can.tried} tokens"
-        if cache and cache.block:
-            unit = f"in blocks of {cache.block} tokens"
-        message = f"the prefix cache is on, but works {unit}"
-        again = tokens_read(report.reading)
-        if again != "unknown":
-            message += f": a verdict reads {again} again"
+            cure = "start vLLM without --speculative-config"
     else:
         return
     if report.reading:
-        message += f"; a verdict takes {report.reading}"
-    yield Finding("costs", "prefix_cache", message, cure)
+        again = tokens_read(report.reading)
+        found += f"; a verdict takes {report.reading}, and what it reads again is {again}"
+    yield Finding("costs", "prefix_cache", f"the prefix cache is on, but {found}", cure)
 
 
-def _is_coarse(can: Capabilities) -> bool:
-    cache = can.cache
-    if cache is None or cache.block is None:
-        return can.tried > LONG_PROMPT_TOKENS
-    return (cache.unit or cache.block) > FINE_BLOCK_TOKENS
-
-
-def _cache_cure(can: Capabilities) -> str:
+def _cache_cure(can: Capabilities, cache: CacheConfig) -> str:
     """Name the flags that let a hybrid's prefixes end anywhere, if the server lists them."""
-    cache = can.cache
-    unit = MATCH_UNIT_TOKENS
-    if cache is not None and cache.known:
-        unit = cache.finest
-        if MATCH_UNIT not in cache.known:
-            return (
-                f"vLLM {can.version or 'as served'} has no --prefix-match-unit, which later"
-                " versions have: update it"
-            )
-    mode = "--mamba-cache-mode align " if _before(VERSION_WITHOUT_CACHE_MODE, can) else ""
-    return f"start vLLM with {mode}--prefix-match-unit {unit}"
+    if cache.known and MATCH_UNIT not in cache.known:
+        return "this vLLM has no --prefix-match-unit, which later versions have: update it"
+    flag = f"--prefix-match-unit {cache.finest}"
+    if VERSIONS_WITH_CACHE_MODE.match(can.version or ""):
+        flag = f"--mamba-cache-mode align {flag}"
+    return f"start vLLM with {flag}"
 
 
 def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
@@ -316,9 +240,10 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
 
     A replica that is down costs speed while the first one works.
     """
-    if other.problem and not first.problem:
-        yield Finding("costs", "connection", other.problem)
-    elif not other.problem and (other.model, other.vocabulary) != (first.model, first.vocabulary):
+    if other.problem:
+        outcome: FindingOutcome = "cannot work" if first.problem else "costs"
+        yield Finding(outcome, "connection", other.problem)
+    elif (other.model, other.vocabulary) != (first.model, first.vocabulary):
         yield Finding(
             "cannot work",
             "replica",
@@ -326,36 +251,27 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
             "serve the same model at both, or leave one out",
         )
     else:
-        known = [(finding.check, finding.message) for finding in _about_server(first)]
-        for finding in _about_server(other):
-            if other.problem or (finding.check, finding.message) not in known:
-                yield finding
+        known = [*_about_server(first)]
+        yield from (finding for finding in _about_server(other) if finding not in known)
 
 
 def _about_judge(large: EndpointReport) -> Findings:
     """Report a large model that scores slowly, or does not understand a judge's question."""
-    can = large.can
-    scores_all = can is not None and can.prompt_logprobs and can.suffix_scoring is None
-    if scores_all and large.scoring is not None:
-        first_token = large.pace.first if large.pace else None
+    is_off = large.can is not None and large.can.suffix_scoring is None
+    if is_off and large.scoring is not None:
         yield Finding(
             "costs",
             "suffix_scoring",
-            (
-                "suffix scoring is off: to score a step it reads the whole chain again,"
-                f" {milliseconds(large.scoring)} after {LONG_PROMPT_TOKENS} tokens (a first token"
-                f" takes {milliseconds(first_token)})"
-            ),
+            "suffix scoring is off: to score a step it reads the whole chain again,"
+            f" {milliseconds(large.scoring)} after {LONG_PROMPT_TOKENS} tokens",
             SUFFIX_CURE,
         )
     if large.digits is not None and large.digits < MIN_DIGITS_PROBABILITY:
         yield Finding(
             "costs",
             "judging",
-            (
-                f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not"
-                " understand"
-            ),
+            f"asked for a grade, it puts {large.digits:.0%} on digits; as a judge it does not"
+            " understand",
             "choose another large model, or a policy without grades",
         )
 
@@ -365,48 +281,31 @@ def _about_pair(
     large: EndpointReport,
     same_vocabulary: bool | None,
 ) -> Findings:
-    why = disagreement(bool(small.thinks), bool(large.thinks))
-    if why:
-        cause, _, cure = why.partition(". ")
-        yield Finding(
-            "cannot work",
-            "thinking",
-            f"this pair is refused: {cause}",
-            cure[:1].lower() + cure[1:],
-        )
+    reason = disagreement(bool(small.thinks), bool(large.thinks))
+    if reason:
+        yield Finding("cannot work", "thinking", f"this pair is refused: {reason}")
     elif large.thinks and not small.thinks:
         yield Finding(
             "costs",
             "thinking",
-            (
-                "only the large model thinks: the small one drafts the steps of its thinking as"
-                " if it answered"
-            ),
+            "only the large model thinks: the small one drafts the steps of its thinking as if it"
+            " answered",
             "draft with a small model that thinks too",
         )
-    same_name = small.model == large.model
-    if same_name and small.url == large.url:
+    if small.model == large.model and (small.url == large.url or same_vocabulary):
         yield Finding(
             "costs",
             "distinct",
-            "small and large are the same server: a model gains nothing from its own drafts",
-            SMALLER_MODEL,
-        )
-    elif same_name and same_vocabulary:
-        yield Finding(
-            "costs",
-            "distinct",
-            f"small and large both serve {small.model!r}: are they one model?",
-            SMALLER_MODEL,
+            f"small and large both serve {small.model!r}: a model gains nothing from its own"
+            " drafts",
+            "serve a smaller model for small",
         )
     if same_vocabulary is False:
         yield Finding(
             "costs",
             "vocabulary",
-            (
-                "the vocabularies differ: every step is encoded anew for the other model, one"
-                " request each"
-            ),
+            "the vocabularies differ: every step is encoded anew for the other model, one request"
+            " each",
             "choose two models of one family",
         )
     if small.pace and large.pace:
@@ -416,34 +315,30 @@ def _about_pair(
 def _about_speed(small: WritePace, large: WritePace) -> Findings:
     """Report a small model that is not much faster, if the noise of the timings allows to tell."""
     noise = max(small.noise, large.noise)
-    ratio = small.between / large.between if large.between else math.nan
-    cure = "choose a smaller small model, or give it a faster server"
-    if ratio <= MAX_PACE_RATIO:
+    slower = large.between * (1 + noise)
+    if small.between <= large.between * MAX_PACE_RATIO:
         return
-    if ratio > 1 + noise:
+    if 0 < slower < small.between:
         yield Finding(
             "costs",
             "speed",
             "the small model is slower than the large one: speculation cannot pay",
-            f"swap the two, or {cure}",
+            f"swap the two, or {FASTER_SMALL}",
         )
-    elif ratio > MAX_PACE_RATIO * (1 + noise):
+    elif 0 < slower * MAX_PACE_RATIO < small.between:
         yield Finding(
             "costs",
             "speed",
             "the small model is hardly faster than the large one: speculation cannot pay",
-            cure,
+            FASTER_SMALL,
         )
     else:
         yield Finding(
             "unknown",
             "speed",
-            (
-                "could not tell on these servers whether the small model is faster than the large"
-                " one: from one measurement to the next, the seconds for a token changed by"
-                f" {noise:.0%}"
-            ),
-            AGAIN_IDLE,
+            "could not tell on these servers whether the small model is faster than the large one:"
+            f" from one measurement to the next, the seconds for a token changed by {noise:.0%}",
+            "run `stepspec doctor` again when the servers are idle",
         )
 
 
@@ -454,52 +349,37 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
     The *fallback* decides in place of a verifier that fails. Ratings that are no numbers from 0 to
     1 become None.
     """
+    finding = _about_critic(report, fallback)
+    if finding is None:
+        return report
+    if finding.outcome == "cannot work":
+        report = replace(report, right=None, wrong=None)
+    return replace(report, findings=(replace(finding, subject="critic"),))
+
+
+def _about_critic(report: CriticReport, fallback: Fallback | None) -> Finding | None:
+    if report.problem and fallback in (None, "fail"):
+        return Finding("cannot work", "connection", report.problem)
+    if report.problem:
+        cure = f"repair it: until then its fallback, {fallback}, decides"
+        return Finding("costs", "connection", report.problem, cure)
     right = report.right
     wrong = report.wrong
-    findings: list[Finding] = []
-    if report.problem:
-        findings = [_about_failed_critic(report.problem, fallback)]
-    elif right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
-        cure = "serve a reward model with one or two labels, with vLLM's --runner pooling"
-        findings = [
-            Finding(
-                "cannot work",
-                "rating",
-                f"its ratings are not numbers from 0 to 1 but {right} and {wrong}",
-                cure,
-            ),
-        ]
-        report = replace(report, right=None, wrong=None)
-    elif right <= wrong:
-        findings = [_about_ratings(right, wrong, is_verifier=fallback is not None)]
-    return replace(report, findings=tuple(_about("critic", findings)))
-
-
-def _about_failed_critic(problem: str, fallback: Fallback | None) -> Finding:
-    if fallback in (None, "fail"):
-        return Finding("cannot work", "connection", problem)
-    return Finding(
-        "costs", "connection", problem, f"repair it: until then its fallback, {fallback}, decides"
-    )
-
-
-def _about_ratings(right: float, wrong: float, *, is_verifier: bool) -> Finding:
-    """Report a critic that rates a wrong step or answer at least as high as a right one."""
-    message = f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}"
-    if not is_verifier:
+    if right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
         return Finding(
-            "costs",
+            "cannot work",
             "rating",
-            message,
-            "set delimiter, layout and prefix in [critic] as the reward model was trained",
+            f"its ratings are not numbers from 0 to 1 but {right} and {wrong}",
+            "serve a reward model with one or two labels, with vLLM's --runner pooling",
         )
+    if right > wrong:
+        return None
+    message = f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}"
+    if fallback is None:
+        cure = "set delimiter, layout and prefix in [critic] as the reward model was trained"
+        return Finding("costs", "rating", message, cure)
     if right < wrong:
-        return Finding(
-            "costs", "rating", message, "is the score the other way round? 1 has to mean correct"
-        )
-    return Finding(
-        "unknown",
-        "rating",
-        message,
-        "nothing to cure if it judges other problems, such as programs",
-    )
+        cure = "is the score the other way round? 1 has to mean correct"
+        return Finding("costs", "rating", message, cure)
+    cure = "nothing to cure if it judges other problems, such as programs"
+    return Finding("unknown", "rating", message, cure)

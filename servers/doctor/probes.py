@@ -32,7 +32,8 @@ GRADE = load("specreason.grade")
 """The question of a judge that is asked for a grade, and the beginning of the reply."""
 PROBLEM = Chain.of("What is 2 + 2?")
 STEP = Step("2 + 2 is 4.\n\n", "small")
-WRONG_STEP = Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small")
+RATED = (STEP, Step("2 + 2 is 7, as 7 + 7 is 1.\n\n", "small"))
+"""A right step and an obviously wrong one."""
 DIGITS = "0123456789"
 MAX_REQUEST_SECONDS = 120.0
 WRITTEN_TOKENS = 32
@@ -50,9 +51,7 @@ async def examine(
 ) -> Diagnosis:
     """Examine both endpoints, then the *critic*."""
     pair = await diagnose(small, large)
-    if critic is None:
-        return Diagnosis.of(pair)
-    return Diagnosis.of(pair, await diagnose_critic(critic))
+    return Diagnosis.of(pair, await diagnose_critic(critic) if critic else None)
 
 
 async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
@@ -62,17 +61,16 @@ async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
     Capabilities are tried at all servers at once. Times are measured at one server after the other,
     since servers may share a machine.
     """
-    servers = [*small.each, *large.each]
-    examinations = [_Examination(_hasty(server)) for server in servers]
+    examinations = [_Examination(_hasty(server)) for server in (*small.each, *large.each)]
     async with AsyncExitStack() as stack:
         await asyncio.gather(*(each.run(each.capabilities(stack)) for each in examinations))
         for examination in examinations:
             if not examination.report.problem:
                 await examination.run(examination.times())
     reports = [examination.report for examination in examinations]
-    usable_first = sorted(reports, key=lambda report: report.problem != "")
-    small_report, *small_replicas = [report for report in usable_first if report.role == "small"]
-    large_report, *large_replicas = [report for report in usable_first if report.role == "large"]
+    reports.sort(key=lambda report: report.problem != "")  # The first that can be used comes first.
+    small_report, *small_replicas = [report for report in reports if report.role == "small"]
+    large_report, *large_replicas = [report for report in reports if report.role == "large"]
     return conclude(small_report, large_report, *small_replicas, *large_replicas)
 
 
@@ -89,14 +87,13 @@ async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticRepor
             async with RewardModelEndpoint(_hasty(settings)) as endpoint:
                 report = replace(report, model=endpoint.name)
                 critic = endpoint.critic()
-                chains = [PROBLEM.extend(step) for step in (STEP, WRONG_STEP)]
-                right, wrong = [(await critic.rate(chain)).score for chain in chains]
+                ratings = [await critic.rate(PROBLEM.extend(step)) for step in RATED]
         else:
             fallback = settings.fallback
             report = replace(report, model=settings.name)
             async with ConnectedVerifier(settings) as verifier:
-                candidates = [_candidate(settings, step) for step in (STEP, WRONG_STEP)]
-                right, wrong = [(await verifier.rate(each)).score for each in candidates]
+                ratings = [await verifier.rate(_candidate(settings, step)) for step in RATED]
+        right, wrong = [rating.score for rating in ratings]
         report = replace(report, right=right, wrong=wrong)
     except StepspecError as exc:
         report = replace(report, problem=_cause(exc))
@@ -197,15 +194,14 @@ class _Examination:
 
 async def _pace(endpoint: VllmEndpoint) -> WritePace:
     """Write a few tokens several times, one write after the other."""
-    firsts: list[float] = []
-    gaps: list[float] = []
+    model, calls = _watched_model(endpoint)
     for _ in range(TIMED_WRITES):
-        model, calls = _watched_model(endpoint)
         await model.write(PROBLEM, stop=(), limit=WRITTEN_TOKENS)
-        called = calls[0]
-        first = called.first or 0.0
-        firsts.append(first)
-        gaps.append((called.seconds - first) / max(1, called.written - 1))
+    firsts = [call.first or 0.0 for call in calls]
+    gaps = [
+        (call.seconds - first) / max(1, call.written - 1)
+        for call, first in zip(calls, firsts, strict=True)
+    ]
     between = median(gaps)
     noise = (max(gaps) - min(gaps)) / between if between else 0.0
     return WritePace(first=median(firsts), between=between, noise=noise)
@@ -233,8 +229,8 @@ async def _verdicts(endpoint: VllmEndpoint, can: Capabilities) -> Reading:
     The chain is longer than one and a half blocks of the prefix cache, if the context is.
     """
     model, calls = _watched_model(endpoint)
-    block = can.cache.block if can.cache else None
-    text = _new_step() + await _long_text(endpoint, max(LONG_PROMPT_TOKENS, (block or 0) * 3 // 2))
+    block = (can.cache and can.cache.block) or 0
+    text = _new_step() + await _long_text(endpoint, max(LONG_PROMPT_TOKENS, block * 3 // 2))
     chain = PROBLEM.extend(replace(STEP, text=text))
     for _ in range(TIMED_VERDICTS):
         chain = chain.extend(STEP)
@@ -251,7 +247,7 @@ async def _verdicts(endpoint: VllmEndpoint, can: Capabilities) -> Reading:
 
 def _new_step() -> str:
     """Return a step that no server has in its cache."""
-    return f"{randrange(10**9)} is a number.\n\n"
+    return f"{randrange(1_000_000_000)} is a number.\n\n"
 
 
 async def _long_text(endpoint: VllmEndpoint, tokens: int) -> str:

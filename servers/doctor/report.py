@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from stepspec.orchestrator.chain import Role
@@ -22,7 +22,6 @@ from stepspec.orchestrator.endpoints.chat_template import Source
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 
 FindingOutcome: TypeAlias = Literal["works", "costs", "cannot work", "unknown"]
-ORDER: tuple[FindingOutcome, ...] = ("cannot work", "costs", "unknown", "works")
 PHRASES: Mapping[FindingOutcome, tuple[str, str]] = {
     "cannot work": ("thing cannot work", "things cannot work"),
     "costs": ("costs speed or accuracy", "cost speed or accuracy"),
@@ -30,11 +29,12 @@ PHRASES: Mapping[FindingOutcome, tuple[str, str]] = {
 }
 """The words of the summary for one finding with an outcome, and for several."""
 COLOURS: Mapping[FindingOutcome, str] = {
-    "works": "green",
-    "costs": "yellow",
     "cannot work": "red",
+    "costs": "yellow",
     "unknown": "magenta",
+    "works": "green",
 }
+"""The colours of the outcomes, in the order in which findings are printed."""
 
 
 class Lack(NamedTuple):
@@ -130,10 +130,8 @@ class Reading:
     """Seconds of the first verdict about the chain, which reads all of it."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.seconds * 1000:.0f} ms (the first one, which reads all:"
-            f" {self.first * 1000:.0f} ms)"
-        )
+        first = milliseconds(self.first)
+        return f"{milliseconds(self.seconds)} (the first one, which reads all: {first})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +223,7 @@ class Diagnosis:
 
     @classmethod
     def of(cls, pair: PairReport, critic: CriticReport | None = None) -> Diagnosis:
-        findings = list(pair.findings)
-        if critic:
-            findings.extend(critic.findings)
+        findings = [*pair.findings, *(critic.findings if critic else ())]
         counts: Counter[FindingOutcome] = Counter(finding.outcome for finding in findings)
         return cls(
             ok=not counts["cannot work"],
@@ -238,11 +234,11 @@ class Diagnosis:
 
 
 def _summary(counts: Counter[FindingOutcome]) -> str:
-    phrases: list[str] = []
-    for outcome, (one, several) in PHRASES.items():
-        count = counts[outcome]
-        if count:
-            phrases.append(f"{count} {one if count == 1 else several}")
+    phrases = [
+        f"{counts[outcome]} {one if counts[outcome] == 1 else several}"
+        for outcome, (one, several) in PHRASES.items()
+        if counts[outcome]
+    ]
     if not phrases:
         return "It works. Nothing is missing."
     works = "cannot work like this" if counts["cannot work"] else "works"
@@ -266,9 +262,10 @@ def render(report: Diagnosis) -> Iterator[RenderableType]:
 def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
     """Yield a line for each finding between empty lines, with what cannot work first."""
     yield Text()
-    for finding in sorted(findings, key=lambda finding: ORDER.index(finding.outcome)):
-        outcome = (f"{finding.outcome}  ", COLOURS[finding.outcome])
-        yield Text.assemble(outcome, str(finding))
+    for outcome, colour in COLOURS.items():
+        for finding in findings:
+            if finding.outcome == outcome:
+                yield Text.assemble((f"{outcome}  ", colour), str(finding))
     if findings:
         yield Text()
 
@@ -277,8 +274,7 @@ def _table(pair: PairReport) -> Table:
     reports = (pair.small, pair.large, *pair.others)
     table = _columns(*(report.role for report in reports))
     cells = [table_cells(report) for report in reports]
-    rows = max(cells, key=len)
-    for name in rows:
+    for name in max(cells, key=len):
         table.add_row(name, *(column.get(name, _mark(None)) for column in cells))
     if any(report.can for report in reports):
         table.add_row("one vocabulary", _mark(pair.same_vocabulary, missing="costs"))
@@ -286,24 +282,17 @@ def _table(pair: PairReport) -> Table:
 
 
 def _columns(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("", *names):
-        table.add_column(name, overflow="fold")
-    return table
+    columns = [Column(name, overflow="fold") for name in ("", *names)]
+    return Table(*columns, box=None, pad_edge=False)
 
 
 def _critic_table(critic: CriticReport) -> Table:
     table = _columns("critic")
-    if critic.url:
-        table.add_row("server", critic.url)
+    table.add_row("server", critic.url or "a function")
     table.add_row("model", UNUSABLE_MARK if critic.problem else critic.model or _mark(None))
-    table.add_row("rates a right one", _rating(critic.right))
-    table.add_row("rates a wrong one", _rating(critic.wrong))
+    table.add_row("rates a right one", _figure(critic.right, "{:.2f}"))
+    table.add_row("rates a wrong one", _figure(critic.wrong, "{:.2f}"))
     return table
-
-
-def _rating(rating: float | None) -> str | Text:
-    return _mark(None) if rating is None else f"{rating:.2f}"
 
 
 def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
@@ -318,7 +307,7 @@ def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
         "server": report.url,
         "model": report.model or unknown,
         "vLLM": can.version or unknown,
-        "context": unknown if report.context is None else f"{report.context} tokens",
+        "context": _figure(report.context, "{} tokens"),
         "thinks": _mark(report.thinks, missing="works").append(f" ({report.thinks_by})"),
         "speculative decoding": _mark(can.speculation, missing="works"),
         "drafted tokens accepted": str(
@@ -328,22 +317,18 @@ def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
             name.replace("_", " "): _mark(getattr(can, name), missing=lack.outcome)
             for name, lack in LACKS.items()
         },
-        "probability of digits": unknown if report.digits is None else f"{report.digits:.1%}",
+        "probability of digits": _figure(report.digits, "{:.1%}"),
         "first token": milliseconds(pace.first if pace else None),
-        "each further token": milliseconds(pace.between if pace else None, digits=1),
+        "each further token": milliseconds(pace.between if pace else None, "{:.1f} ms"),
         "a verdict reads": tokens_read(reading),
         "a verdict takes": milliseconds(reading.seconds if reading else None),
-        "suffix scoring": SUFFIX_SCORING_MARKS[can.suffix_scoring],
+        "suffix scoring": SUFFIX_SCORING_WORDS[can.suffix_scoring],
         f"scoring a step after {LONG_PROMPT_TOKENS} tokens": milliseconds(report.scoring),
     }
 
 
 UNUSABLE_MARK = Text("cannot be used", COLOURS["cannot work"])
-SUFFIX_SCORING_MARKS: Mapping[bool | None, Text] = {
-    True: Text("on", COLOURS["works"]),
-    False: Text("refused", COLOURS["cannot work"]),
-    None: Text("off", COLOURS["costs"]),
-}
+SUFFIX_SCORING_WORDS: Mapping[bool | None, str] = {True: "on", False: "refused", None: "off"}
 
 
 def _mark(value: bool | None, *, missing: FindingOutcome = "unknown") -> Text:
@@ -355,10 +340,12 @@ def _mark(value: bool | None, *, missing: FindingOutcome = "unknown") -> Text:
     return Text("no", COLOURS[missing])
 
 
-def milliseconds(seconds: float | None, digits: int = 0) -> str:
-    if seconds is None:
-        return "unknown"
-    return f"{seconds * 1000:.{digits}f} ms"
+def _figure(value: float | None, layout: str) -> str:
+    return "unknown" if value is None else layout.format(value)
+
+
+def milliseconds(seconds: float | None, layout: str = "{:.0f} ms") -> str:
+    return _figure(seconds and seconds * 1000, layout)
 
 
 def tokens_read(reading: Reading | None) -> str:

@@ -9,21 +9,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias, cast
 
-from stepspec.orchestrator.endpoints.settings import Endpoint
-
-from .launch import RunningServer, ServerCommand
+from .launch import ServerCommand
 from .pair import VISIBLE, Pair, StartedServer
 
-SHARED_SETTINGS = {"template", "thinks", "suffix_scoring"}
-"""Settings of both a `StartedServer` and an `Endpoint`."""
-OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
-"""Settings of an `Endpoint` that are not printed, or printed as its URL."""
+ENDPOINT_SETTINGS = {"template", "thinks", "suffix_scoring"}
+"""Settings of a `StartedServer` that are also settings of an `Endpoint`."""
 
 IGNORED_FLAGS: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 """Flags without effect since a version of vLLM. A later version will refuse them."""
@@ -31,7 +26,7 @@ IGNORED_FLAGS: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}
 ADDED_FLAGS: Mapping[str, tuple[int, ...]] = {"enable-scale-out": (0, 30)}
 """Flags that a version of vLLM has added. Without this one, earlier versions open the routes."""
 
-NO_VERSION = (10**6,)  # later than all versions
+NO_VERSION = (1_000_000,)  # later than all versions
 
 ZEROED_MEMORY: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 """
@@ -47,20 +42,18 @@ Visible: TypeAlias = Sequence[str] | None
 
 
 def servers(pair: Pair, visible: Visible = None) -> tuple[ServerCommand, ...]:
-    """
-    Describe the servers to start, largest model first. Each has its role as its name.
-    """
+    """Describe the servers to start, the large model first. Each has its role as its name."""
     return tuple(
         ServerCommand(
-            name=path,
+            name=role,
             model=server.model,
             served_name=server.served_name,
-            args=tuple(_arguments(pair, path, server)),
+            args=tuple(_arguments(pair, server)),
             env={**_environment(server, visible), **server.environment},
             host=server.host,
             port=server.port,
         )
-        for path, server in pair.started.items()
+        for role, server in pair.models.items()
     )
 
 
@@ -68,21 +61,13 @@ def waves(pair: Pair, visible: Visible = None) -> tuple[tuple[ServerCommand, ...
     """
     Return the servers in waves. The servers of one wave start at the same time.
 
-    Servers that share a card are in different waves, the one with the largest model first. vLLM
-    measures how much of a card its own model takes, and no other process may allocate memory there
-    meanwhile.
+    If both use the same card, the large model starts first. vLLM measures how much of a card its
+    own model takes, and no other process may allocate memory there meanwhile.
     """
-    found = defaultdict[int, list[ServerCommand]](list)
-    next_wave: dict[int, int] = {}
-    for server, settings in zip(
-        servers(pair, visible),
-        pair.started.values(),
-        strict=True,
-    ):
-        wave = max((next_wave.get(card, 0) for card in settings.gpus), default=0)
-        found[wave].append(server)
-        next_wave.update(dict.fromkeys(settings.gpus, wave + 1))
-    return tuple(map(tuple, found.values()))
+    large, small = servers(pair, visible)
+    if pair.share_cards:
+        return (large,), (small,)
+    return ((large, small),)
 
 
 def shell_line(server: ServerCommand) -> str:
@@ -110,9 +95,9 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
+def _arguments(pair: Pair, server: StartedServer) -> Sequence[str]:
     cards = len(server.gpus)
-    speculation = server.speculation.configuration(*(pair.drafter(path) or ()))
+    speculation = server.speculation.configuration(pair.small.model, pair.small.revision)
     flags: dict[str, Any] = {
         "revision": server.revision or False,
         "dtype": server.dtype,
@@ -171,36 +156,17 @@ def visible_cards(environment: Mapping[str, str]) -> Visible:
     return tuple(value.replace(",", " ").split())
 
 
-def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[str, Any]:
+def solver_settings(pair: Pair, urls: Mapping[str, str]) -> dict[str, Any]:
     """
-    Return the settings of a solver for the servers of *pair*, which are *running*, by role.
+    Return the settings of a solver for the servers of *pair*, which answer at these *urls*.
 
-    The API keys of servers that ran already are omitted, because the settings are printed.
+    A model without other settings is its URL alone.
     """
-    settings: dict[str, Any] = {
-        role: _endpoint_settings(model, running[role]) for role, model in pair.models.items()
-    }
+    settings: dict[str, Any] = dict(urls)
+    for role, server in pair.models.items():
+        others = server.model_dump(include=ENDPOINT_SETTINGS, exclude_unset=True)
+        if others:
+            settings[role] = {"url": urls[role], **others}
     if pair.sampling:
         settings["sampling"] = pair.sampling.model_dump(exclude_unset=True)
     return settings
-
-
-def _endpoint_settings(
-    model: Endpoint | StartedServer,
-    running: RunningServer,
-) -> str | dict[str, Any]:
-    """
-    Return the settings of one endpoint.
-
-    They are the URL alone if there is no other setting, and no key that the user has to set.
-    """
-    included = SHARED_SETTINGS if isinstance(model, StartedServer) else None
-    others = model.model_dump(
-        mode="json",
-        include=included,
-        exclude=OMITTED_SETTINGS,
-        exclude_unset=True,
-    )
-    if others or (isinstance(model, Endpoint) and model.api_key):
-        return {"url": running.base_url, **others}
-    return running.base_url

@@ -76,8 +76,17 @@ class ServerCommand:
         program = self.program
         if program[-1] != "serve":
             program += ("--model",)
-        names = (str(self.model), "--served-model-name", self.served_name)
-        return (*program, *names, "--host", self.host, "--port", str(port), *self.args)
+        return (
+            *program,
+            str(self.model),
+            "--served-model-name",
+            self.served_name,
+            "--host",
+            self.host,
+            "--port",
+            str(port),
+            *self.args,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +105,14 @@ class Served:
     """The file with the output of the group."""
 
     @property
-    def running(self) -> RunningServer:
-        """Describe the server for other programs."""
-        return RunningServer(self.base_url, self.served_name, self.pid, str(self.log))
-
-
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """
-    A server that answers, as it is printed for other programs.
-
-    ``pid`` and ``log`` are None for a server that this program has not started.
-    """
-
-    base_url: str
-    """Its base URL, with ``/v1``; several URLs of replicas are separated by commas."""
-    model: str
-    """The name by which requests ask for the model."""
-    pid: int | None = None
-    """The leader of its process group."""
-    log: str | None = None
-    """The file with the output of the group."""
+    def record(self) -> dict[str, object]:
+        """The server as it is printed for other programs."""
+        return {
+            "base_url": self.base_url,
+            "model": self.served_name,
+            "pid": self.pid,
+            "log": str(self.log),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,27 +155,46 @@ async def launch(
     after *grace* seconds.
     """
     _check(servers)
+    loop = asyncio.get_running_loop()
+    ready: dict[str, asyncio.Future[Served]] = {
+        server.name: loop.create_future() for server in servers
+    }
+
+    async def run(server: ServerCommand, log: Path) -> None:
+        """Run *server* until cancelled. Raise `ServerError` if it fails, or ends by itself."""
+        future = ready[server.name]
+        env = {**os.environ, **server.env}
+        with _reserve_port(server) as reserved:
+            port = int(reserved.getsockname()[1])
+            async with child(server.command(port), env=env, log=log, grace=grace) as process:
+                url = f"http://{server.host}:{port}/v1"
+                served = Served(server.name, url, server.served_name, process.pid, log)
+                is_ready = await _wait_until_ready(
+                    served,
+                    process,
+                    prepare,
+                    on_progress,
+                    ready_timeout,
+                )
+                # The future is cancelled if the block is cancelled just when the server is ready.
+                if is_ready and not future.done():
+                    future.set_result(served)
+                await asyncio.wait({process.ended})
+        when = "while it was in use" if future.done() else "before it answered"
+        code = process.ended.result()
+        cause = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        raise ServerDied(_failure(served, f"ended {when}, with {cause}"))
+
     with _log_folder(log_dir) as folder:
-        processes = [
-            _ServerProcess(
-                server,
-                folder / f"{server.name}.log",
-                ready_timeout,
-                grace,
-                on_progress,
-                prepare,
-            )
-            for server in servers
-        ]
-        async with supervised(*(process.run() for process in processes)):
-            yield {process.server.name: await process.served for process in processes}
+        runs = [run(server, folder / f"{server.name}.log") for server in servers]
+        async with supervised(*runs):
+            yield {name: await future for name, future in ready.items()}
 
 
 def _check(servers: Sequence[ServerCommand]) -> None:
     if any({**os.environ, **server.env}.get("VLLM_API_KEY") for server in servers):
         raise ConfigurationError(
-            "VLLM_API_KEY is set: unset it, or start a server with a key yourself, and name its url"
-            " and api_key",
+            "VLLM_API_KEY is set: unset it, or start the servers yourself",
         )
     uses_own_vllm = any(server.program == vllm_program() for server in servers)
     if uses_own_vllm and importlib.util.find_spec("vllm") is None:
@@ -204,114 +219,65 @@ def _log_folder(log_dir: Path | None) -> Generator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@dataclass(eq=False)
-class _ServerProcess:
-    """Runs one of the servers that were launched together. ``served`` is set once it is ready."""
+def _reserve_port(server: ServerCommand) -> socket.socket:
+    try:
+        return reserve_port(server.host, server.port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the {server.name} server cannot listen at {server.host}:{server.port}:"
+            f" {error.strerror}",
+        ) from error
 
-    server: ServerCommand
-    """What to start."""
-    log: Path
-    """The file of its log."""
-    ready_timeout: float
-    """Seconds after which a server that does not answer has failed."""
-    grace: float
-    """Seconds between terminating and killing the server."""
-    on_progress: Callable[[Progress], object]
-    """Is called with each change, and while the server starts."""
-    prepare: Prepare | None
-    """Uses the server once before it is ready; None: nothing does."""
 
-    def __post_init__(self) -> None:
-        self.served: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
-        self._launched = time.monotonic()
-
-    async def run(self) -> None:
-        """Run the server until cancelled. Raise `ServerError` if it fails, or ends by itself."""
-        server = self.server
-        env = {**os.environ, **server.env}
-        with self._reserve_port() as reserved:
-            port = int(reserved.getsockname()[1])
-            command = server.command(port)
-            async with child(
-                command,
-                env=env,
-                log=self.log,
-                grace=self.grace,
-            ) as process:
-                url = f"http://{server.host}:{port}/v1"
-                served = Served(
-                    server.name,
-                    url,
-                    server.served_name,
-                    process.pid,
-                    self.log,
+async def _wait_until_ready(
+    served: Served,
+    process: Child,
+    prepare: Prepare | None,
+    on_progress: Callable[[Progress], object],
+    ready_timeout: float,
+) -> bool:
+    """Wait until the server answers and is prepared; return False if it ends instead."""
+    began = time.monotonic()
+    seconds = 0.0
+    ended = process.ended
+    async with background(_become_ready(served, prepare)) as (ready,):
+        tasks: set[asyncio.Task[Any]] = {ready, ended}
+        while not (ready.done() or ended.done()):
+            if seconds > ready_timeout:
+                raise ServerNotReady(
+                    _failure(served, f"did not answer within {ready_timeout:g} s"),
                 )
-                is_ready = await self._wait_until_ready(served, process)
-                # The future is cancelled if the block is cancelled just when the server is ready.
-                if is_ready and not self.served.done():
-                    self.served.set_result(served)
-                    self._report_progress("ready")
-                await asyncio.wait({process.ended})
-        raise self._died(process.ended.result())
+            on_progress(Progress(served.name, seconds, "starting"))
+            await asyncio.wait(
+                tasks,
+                timeout=POLL_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            seconds = time.monotonic() - began
+    if ended.done():
+        return False
+    ready.result()
+    on_progress(Progress(served.name, seconds, "ready"))
+    return True
 
-    def _reserve_port(self) -> socket.socket:
-        host = self.server.host
-        port = self.server.port
-        try:
-            return reserve_port(host, port)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the {self.server.name} server cannot listen at {host}:{port}: {error.strerror}",
-            ) from error
 
-    async def _wait_until_ready(self, served: Served, process: Child) -> bool:
-        """Wait until the server answers and is prepared; return False if it ends instead."""
-        async with background(self._become_ready(served)) as (ready,):
-            tasks: set[asyncio.Task[Any]] = {ready, process.ended}
-            while not (ready.done() or process.ended.done()):
-                if self._elapsed > self.ready_timeout:
-                    raise ServerNotReady(
-                        self._report(f"did not answer within {self.ready_timeout:g} s"),
-                    )
-                self._report_progress("starting")
-                await asyncio.wait(
-                    tasks,
-                    timeout=POLL_SECONDS,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-        if process.ended.done():
-            return False
-        ready.result()
-        return True
+async def _become_ready(served: Served, prepare: Prepare | None) -> None:
+    async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
+        # No event tells that the server answers.
+        while not await _answers(http, served):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+    if prepare:
+        await prepare(served)
 
-    @property
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._launched
 
-    async def _become_ready(self, served: Served) -> None:
-        async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
-            # No event tells that the server answers.
-            while not await _answers(http, served):  # noqa: ASYNC110
-                await asyncio.sleep(POLL_SECONDS)
-        if self.prepare:
-            await self.prepare(served)
-
-    def _report_progress(self, state: State) -> None:
-        self.on_progress(Progress(self.server.name, self._elapsed, state))
-
-    def _died(self, code: int) -> ServerDied:
-        when = "while it was in use" if self.served.done() else "before it answered"
-        cause = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-        return ServerDied(self._report(f"ended {when}, with {cause}"))
-
-    def _report(self, failure: str) -> str:
-        """Describe the *failure*, with the lines of the log that state why."""
-        log = ""
-        with suppress(OSError):  # The log may have been deleted.
-            log = self.log.read_text(encoding="utf-8", errors="replace")
-        lines = failure_lines(log[-LOG_CHARACTERS:])
-        first = f"the {self.server.name} server {failure}{':' if lines else ', silently'}"
-        return "\n    ".join([first, *lines]) + f"\n  its log: {self.log}"
+def _failure(served: Served, failure: str) -> str:
+    """Describe the *failure* of a server, with the lines of its log that state why."""
+    log = ""
+    with suppress(OSError):  # The log may have been deleted.
+        log = served.log.read_text(encoding="utf-8", errors="replace")
+    lines = failure_lines(log[-LOG_CHARACTERS:])
+    first = f"the {served.name} server {failure}{':' if lines else ', silently'}"
+    return "\n    ".join([first, *lines]) + f"\n  its log: {served.log}"
 
 
 async def _answers(http: aiohttp.ClientSession, served: Served) -> bool:

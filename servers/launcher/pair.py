@@ -1,5 +1,5 @@
 """
-A pair's file, as in ``recipes/``: two models, each a server to start or a server that runs already.
+A pair's file, as in ``recipes/``: two models to start servers for.
 
 `load` reads the file and explains its errors.
 """
@@ -14,27 +14,20 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import (
     AfterValidator,
     BaseModel,
-    Discriminator,
     Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Tag,
     ValidationError,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
-from stepspec.orchestrator.endpoints.settings import Endpoint, Sampling, for_role
+from stepspec.orchestrator.endpoints.settings import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import explain_error
 
 Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", "mtp", "dflash"]
-
-Drafter: TypeAlias = tuple[str, str | None]
-"""A model that drafts tokens, and its revision."""
 
 METHODS_WITH_TRAINED_DRAFTER = frozenset({"eagle3", "dflash"})
 DEFAULT_TOKENS: Mapping[str, int] = {"ngram": 4, "draft_model": 4, "eagle3": 3, "mtp": 1}
@@ -96,29 +89,28 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
         """
         Return vLLM's ``--speculative-config``; None without speculation.
 
-        *drafter* is the draft model for "draft_model" if the settings name none. *revision* is that
-        of the model that drafts.
+        The model *drafter* of this *revision* drafts for "draft_model" if the settings name none.
         """
         if self.method == "none":
             return None
-        model = self.model
-        if self.method == "draft_model":
-            model = model or drafter
         config: dict[str, Any] = {
             "method": self.method,
             "num_speculative_tokens": self.tokens or DEFAULT_TOKENS.get(self.method),
-            "model": model,
-            "revision": revision if model else None,
+            "model": self.model,
         }
         if self.method == "ngram":
             config.update(NGRAM_LOOKUP)
+        if self.needs_drafter:
+            config.update(model=drafter, revision=revision)
         return {name: value for name, value in config.items() if value} | self.more
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether a model drafts that these settings do not name."""
+        return self.method == "draft_model" and self.model is None
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# The tags of the two kinds of single models.
-CONNECTED = "a server that runs"
-STARTED = "a server to start"
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 SETTING_OF: Mapping[str, str] = {
@@ -138,10 +130,7 @@ SETTING_OF: Mapping[str, str] = {
 """For a flag of vLLM, the setting of a `StartedServer` that replaces it."""
 
 SECRET_FLAGS = {
-    "api-key": (
-        "start that server yourself with the variable VLLM_API_KEY, and name its url and api_key"
-        " here"
-    ),
+    "api-key": "start that server yourself with the variable VLLM_API_KEY",
     "hf-token": "set the variable HF_TOKEN",
 }
 """
@@ -202,11 +191,9 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.gpus)) < len(self.gpus):
-            raise ValueError(f"gpus: a card is repeated: {', '.join(map(str, self.gpus))}")
+            raise ValueError("gpus: a card is repeated")
         for flag, value in self.flags.items():
             _check_flag(flag, value)
-        if "VLLM_API_KEY" in self.environment:
-            raise ValueError(f"environment: {SECRET_FLAGS['api-key']}")
         if VISIBLE in self.environment:
             raise ValueError(f"environment: {VISIBLE!r} has its own setting, gpus")
         return self
@@ -226,28 +213,13 @@ def _check_flag(flag: str, value: object) -> None:
         )
 
 
-def _tag(value: object) -> str:
-    """Return the kind of a model. A model with a URL runs already."""
-    if isinstance(value, Endpoint | str) or (isinstance(value, dict) and "url" in value):
-        return CONNECTED
-    return STARTED
-
-
-Single: TypeAlias = Annotated[
-    Annotated[Endpoint, Tag(CONNECTED)] | Annotated[StartedServer, Tag(STARTED)],
-    Discriminator(_tag),
-]
-
-
 class Pair(BaseModel, frozen=True, extra="forbid"):
-    """The content of one file. A model with a ``url`` runs already, others are to be started."""
+    """The content of one file."""
 
-    large: Single
+    large: StartedServer
     """The large model."""
-    small: Single
+    small: StartedServer
     """The small model."""
-    card: PositiveFloat | None = None
-    """The memory of one GPU in GiB; None: `stepspec up` asks the driver."""
     sampling: Sampling | None = None
     """How both models sample. `stepspec up` prints it among the settings of a solver."""
     ready_seconds: PositiveFloat = 1800.0
@@ -257,56 +229,21 @@ class Pair(BaseModel, frozen=True, extra="forbid"):
     A first start downloads the weights.
     """
 
-    @field_validator("large", "small", mode="before")
-    @classmethod
-    def _complete(cls, value: Any, info: ValidationInfo) -> Any:
-        """Complete a server that runs: a URL becomes a table, and a table gets its role."""
-        described: object = value
-        if not isinstance(described, str | dict | BaseModel):
-            raise ValueError(
-                f"write a table with a `model` to start, or the URL of a running server: {value!r}"
-                " is neither",
-            )
-        if _tag(value) == CONNECTED and not isinstance(value, Endpoint):
-            return for_role(value, str(info.field_name))
-        return value
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.small.speculation.needs_drafter:
+            raise ValueError("small.speculation: no smaller model could draft: set `model`")
+        return self
 
     @property
-    def models(self) -> Mapping[str, Endpoint | StartedServer]:
+    def models(self) -> Mapping[str, StartedServer]:
         """Both models by role, the large one first."""
         return {"large": self.large, "small": self.small}
 
     @property
-    def started(self) -> Mapping[str, StartedServer]:
-        """The servers to start."""
-        models = self.models.items()
-        return {role: model for role, model in models if isinstance(model, StartedServer)}
-
-    @property
-    def connected(self) -> Mapping[str, Endpoint]:
-        """The servers that run already."""
-        models = self.models.items()
-        return {role: model for role, model in models if isinstance(model, Endpoint)}
-
-    def drafter(self, role: str) -> Drafter | None:
-        """
-        Return the model that drafts tokens for the server of *role*; None if no other model does.
-
-        It is the model that the speculation names, or else the small model, if the file has that
-        started.
-        """
-        speculation = self.started[role].speculation
-        if speculation.model is not None:
-            return speculation.model, speculation.more.get("revision")
-        if speculation.method != "draft_model" or role == "small":
-            return None
-        if isinstance(self.small, StartedServer):
-            return self.small.model, self.small.revision
-        return None
-
-
-KINDS = frozenset({CONNECTED, STARTED})
-SOLVER_SETTINGS = ("policy", "options")
+    def share_cards(self) -> bool:
+        """Whether both models use the same card."""
+        return not set(self.large.gpus).isdisjoint(self.small.gpus)
 
 
 def load(path: Path) -> Pair:
@@ -319,12 +256,5 @@ def load(path: Path) -> Pair:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigurationError(f"{path} is not TOML: {exc}") from exc
     except ValidationError as exc:
-        reasons = "; ".join(map(_explain, exc.errors()))
+        reasons = "; ".join(explain_error(Pair, error) for error in exc.errors())
         raise ConfigurationError(f"{path}: {reasons}") from exc
-
-
-def _explain(error: ErrorDetails) -> str:
-    name = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden" and name in SOLVER_SETTINGS:
-        return f"{name}: write it into stepspec.toml"
-    return explain_error(Pair, error, KINDS)

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,13 +100,17 @@ def reserve_port(host: str, port: int = 0) -> socket.socket:
 MAX_LINE_CHARACTERS = 300
 """Characters of a reported log line. vLLM lists every architecture that it knows in one line."""
 
-_PREFIX = re.compile(r"^\(\w+ pid=\d+\) ?")
-_STAMP = re.compile(r"^[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?")
-_FAILURE = re.compile(
-    r"^([\w.]*(Error|Exception|Interrupt|Exit)\b|[\w.]+: error: |error: |Killed|Fatal"
-    r" |Segmentation)",
+_HEAD = re.compile(
+    r"^(?:\(\w+ pid=\d+\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]\n]*\] ?)?",
+    re.MULTILINE,
 )
-_MESSAGE_LINES = 3  # indented lines after an exception's first line that may still be its message
+"""The process, the level, the time and the place of a line in vLLM's log."""
+_FAILURE = re.compile(
+    r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b|[\w.]+: error: |error: |Killed|Fatal"
+    r" |Segmentation).*(?:\n (?!.*\^\^\^).*){0,3}",
+    re.MULTILINE,
+)
+"""An exception, with the indented lines after it that may still be its message."""
 
 
 def failure_lines(log: str, *, limit: int = 8) -> list[str]:
@@ -116,32 +120,10 @@ def failure_lines(log: str, *, limit: int = 8) -> list[str]:
     vLLM's processes report the same failure one after the other, the root cause first. Tracebacks
     are reduced to the exceptions that end them, and long lines to their beginnings.
     """
-    lines = [_bare(line) for line in log.splitlines() if line.strip()]
-    selected = list(dict.fromkeys(_failures(lines))) or lines
-    return [_shortened(line) for line in selected[-limit:]]
-
-
-def _shortened(line: str) -> str:
-    if len(line) <= MAX_LINE_CHARACTERS:
-        return line
-    return line[: MAX_LINE_CHARACTERS - 3] + "..."
-
-
-def _bare(line: str) -> str:
-    """Return a log line without prefix and stamp."""
-    return _STAMP.sub("", _PREFIX.sub("", line.rstrip()))
-
-
-def _failures(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the first line of each exception, and the indented lines of its message."""
-    remaining = 0
-    for text in lines:
-        is_indented = text.startswith(" ") and "^^^" not in text
-        if _FAILURE.match(text):
-            remaining = _MESSAGE_LINES
-            yield text
-        elif remaining and is_indented:
-            remaining -= 1
-            yield text
-        else:
-            remaining = 0
+    bare = [line.rstrip() for line in _HEAD.sub("", log).splitlines() if line.strip()]
+    failures = "\n".join(_FAILURE.findall("\n".join(bare))).splitlines()
+    selected = list(dict.fromkeys(failures)) or bare
+    return [
+        line if len(line) <= MAX_LINE_CHARACTERS else line[: MAX_LINE_CHARACTERS - 3] + "..."
+        for line in selected[-limit:]
+    ]

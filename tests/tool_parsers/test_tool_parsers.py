@@ -289,7 +289,7 @@ async def by_vllm(
         parsed = await vllm.parse_tokens(MORE_TOOLS, [token], state, finished=place == len(tokens))
         state = parsed.state
         content += parsed.content
-        stream._pieces += parsed.pieces  # pyright: ignore[reportPrivateUsage]
+        stream._add("", parsed.pieces)  # pyright: ignore[reportPrivateUsage]
     return (answer.content, spelt_calls(answer.calls)), (content, spelt_calls(stream.calls))
 
 

@@ -97,11 +97,9 @@ async def test_cancelled_from_outside_it_stops_the_servers_and_stays_cancelled(
 
 
 def test_the_progress_line_names_missing_servers() -> None:
-    large = Progress("large", 11.6, "starting")
-    small = Progress("small", 3.2, "starting")
-    assert progress_line([large, small]) == "starting large and small: 12 s"
-    assert progress_line([large, Progress("small", 9.0, "ready")]) == "starting large: 12 s"
-    assert progress_line([]) == ""
+    assert progress_line({"large": 11.6, "small": 3.2}) == "starting large and small: 12 s"
+    assert progress_line({"large": 11.6}) == "starting large: 12 s"
+    assert progress_line({}) == ""
 
 
 def test_without_a_terminal_only_ready_servers_are_reported() -> None:

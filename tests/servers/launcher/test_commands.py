@@ -8,7 +8,6 @@ import shlex
 import socket
 import sys
 import time
-import tomllib
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -25,12 +24,9 @@ from stepspec.servers.launcher.commands import (
     solver_settings,
     waves,
 )
-from stepspec.servers.launcher.launch import RunningServer
 from stepspec.servers.launcher.pair import Pair
 from stepspec.servers.launcher.process import child
-from stepspec.servers.launcher.up import shell_lines
-
-from .running import scripted
+from stepspec.servers.launcher.up import command_lines
 
 SMALL = {"model": "tiny"}
 
@@ -133,7 +129,6 @@ def test_a_plain_server_speculates_with_nothing_and_has_one_card() -> None:
     assert "--speculative-config" not in large.args + small.args
     assert "--tensor-parallel-size" not in large.args
     assert "--enable-prefix-caching" in small.args
-    assert servers(Pair.model_validate({"large": "http://a:1", "small": "http://b:1"})) == ()
     cpu = servers(
         pair({"gpus": [], "suffix_scoring": True, "flags": {"scheduling-policy": "fcfs"}})
     )[0]
@@ -164,20 +159,19 @@ def test_cards_are_those_that_are_allotted_to_us_in_their_order() -> None:
 
 
 async def test_no_key_stands_in_the_command_lines_of_servers(tmp_path: Path) -> None:
-    keyed = {"url": "http://m:1", "api_key": "secret"}
     for server in servers(
-        pair({"environment": {"HF_TOKEN": "secret"}, "flags": {"hf-token": True}}, keyed)
+        pair({"environment": {"HF_TOKEN": "secret"}, "flags": {"hf-token": True}})
     ):
         assert "secret" not in " ".join(server.command(8001))
     sleeping = (sys.executable, "-c", "import time; time.sleep(600)", "--model", "tiny")
     env = {**os.environ, "HF_TOKEN": "secret"}
     async with child(sleeping, env=env, log=tmp_path / "log", grace=1.0) as running:
-        for line in command_lines(running.pid):
+        for line in processes(running.pid):
             assert b"tiny" in line
             assert b"secret" not in line
 
 
-def command_lines(pid: int) -> list[bytes]:
+def processes(pid: int) -> list[bytes]:
     """
     Return the command lines of a server and of its guard, as every user of the machine sees them.
     """
@@ -245,8 +239,6 @@ def test_the_small_model_drafts_tokens() -> None:
     (large, _) = servers(pair(drafting, {**SMALL, "revision": "v2"}))
     config = speculative(large)
     assert (config["model"], config["revision"]) == ("tiny", "v2")
-    assert pair(drafting, {**SMALL, **drafting}).drafter("small") is None
-    assert pair(drafting, {"url": "http://m:1"}).drafter("large") is None
 
 
 CARDS: list[tuple[Sequence[Sequence[int]], list[list[str]]]] = [
@@ -271,85 +263,55 @@ def ports(*lines: str) -> list[int]:
     return [int(after(shlex.split(line), "port")) for line in lines]
 
 
+def printed_ports(pair: Pair) -> list[int]:
+    lines = command_lines(pair).splitlines()
+    return ports(*[line for line in lines if not line.startswith("#")])
+
+
 def test_printed_commands_have_free_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    waves = [[scripted(name="a"), scripted(name="b", port=8001)], [scripted(name="c")]]
-    first, second, third = ports(*[line for line in shell_lines(waves) if not line.startswith("#")])
-    assert second == 8001
-    assert {first, third} < {*range(8002, 8100)}
+    large, small = printed_ports(pair({"port": 8001}, {**SMALL, "gpus": [1]}))
+    assert large == 8001
+    assert small in range(8002, 8100)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(up, "FIRST_PORT", taken.getsockname()[1])
-        assert ports(*shell_lines([[scripted()]]))[0] > taken.getsockname()[1]
+        assert min(printed_ports(pair())) > taken.getsockname()[1]
 
 
-def test_the_small_model_has_the_first_port_whichever_starts_first() -> None:
-    one = [scripted(name="large")]
-    other = [scripted(name="small"), scripted(name="small-other")]
-    large, _, small, last, then = shell_lines([one, other])
-    first, second, third = ports(small, large, last)
-    assert first < second < third
-    urls = f"--small http://127.0.0.1:{first}/v1 --large http://127.0.0.1:{second}/v1"
+def test_the_small_model_has_the_first_port_although_the_large_one_starts_first() -> None:
+    large, comment, small, then = command_lines(pair()).splitlines()
+    assert comment == "# when large can be used, on the same cards:"
+    first, second = ports(small, large)
+    assert first < second
+    urls = f"--large http://127.0.0.1:{second}/v1 --small http://127.0.0.1:{first}/v1"
     assert then == f'# then: stepspec solve "..." {urls}'
-
-
-KEYED: dict[str, Any] = {
-    "large": {"model": "big", "suffix_scoring": True},
-    "small": {
-        "url": "http://m:1,http://n:1",
-        "api_key": "secret",
-        "model": "mid",
-        "deadlines": {"connect": 1.5},
-    },
-}
 
 
 def printed(described: dict[str, Any]) -> str:
     """Print the settings of a pair whose servers all run."""
-    pair = Pair.model_validate(described)
-    places = {path: f"http://{path}:9/v1" for path in pair.started}
-    places |= {path: ",".join(each.v1 for each in one.each) for path, one in pair.connected.items()}
-    return document(
-        solver_settings(
-            pair, {path: RunningServer(place, "served") for path, place in places.items()}
-        )
-    )
+    urls = {role: f"http://{role}:9/v1" for role in ("large", "small")}
+    return document(solver_settings(Pair.model_validate(described), urls))
 
 
-@pytest.fixture
-def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Print the settings of a pair, and load them as a solver does."""
-    monkeypatch.chdir(tmp_path)
-
-    def load(described: dict[str, Any]) -> settings.Settings:
-        Path("stepspec.toml").write_text(printed(described), encoding="utf-8")
-        return settings.load()
-
-    return load
-
-
-def test_two_servers_are_a_line_each_and_the_settings_of_a_solver(read: Any) -> None:
+def test_two_servers_are_a_line_each_and_the_settings_of_a_solver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = {"large": {"model": "big"}, "small": SMALL}
     assert printed(plain) == 'large = "http://large:9/v1"\nsmall = "http://small:9/v1"\n'
     more = {
-        "large": {"model": "big", "template": {"enable_thinking": True}},
+        "large": {
+            "model": "big",
+            "suffix_scoring": True,
+            "template": {"enable_thinking": True},
+        },
         "small": {**SMALL, "thinks": False},
     }
-    found = read(more)
+    monkeypatch.chdir(tmp_path)
+    Path("stepspec.toml").write_text(printed(more), encoding="utf-8")
+    found = settings.load()
     assert found.large == Endpoint(
-        role="large", url="http://large:9", template={"enable_thinking": True}
+        role="large",
+        url="http://large:9",
+        suffix_scoring=True,
+        template={"enable_thinking": True},
     )
     assert found.small == Endpoint(role="small", url="http://small:9", thinks=False)
-
-
-def test_a_pair_is_carried_over_but_for_its_keys(
-    read: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "secret" not in printed(KEYED)
-    keyed = {"large": {"model": "big"}, "small": {"url": "http://s:1", "api_key": "secret"}}
-    assert printed(keyed).endswith('\n[small]\nurl = "http://s:1/v1"\n')
-    monkeypatch.setenv("STEPSPEC_SMALL__API_KEY", "secret")
-    found = read(KEYED)
-    assert found.large == Endpoint(role="large", url="http://large:9", suffix_scoring=True)
-    assert found.small == Pair.model_validate(KEYED).connected["small"]
-    again = tomllib.loads(printed(KEYED))  # a file of a running pair
-    assert not Pair.model_validate(again).started
-    assert printed(again) == printed(KEYED)

@@ -22,7 +22,6 @@ PATIENCE = 60.0
 OF_THE_SHELL = {"_", "PWD", "OLDPWD", "SHLVL", "DUMPS", "LEAVE"}
 NASTY = "a b'c\"d $HOME `date` \\ ünï :key: # ; & | > * ~ !\tx"
 PAIR = f"""
-card = 80
 [large]
 model = "org/big model's"
 name = "org/big"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.toml import document
 from stepspec.servers.launcher.pair import Pair, StartedServer, load
@@ -15,20 +14,13 @@ from stepspec.servers.launcher.pair import Pair, StartedServer, load
 BIG = {"model": "big"}
 TINY = {"model": "tiny"}
 FILE = """
-large = "http://a:1,http://b:1"
+[large]
+model = "org/big"
 
 [small]
 model = "./tiny"
 gpus = [1]
 port = 8001
-"""
-RUNNING = """
-[large]
-url = "http://a:1"
-retries = 0
-
-[small]
-model = "org/tiny"
 """
 
 
@@ -42,19 +34,14 @@ def refused(text: str, complaint: str, folder: Path) -> None:
         read(text, folder)
     assert complaint in str(failure.value)
     assert str(folder / "pair.toml") in str(failure.value)
-    assert "a server to start" not in str(failure.value)
 
 
-def test_a_model_is_a_server_to_start_or_one_that_runs(tmp_path: Path) -> None:
+def test_a_file_has_two_servers_to_start(tmp_path: Path) -> None:
     pair = read(FILE, tmp_path)
-    large = Endpoint(role="large", url="http://a:1", replicas=("http://b:1",))
-    assert pair.connected == {"large": large}
+    assert pair.large == StartedServer(model="org/big")
     small = StartedServer(model=str(tmp_path / "tiny"), gpus=(1,), port=8001)
-    assert pair.started == {"small": small}
-    assert list(pair.models) == ["large", "small"]
-    plain = Pair.model_validate({"large": "http://a:1", "small": "http://b:1,http://c:1"})
-    assert plain.started == {}
-    assert plain.small == Endpoint(role="small", url="http://b:1", replicas=("http://c:1",))
+    assert pair.small == small
+    assert list(pair.models.items()) == [("large", pair.large), ("small", small)]
 
 
 def test_folders_are_relative_to_the_file_and_other_names_are_hub_ids(tmp_path: Path) -> None:
@@ -64,8 +51,8 @@ def test_folders_are_relative_to_the_file_and_other_names_are_hub_ids(tmp_path: 
         "small": {"model": "org/tiny"},
     }
     pair = read(document(values), tmp_path)
-    assert [one.model for one in pair.started.values()] == [str(tmp_path / "big"), "org/tiny"]
-    assert pair.drafter("large") == (str(tmp_path / "head"), None)
+    assert [one.model for one in pair.models.values()] == [str(tmp_path / "big"), "org/tiny"]
+    assert pair.large.speculation.model == str(tmp_path / "head")
 
 
 @pytest.mark.parametrize(
@@ -75,14 +62,14 @@ def test_folders_are_relative_to_the_file_and_other_names_are_hub_ids(tmp_path: 
         ("[small]", "[smalls]", "small: Field required"),
         ("[small]", "[smalls]", "unknown setting 'smalls' (did you mean 'small'?)"),
         (
-            'large = "http',
-            'crad = 24\nlarge = "http',
-            "unknown setting 'crad' (did you mean 'card'?)",
+            "[large]",
+            "ready_second = 24\n[large]",
+            "unknown setting 'ready_second' (did you mean 'ready_seconds'?)",
         ),
         (
-            'large = "http',
-            'policy = "bild"\nlarge = "http',
-            "policy: write it into stepspec.toml",
+            "[large]",
+            'policy = "bild"\n[large]',
+            "unknown setting 'policy'",
         ),
         ('model = "./tiny"', "", "small.model: Field required"),
         (
@@ -97,14 +84,6 @@ def test_errors_are_named_by_their_place(
 ) -> None:
     assert was in FILE
     refused(FILE.replace(was, now, 1), complaint, tmp_path)
-
-
-def test_errors_of_a_server_that_runs_are_named_by_their_place(tmp_path: Path) -> None:
-    complaint = "unknown setting 'large.retrys' (did you mean 'retries'?)"
-    refused(RUNNING.replace("retries", "retrys"), complaint, tmp_path)
-
-
-NEITHER = "write a table with a `model` to start, or the URL of a running server: 3 is neither"
 
 
 @pytest.mark.parametrize(
@@ -133,25 +112,32 @@ NEITHER = "write a table with a `model` to start, or the URL of a running server
             BIG | {"speculation": {"method": "ngram", "depth": 3}},
             "unknown setting 'large.speculation.depth'",
         ),
-        ({"url": "ftp://there"}, "not the URL of a server"),
-        ({"url": "http://there:1", "gpus": [0]}, "unknown setting 'large.gpus'"),
-        ("big", "large.url: 'big' is not the URL of a server"),
+        ({"url": "http://there:1"}, "unknown setting 'large.url'"),
+        ("big", "large: Input should be a valid dictionary"),
         (
             {"small": {"model": "a"}, "large": {"model": "b"}},
             "large.model: Field required",
         ),
-        (3, f"large: {NEITHER}"),
+        (3, "large: Input should be a valid dictionary"),
     ],
 )
 def test_a_role_that_cannot_be_meant_is_refused(large: Any, complaint: str, tmp_path: Path) -> None:
     refused(document({"large": large, "small": TINY}), complaint, tmp_path)
 
 
+def test_the_small_model_has_no_smaller_one_that_drafts(tmp_path: Path) -> None:
+    complaint = "small.speculation: no smaller model could draft: set `model`"
+    refused(
+        document({"large": BIG, "small": TINY | {"speculation": "draft_model"}}),
+        complaint,
+        tmp_path,
+    )
+
+
 def test_a_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml: No such file"):
         load(tmp_path / "nowhere.toml")
     refused("large = [", "is not TOML", tmp_path)
-    refused(document({"large": "http://a:1", "small": 3}), NEITHER, tmp_path)
     (tmp_path / "pair.toml").write_bytes(b'large = "\xff"')
     with pytest.raises(ConfigurationError, match=r"pair\.toml is not TOML"):
         load(tmp_path / "pair.toml")

@@ -15,10 +15,9 @@ import pytest
 from rich.console import Console
 
 from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
-from stepspec.servers.launcher import ServerCommand, launch
+from stepspec.orchestrator.errors import ConfigurationError, ServerDied
+from stepspec.servers.launcher import ServerCommand
 from stepspec.servers.launcher import up as module
-from stepspec.servers.launcher.launch import RunningServer
 from stepspec.servers.launcher.pair import Pair
 from stepspec.servers.launcher.up import command_lines, load_checked, running, up
 
@@ -59,9 +58,9 @@ async def test_waves_start_in_order_are_warmed_up_and_reported(
     ) as standing:
         large = standing["large"]
         small = standing["small"]
-        assert (large.model, small.model) == ("toy-large", "toy-small")
-        assert large.log == str(tmp_path / "large.log")
-        pids = [one.pid or 0 for one in (large, small)]
+        assert (large.served_name, small.served_name) == ("toy-large", "toy-small")
+        assert large.log == tmp_path / "large.log"
+        pids = [large.pid, small.pid]
         assert all(members(pid) for pid in pids)
     assert ready.index(("large", "ready")) < ready.index(("small", "starting"))
     assert [(one.role, one.model, one.v1) for one in warmed] == [
@@ -80,18 +79,6 @@ async def test_a_second_wave_that_fails_takes_the_first_along(
             pytest.fail("one of them is not running")
 
 
-async def test_an_external_server_is_checked_before_any_start(
-    waves: list[list[ServerCommand]], tmp_path: Path
-) -> None:
-    mixed = Pair.model_validate(
-        {"large": {"model": "big"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}}
-    )
-    with pytest.raises(EndpointUnavailable, match=r"small model at http://127\.0\.0\.1:9"):
-        async with running(mixed, log_dir=tmp_path):
-            pytest.fail("nobody is there")
-    assert not (tmp_path / "large.log").exists()
-
-
 async def test_a_pair_is_reported_and_stopped_by_a_signal(
     waves: list[list[ServerCommand]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -107,27 +94,19 @@ async def test_a_pair_is_reported_and_stopped_by_a_signal(
     assert sorted(os.listdir(tmp_path)) == ["large.log", "small.log"]
 
 
-async def test_running_servers_are_used_and_not_stopped_and_notes_are_separate_from_their_settings(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def test_notes_are_separate_from_the_settings_of_a_solver(
+    waves: list[list[ServerCommand]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
-        urls = {name: one.base_url for name, one in served.items()}
-        async with running(Pair.model_validate(urls)) as standing:
-            assert standing == {name: RunningServer(urls[name], f"toy-{name}") for name in served}
-        small = {"url": urls["small"], "api_key": "secret"}
-        outputs = list[str]()
-        asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs)
-        console = Console(file=io.StringIO(), width=200)
-        await up(Pair.model_validate({"large": urls["large"], "small": small}), console)
-        assert all(members(one.pid) for one in served.values())
+    outputs = list[str]()
+    asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs)
+    console = Console(file=io.StringIO(), width=200)
+    await up(ON_ONE_CARD, console, log_dir=tmp_path)
     shown = cast("io.StringIO", console.file).getvalue()
-    assert tomllib.loads(outputs[0]) == {
-        "large": urls["large"],
-        "small": {"url": urls["small"]},
-    }
+    settings = tomllib.loads(outputs[0])
+    assert settings.keys() == {"large", "small"}
+    assert all(url.startswith("http://127.0.0.1:") for url in settings.values())
     assert "name it with --config" in shown
-    assert "The key of small is not among them: set STEPSPEC_SMALL__API_KEY." in shown
-    assert "Ctrl-C" not in shown
+    assert "Ctrl-C stops them." in shown
 
 
 def _collect_output(capsys: pytest.CaptureFixture[str], outputs: list[str]) -> None:
@@ -145,19 +124,16 @@ def test_a_file_is_checked_and_its_commands_are_printed(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     file = tmp_path / "pair.toml"
     file.write_text(
-        'card = 24\n[large]\nmodel = "org/big"\nmemory = 0.5\n[small]\nurl ='
-        ' "http://a:1,http://b:1"\n'
+        '[large]\nmodel = "org/big"\nmemory = 0.5\n[small]\nmodel = "org/tiny"\ngpus = []\n'
     )
     pair = load_checked(file)
-    comment, command, then = command_lines(pair).splitlines()
-    assert comment == "# small runs at http://a:1, http://b:1"
+    command, small, then = command_lines(pair).splitlines()
     assert command.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 ")
     assert "--model org/big" in command
-    port = command.split("--port ")[1].split()[0]
-    assert (
-        then == '# then: stepspec solve "..." --small http://a:1,http://b:1 --large'
-        f" http://127.0.0.1:{port}/v1"
-    )
+    urls = [
+        f"http://127.0.0.1:{line.split('--port ')[1].split()[0]}/v1" for line in (command, small)
+    ]
+    assert then == f'# then: stepspec solve "..." --large {urls[0]} --small {urls[1]}'
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,4")
     load_checked(file)
     assert "CUDA_VISIBLE_DEVICES=5 " in command_lines(pair)
