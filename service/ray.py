@@ -1,7 +1,7 @@
 """
 The service as a Ray Serve application, for more requests than one process can serve.
 
-    serve run stepspec.service.ray:app
+    serve run stepspec.service.ray:build
     serve run stepspec.service.ray:build small=http://a:8000/v1 large=http://b:8000/v1
 
 Each replica is a complete service, and their number follows the load. This is the only module of
@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -125,13 +125,6 @@ def build(arguments: dict[str, Any]) -> Application:
     return replicas.bind(settings)
 
 
-def __getattr__(name: str) -> Any:
-    """Build `app` on first access: an import alone reads no settings."""
-    if name == "app":
-        return build({})
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
     """
     Return *app* for use behind Ray's proxy, which chooses its own address.
@@ -171,9 +164,7 @@ def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:
 
     *scrapes* has the metrics of each replica by its name, which each sample gets as a label.
     """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(ScrapedMetrics(scrapes))
-    return generate_latest(registry)
+    return generate_latest(ScrapedMetrics(scrapes))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Literal
 
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import ModelEndpoint, ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable, LocalShortage
@@ -44,17 +42,11 @@ class HealthMonitor:
             return "down"
         return "ready" if self.up["small"] else "degraded"
 
-    @asynccontextmanager
-    async def checking(self, seconds: float) -> AsyncGenerator[None]:
-        """Check every server now and every *seconds* while the block lasts."""
-
-        async def check() -> None:
-            while True:
-                await asyncio.gather(*map(self._check, ROLES))
-                await asyncio.sleep(seconds)
-
-        async with background(check()):
-            yield
+    async def check_every(self, seconds: float) -> None:
+        """Check every server now and every *seconds*, for ever."""
+        while True:
+            await asyncio.gather(*map(self._check, ROLES))
+            await asyncio.sleep(seconds)
 
     async def _check(self, role: Role) -> None:
         endpoint = self._endpoints[role]

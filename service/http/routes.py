@@ -7,7 +7,7 @@ The routes: OpenAI's and Anthropic's APIs, the page with its own runs, and healt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,21 +17,20 @@ from starlette.responses import HTMLResponse, Response
 
 from stepspec.orchestrator.json_values import write_json
 
-from ..errors import OVERLOADED, bad_request
+from ..errors import OVERLOADED, ApiError, bad_request
 from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
 from ..formats.messages import CountTokensRequest, MessagesReply, MessagesRequest
 from ..formats.reply_format import ReplyFormat
-from ..formats.requests import AUTO, ModelCatalog, Resolver, ServedModel
+from ..formats.requests import AUTO, Resolver, ServedModel
 from ..formats.responses import ResponsesReply, ResponsesRequest
 from ..formats.schemas import Request as RunRequestBody
 from ..formats.schemas import parse_json
 from ..formats.validation import parse_request
 from ..json_types import JsonObject
 from ..records import COUNT_PATH, MESSAGES_PATH, ServiceRequest
-from ..settings import Thinking
+from ..settings import ServiceSettings, Thinking
 from .connection import ClientConnection
-from .middleware import service_request
 from .runs import Runs, ServiceContext
 from .upstream import ClientRequest
 
@@ -74,12 +73,18 @@ def _object(**properties: Any) -> JsonObject:
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
-ERROR = _object(error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL))
-ANTHROPIC_ERROR = _object(
-    type={"const": "error"},
-    error=_object(type=TEXT, message=TEXT),
-    request_id=TEXT,
-)
+OWN_SCHEMAS: Mapping[str, JsonObject] = {
+    "Error": _object(
+        error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL),
+    ),
+    "AnthropicError": _object(
+        type={"const": "error"},
+        error=_object(type=TEXT, message=TEXT),
+        request_id=TEXT,
+    ),
+    "ServedModelRequest": _object(model=TEXT),
+}
+"""The schemas of bodies that have no class, by name."""
 
 
 def _schema(name: str) -> JsonObject:
@@ -103,31 +108,37 @@ def _route(
     A route that takes a body calls models: its path has to be in `MODEL_PATHS`, and its *errors*
     are `MODEL_ERRORS` by default.
     """
-    route: JsonObject = {"response_class": Response}
     if request is not None:
         errors = errors or MODEL_ERRORS
+    error = _schema("AnthropicError" if OVERLOADED in errors else "Error")
+    responses: dict[int, JsonObject] = {
+        status: {"description": DESCRIPTIONS[status], "content": error} for status in errors
+    }
+    responses[200] = {"description": success, "content": {kind: {} for kind in kinds}}
+    route: JsonObject = {"response_class": Response, "responses": responses}
+    if request is not None:
         body = {"required": True, "content": _schema(request)}
         route["openapi_extra"] = {"requestBody": body}
-    responses: dict[int, Any] = {
-        200: {"description": success, "content": {kind: {} for kind in kinds}}
-    }
-    error = "AnthropicError" if OVERLOADED in errors else "Error"
-    for status in errors:
-        responses[status] = {"description": DESCRIPTIONS[status], "content": _schema(error)}
-    return route | {"responses": responses}
+    return route
 
 
 def api_router(context: ServiceContext) -> APIRouter:
     """Make the routes of OpenAI's APIs."""
     router = APIRouter()
-
-    @router.post(
+    router.post(
         "/v1/chat/completions",
+        description=(
+            "Answer a conversation, and stream every step of the reasoning as it is verified."
+        ),
         **_route("The completion, or its stream.", JSON, STREAM, request="ChatRequest"),
-    )
-    async def chat(http_request: Request) -> Response:
-        """Answer a conversation, and stream every step of the reasoning as it is verified."""
-        return await answer(context, http_request, ChatRequest, ChatReply)
+    )(answerer(context, ChatRequest, ChatReply))
+    router.post(
+        "/v1/responses",
+        description=(
+            "Answer in the Responses API, and stream every step of the reasoning as it is verified."
+        ),
+        **_route("The response, or its stream.", JSON, STREAM, request="ResponsesRequest"),
+    )(answerer(context, ResponsesRequest, ResponsesReply))
 
     @router.post(
         "/v1/completions",
@@ -146,14 +157,6 @@ def api_router(context: ServiceContext) -> APIRouter:
             "unsupported_model",
         )
 
-    @router.post(
-        "/v1/responses",
-        **_route("The response, or its stream.", JSON, STREAM, request="ResponsesRequest"),
-    )
-    async def responses(http_request: Request) -> Response:
-        """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
-        return await answer(context, http_request, ResponsesRequest, ResponsesReply)
-
     @router.get("/v1/models", **_route("The models.", JSON, errors=[401]))
     async def models() -> Response:
         """List the methods, and both served models by their own names."""
@@ -170,9 +173,12 @@ def api_router(context: ServiceContext) -> APIRouter:
 def messages_router(context: ServiceContext) -> APIRouter:
     """Make the routes of Anthropic's API."""
     router = APIRouter()
-
-    @router.post(
+    router.post(
         MESSAGES_PATH,
+        description=(
+            "Answer a conversation as Anthropic's API does, and stream every step of the thinking"
+            " as it is verified."
+        ),
         **_route(
             "The message, or its stream.",
             JSON,
@@ -180,13 +186,7 @@ def messages_router(context: ServiceContext) -> APIRouter:
             errors=ANTHROPIC_ERRORS,
             request="MessagesRequest",
         ),
-    )
-    async def messages(http_request: Request) -> Response:
-        """
-        Answer a conversation as Anthropic's API does, and stream every step of the thinking as it
-        is verified.
-        """
-        return await answer(context, http_request, MessagesRequest, MessagesReply)
+    )(answerer(context, MessagesRequest, MessagesReply))
 
     @router.post(
         COUNT_PATH,
@@ -204,11 +204,11 @@ def messages_router(context: ServiceContext) -> APIRouter:
             return client_request.forward(client_request.model)
         wanted = parse_request(CountTokensRequest, client_request.content).wanted.readable()
 
-        async def work(connection: ClientConnection) -> None:
-            async with context.admitted(client_request.record) as seconds, asyncio.timeout(seconds):
+        async def work(connection: ClientConnection, seconds: float) -> None:
+            async with asyncio.timeout(seconds):
                 large = context.offer.engine.large
                 tokens = await large.count(wanted.conversation, wanted.tools)
-            await connection.send_json(write_json({"input_tokens": tokens}))
+            await connection.send_whole(write_json({"input_tokens": tokens}))
 
         return context.respond(client_request.record, work)
 
@@ -322,14 +322,14 @@ async def read_client_request(
     *default* is the model of a body without one. None: the body has to name a model. Raise
     `ApiError` if the body is wrong.
     """
-    request = service_request(http_request)
+    request: ServiceRequest = http_request.scope["stepspec.request"]
     coding = http_request.headers.get("content-encoding", "identity")
     if coding != "identity":
         raise bad_request(
             f"the body has the Content-Encoding {coding}: send it uncompressed",
             code="invalid_json",
         )
-    body = await http_request.body()
+    body = await read_body(http_request, context.settings)
     content = parse_json(body)
     name = content.get("model", default)
     if name is None and "model" not in content:
@@ -343,6 +343,28 @@ async def read_client_request(
     return ClientRequest(context, request, body, content, model)
 
 
+async def read_body(http_request: Request, settings: ServiceSettings) -> bytes:
+    """Read the body of a request. Raise `ApiError` if it is too large, or arrives too late."""
+    limit = settings.max_body_bytes
+    seconds = settings.send_seconds
+    check_size(int(http_request.headers.get("content-length", 0)), limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in http_request.stream():
+                body += part
+                check_size(len(body), limit)
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {seconds:g} s", retry=True) from None
+    return bytes(body)
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raise `ApiError` if a body of *size* bytes is larger than *limit*."""
+    if size > limit:
+        raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+
+
 def runs_of(client_request: ClientRequest, method: str, body: RunRequestBody) -> Runs:
     """Make the runs of *method* that *body* asks for. Raise `ApiError` if *body* is wrong."""
     context = client_request.context
@@ -351,46 +373,45 @@ def runs_of(client_request: ClientRequest, method: str, body: RunRequestBody) ->
     return Runs(context, client_request.record, resolver.runs(body))
 
 
-async def answer(
+def answerer(
     context: ServiceContext,
-    http_request: Request,
     schema: type[B],
     format: Callable[[Runs, ServiceRequest, B, Thinking], ReplyFormat],
-) -> Response:
-    """Answer a request with runs, in the *format* of its API, or forward it to a served model."""
-    client_request = await read_client_request(context, http_request)
-    if isinstance(client_request.model, ServedModel):
-        return client_request.forward(client_request.model)
-    body = parse_request(schema, client_request.content)
-    client_request.record.log_fields["user"] = body.end_user
-    runs = runs_of(client_request, client_request.model, body)
-    thinking = body.place_of_thinking(context.settings.thinking)
-    return runs.respond(format(runs, client_request.record, body, thinking))
+) -> Callable[[Request], Awaitable[Response]]:
+    """
+    Make the function that answers the requests of a route.
+
+    It makes the runs that a body of *schema* asks for, and answers in the *format* of the API. A
+    request to a served model is forwarded.
+    """
+
+    async def answer(http_request: Request) -> Response:
+        client_request = await read_client_request(context, http_request)
+        if isinstance(client_request.model, ServedModel):
+            return client_request.forward(client_request.model)
+        record = client_request.record
+        body = parse_request(schema, client_request.content)
+        record.log_fields["user"] = body.end_user
+        runs = runs_of(client_request, client_request.model, body)
+        thinking = body.place_of_thinking(context.settings.thinking)
+        return runs.respond(format(runs, record, body, thinking))
+
+    return answer
 
 
-def describer(app: FastAPI, models: ModelCatalog) -> Callable[[], JsonObject]:
-    """Return a function that describes *app* with the current models."""
+def describer(app: FastAPI) -> Callable[[], JsonObject]:
+    """Return a function that describes *app*."""
     generate = app.openapi
 
     @cache  # a description takes a tenth of a second, and a client needs no key to ask for it
-    def describe(methods: tuple[str, ...], served: tuple[str, ...]) -> JsonObject:
-        app.openapi_schema = None
+    def describe() -> JsonObject:
         description = generate()
-        schemas = description.setdefault("components", {}).setdefault("schemas", {})
-        schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
-        schemas["ServedModelRequest"] = _object(**_model_names(served))
         _, definitions = models_json_schema(
             [(request, "validation") for request in REQUEST_SCHEMAS],
             ref_template=SCHEMA_PATH,
         )
-        schemas.update(definitions["$defs"])
-        for request in REQUEST_SCHEMAS:
-            schemas[request.__name__]["properties"] |= _model_names(methods)
+        schemas = description.setdefault("components", {}).setdefault("schemas", {})
+        schemas |= OWN_SCHEMAS | definitions["$defs"]
         return description
 
-    return lambda: describe(models.methods, tuple(models.served))
-
-
-def _model_names(names: Iterable[str]) -> JsonObject:
-    """Return a property ``model`` whose value is one of *names*."""
-    return {"model": {"type": "string", "enum": list(names)}}
+    return describe

@@ -18,7 +18,6 @@ from starlette.testclient import TestClient
 
 from stepspec import service_factory
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.service import ray as service_on_ray
 from stepspec.service.ray import build, guarded, merge_metrics
 from stepspec.service.settings import ServiceSettings
 
@@ -60,14 +59,12 @@ def test_variables_the_file_and_arguments_are_its_settings(monkeypatch: pytest.M
     assert "file" not in repr(settings)
 
 
-def test_the_application_is_built_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_arguments_variables_name_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="no small model"):
-        _ = service_on_ray.app
+        build({})
     for role, url in URLS.items():
         monkeypatch.setenv(f"STEPSPEC_{role.upper()}", url)
-    assert deployment(service_on_ray.app).name == "replica"
-    with pytest.raises(AttributeError, match="no attribute 'apq'"):
-        _ = service_on_ray.apq
+    assert deployment(build({})).name == "replica"
 
 
 @pytest.mark.parametrize(
