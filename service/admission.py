@@ -1,7 +1,8 @@
 """
 Who may run: keys and limits of each client, and slots with a queue.
 
-The limit of a client (requests per minute) is a token bucket.
+The limit of a client (requests per minute) is a bucket that holds the requests of one minute and
+fills continuously.
 """
 
 from __future__ import annotations
@@ -19,33 +20,10 @@ from .records import MODEL_PATHS, ServiceRequest
 from .settings import ServiceSettings
 
 MINUTE_SECONDS = 60.0
-ROUNDING_REQUESTS = 1e-6
-"""The part of a request that may be missing after a wait of exactly the announced time."""
+ROUNDING_SECONDS = 1e-6
+"""The time that may be missing after a wait of exactly the announced seconds."""
 SLOTS_PER_OLDEST = 4
 """One in so many slots goes to the request that has waited longest, whatever its priority."""
-
-
-class Bucket:
-    """A token bucket of *size* requests that fills in a minute. It is full at first."""
-
-    def __init__(self, size: int, clock: Callable[[], float]) -> None:
-        self.size = size
-        """The most requests that the bucket holds."""
-        self._clock = clock
-        self._level = float(size)
-        self._measured = clock()  # the time of `_level`
-
-    def take(self) -> float:
-        """Take out a request and return 0, or return the seconds until a request is there."""
-        now = self._clock()
-        added = (now - self._measured) * self.size / MINUTE_SECONDS
-        self._level = min(float(self.size), self._level + added)
-        self._measured = now
-        missing = 1 - self._level
-        if missing > ROUNDING_REQUESTS:
-            return missing * MINUTE_SECONDS / self.size
-        self._level -= 1
-        return 0.0
 
 
 class Clients:
@@ -65,11 +43,8 @@ class Clients:
         keys = [("", key) for key in settings.keys]
         keys += [(name, client.key) for name, client in settings.clients.items()]
         self._digests = [(name, _digest(key.get_secret_value())) for name, key in keys]
-        self._buckets = {
-            name: Bucket(client.requests_per_minute, clock)
-            for name, client in settings.clients.items()
-            if client.requests_per_minute is not None
-        }
+        self._clock = clock
+        self._full: dict[str, float] = {}  # when the bucket of a client will be full again
 
     def find(self, authorization: str | None, api_key: str | None = None) -> str | None:
         """
@@ -96,20 +71,24 @@ class Clients:
 
     def admit(self, request: ServiceRequest) -> None:
         """Count *request*, if it is for a model. Raise `ApiError` beyond its client's limit."""
-        bucket = self._buckets.get(request.client)
-        if bucket is None or request.path not in MODEL_PATHS or request.method != "POST":
+        name = request.client
+        limit = self._clients[name].requests_per_minute if name else None
+        if limit is None or request.path not in MODEL_PATHS or request.method != "POST":
             return
-        seconds = bucket.take()
-        if seconds:
-            wait = max(1, ceil(seconds - ROUNDING_REQUESTS))
+        now = self._clock()
+        full = max(now, self._full.get(name, now)) + MINUTE_SECONDS / limit
+        missing = full - now - MINUTE_SECONDS
+        if missing > ROUNDING_SECONDS:
+            wait = ceil(missing - ROUNDING_SECONDS)
             raise ApiError(
                 429,
-                f"client {request.client!r} has used up its {bucket.size} requests per minute: try"
-                f" again in {wait} s",
+                f"client {name!r} has used up its {limit} requests per minute: try again in"
+                f" {wait} s",
                 code="rate_limit_exceeded",
                 retry=True,
                 headers={"Retry-After": str(wait)},
             )
+        self._full[name] = full
 
 
 def _digest(key: str) -> bytes:

@@ -74,7 +74,7 @@ class ServiceReplica:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and request_path(scope) == "/metrics":
-            metrics = merge_metrics(await self._scrape())
+            metrics = generate_latest(ScrapedMetrics(await self._scrape()))
             response = Response(metrics, headers={"Content-Type": CONTENT_TYPE_LATEST})
             await response(scope, receive, send)
         else:
@@ -158,30 +158,20 @@ def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
     return answer
 
 
-def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:
-    """
-    Return the metrics of all replicas in Prometheus' format.
-
-    *scrapes* has the metrics of each replica by its name, which each sample gets as a label.
-    """
-    return generate_latest(ScrapedMetrics(scrapes))
-
-
 @dataclass(frozen=True, eq=False)
 class ScrapedMetrics(Collector):
-    """Collects metrics that were scraped from replicas."""
+    """Collects metrics that were scraped from replicas, each sample with its replica as a label."""
 
     scrapes: Mapping[str, bytes]
     """The metrics in Prometheus' format, by the name of the replica."""
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for name, text in self.scrapes.items():
+        for replica, text in self.scrapes.items():
             for scraped in text_string_to_metric_families(text.decode()):
-                new = Metric(scraped.name, scraped.documentation, scraped.type)
-                samples = [
-                    sample._replace(labels={**sample.labels, REPLICA: name})
-                    for sample in scraped.samples
-                ]
-                families.setdefault(scraped.name, new).samples += samples
+                for sample in scraped.samples:
+                    sample.labels[REPLICA] = replica
+                family = families.setdefault(scraped.name, scraped)
+                if family is not scraped:
+                    family.samples += scraped.samples
         return families.values()

@@ -170,8 +170,6 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """``json`` is for machines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are logged."""
-    log_prompts: bool = False
-    """Log the text of problems and answers."""
     ray: Scaling = Scaling()
     """The replicas of the Ray Serve application."""
 

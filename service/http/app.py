@@ -299,7 +299,7 @@ class ServiceServer(uvicorn.Server):
         """Log a shortage of this machine in one line. Log anything else as asyncio does."""
         exception = context.get("exception")
         reason = shortage(exception) if isinstance(exception, OSError) else ""
-        if reason:
+        if reason:  # asyncio reports one for each connection that waits
             self._warn(f"a connection was not accepted: {reason}")
         else:
             loop.default_exception_handler(context)

@@ -138,19 +138,18 @@ class StreamedResponse(Response):
         ) as tasks:
             working, disconnecting, _ = tasks
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if connection.finished and not working.done():  # which counts as a disconnect
+            if connection.finished:  # which counts as a disconnect
                 await asyncio.wait([working])
             if working.done():
                 return working.result()
-            disconnected = disconnecting.done()
-        if disconnected:
-            raise ClientDisconnect
-        raise ApiError(
-            503,
-            "the service shut down before the answer was complete",
-            code="shut_down",
-            retry=True,
-        )
+            if disconnecting.done():
+                raise ClientDisconnect
+            raise ApiError(
+                503,
+                "the service shut down before the answer was complete",
+                code="shut_down",
+                retry=True,
+            )
 
 
 async def _disconnected(receive: Receive) -> None:

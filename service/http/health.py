@@ -51,33 +51,28 @@ class HealthMonitor:
     async def _check(self, role: Role) -> None:
         endpoint = self._endpoints[role]
         assert isinstance(endpoint, ReplicatedEndpoint)
-        healthy = await asyncio.gather(*[is_healthy(endpoint, server) for server in endpoint.up])
-        self.up[role] = any(healthy)
+        await asyncio.gather(*[check(endpoint, server) for server in endpoint.up])
+        self.up[role] = bool(endpoint.up)
         self._observe(HealthChecked(role, self.up[role]))
 
 
-async def is_healthy(endpoint: ReplicatedEndpoint, server: Server) -> bool:
+async def check(endpoint: ReplicatedEndpoint, server: Server) -> None:
     """
-    Return whether *server* is healthy. Report to *endpoint* if it is not.
+    Report to *endpoint* if *server* is not healthy.
 
-    If this machine lacks what a check needs, nothing is known, and the server counts as healthy.
+    If this machine lacks what a check needs, nothing is known, and nothing is reported.
     """
     url = server.settings.url
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             await server.check_health()
     except TimeoutError:
-        error: EndpointError = EndpointUnavailable(
-            f"/health does not answer within {CHECK_SECONDS:g} s",
-            role=endpoint.role,
-            url=url,
-            verb="health",
+        late = f"/health does not answer within {CHECK_SECONDS:g} s"
+        endpoint.report(
+            url,
+            EndpointUnavailable(late, role=endpoint.role, url=url, verb="health"),
         )
     except LocalShortage:
-        return True
+        pass
     except EndpointError as exc:
-        error = exc
-    else:
-        return True
-    endpoint.report(url, error)
-    return False
+        endpoint.report(url, exc)

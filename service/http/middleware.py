@@ -78,10 +78,10 @@ class RequestMiddleware:
                 body = request.error_body(error)
                 response = Response(body, error.status, error.all_headers, "application/json")
                 await response(scope, receive, send)
+            forget_frames(exc)
         finally:
             request.status = request.status or CLIENT_CLOSED
             self._context.observe(RequestFinished(request))
-            forget_frames(request.error)
 
     def _check(self, request: ServiceRequest) -> None:
         """Raise `ApiError` if the request is refused."""
@@ -105,15 +105,17 @@ class RequestMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 request.status = request.status or message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request.id
+                headers = {
+                    "X-Request-Id": request.id,
+                    "x-stepspec-version": self._context.offer.version,
+                    "x-stepspec-overhead-ms": f"{request.overhead * 1000:.2f}",
+                }
                 if self._context.admission.closed:
                     # the client has to send its next request to another process
                     headers["Connection"] = "close"
                 if request.anthropic:
                     headers["request-id"] = request.id
-                headers["x-stepspec-version"] = self._context.offer.version
-                headers["x-stepspec-overhead-ms"] = f"{request.overhead * 1000:.2f}"
+                MutableHeaders(scope=message).update(headers)
             await send(message)
 
         return send_with_headers
@@ -132,16 +134,16 @@ def request_path(scope: Scope) -> str:
     return path
 
 
-def forget_frames(error: ApiError | None) -> None:
+def forget_frames(exc: BaseException) -> None:
     """
-    Remove the tracebacks of *error* and its causes. Nobody reads them any more.
+    Remove the tracebacks of *exc* and its causes. Nobody reads them any more.
 
-    The frames of a traceback hold the parsed body, which may take a hundred megabytes. The request
-    holds the error, and a frame holds the request, so only a full garbage collection would free the
+    The frames of a traceback hold the parsed body, which may take a hundred megabytes. A frame
+    holds a task, and the task holds the exception, so only a full garbage collection would free the
     body.
     """
     seen: list[BaseException] = []  # causes may form a circle
-    cause: BaseException | None = error
+    cause: BaseException | None = exc
     while cause is not None and cause not in seen:
         seen.append(cause)
         cause.__traceback__ = None

@@ -332,10 +332,8 @@ async def read_client_request(
     body = await read_body(http_request, context.settings)
     content = parse_json(body)
     name = content.get("model", default)
-    if name is None and "model" not in content:
-        raise bad_request("model is missing", "model", "missing")
     if not isinstance(name, str) or not name:
-        raise bad_request("model has to be a name", "model")
+        raise bad_request("model has to be the name of a model", "model")
     request.model = UNKNOWN_MODEL
     request.stream = content.get("stream") is True
     model = context.models.find(name)

@@ -7,8 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeVar, cast
 
 import aiohttp
 from starlette.responses import Response
@@ -19,11 +18,9 @@ from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.breaker import UNUSABLE_STATUSES
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.request_context import SESSION, run_place
-from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
-    EndpointRejected,
     EndpointUnavailable,
 )
 from stepspec.orchestrator.http.client import connection_error
@@ -46,13 +43,12 @@ from stepspec.orchestrator.http.sse import (
 )
 from stepspec.orchestrator.json_values import write_json
 
-from ..errors import ApiError, api_error
+from ..errors import ApiError
 from ..formats.deltas import ANTHROPIC_ERROR_EVENT, OPENAI_ERROR_EVENT, response_failed
 from ..formats.requests import ServedModel, forwarded_priority
 from ..json_types import JsonFields, JsonObject
 from ..records import MESSAGES_PATH, ServiceRequest
 from .connection import EVENT_STREAM, ClientConnection
-from .health import is_healthy
 from .runs import ServiceContext
 
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
@@ -63,8 +59,6 @@ MAX_ANSWER_BYTES = 1 << 28
 SERVER_DIED = "did the server die?"
 
 T = TypeVar("T")
-HealthCheck: TypeAlias = Callable[[], Awaitable[bool]]
-"""Returns whether a server is healthy."""
 
 
 class BrokenAnswer(Exception):
@@ -132,16 +126,18 @@ class Forwarding:
         self._connection = connection
         self._content: JsonObject = {**client_request.content, "model": model.name}
         self._streams = self._content.get("stream") is True
-        self._failed_status = 0  # the status of the last failed answer that was not passed on
 
     async def run(self, seconds: float) -> None:
-        """Answer within *seconds*. Raise `TimeoutError` or `ApiError` if that fails."""
+        """Answer within *seconds*. Raise `TimeoutError`, `EndpointError` or `ApiError`."""
         SESSION.set(self._record.session)  # a context variable: no other task sees the change
         try:
             async with asyncio.timeout(seconds):
                 await self._endpoint.call(self._send_to)
         except EndpointError as exc:
-            raise self._refusal(exc) from exc
+            status = self._record.attempts[-1].status if self._record.attempts else 0
+            if status in (404, 405):  # the server does not know the path
+                raise ApiError(status, str(exc), code="upstream_rejected") from exc
+            raise
 
     async def _send_to(self, server: Server) -> None:
         """
@@ -188,8 +184,7 @@ class Forwarding:
                 async with await self._open(server, call, content) as response:
                     attempt.status = response.status
                     attempt.first = record.seconds - attempt.started
-                    healthy = partial(is_healthy, self._endpoint, server)
-                    reply = ServerReply(settings.deadlines, healthy, call, response)
+                    reply = ServerReply(server, self._endpoint, call, response)
                     await self._pass_on(reply, prioritised=prioritised)
         except (BrokenAnswer, EventTooLarge) as exc:
             if not self._connection.started:
@@ -209,7 +204,7 @@ class Forwarding:
         Send *content*. Return the answer when its headers have arrived.
 
         If the answer is not a stream, the server sends even the headers only after the whole answer
-        is written. Then the service waits for the headers as long as the server is healthy.
+        is written. Then the service waits for the headers as long as the server is up.
         """
         request = self._client_request
         deadlines = server.settings.deadlines
@@ -235,7 +230,7 @@ class Forwarding:
                 return await patiently(
                     lambda: asyncio.shield(answering),
                     deadlines.first,
-                    None if self._streams else partial(is_healthy, self._endpoint, server),
+                    lambda: not self._streams and server in self._endpoint.up,
                 )
         except CONNECTION_ERRORS as exc:
             raise connection_error(call, exc, deadlines.connect, proxy) from exc
@@ -276,7 +271,6 @@ class Forwarding:
             now = http_date(headers.get("Date")) or time.time()
             error.retry_after = retry_after(headers.get("Retry-After"), now)
         if status >= 500 or status in UNUSABLE_STATUSES or isinstance(error, ContextTooLong):
-            self._failed_status = status
             raise error
         return body
 
@@ -288,43 +282,21 @@ class Forwarding:
         connection.last_event = answer.failed
         await connection.start({**EVENT_STREAM, **reply.headers}, reply.response.status)
         await connection.send(first)
-        # a healthy server can be silent, for example until a tool call is complete
-        while part := await reply.read(reply.deadlines.between, reply.healthy):
+        # a server can be silent, for example until a tool call is complete
+        while part := await reply.read(reply.server.settings.deadlines.between, patient=True):
             await connection.send(answer.add(part))
         await connection.finish(answer.finish())
-
-    def _refusal(self, exc: EndpointError) -> ApiError:
-        """
-        Return the error that the client receives after *exc*.
-
-        No server gave an answer that could be passed on.
-        """
-        # A server receives the key of the operator, and never the key of the client. So only the
-        # operator can correct the key.
-        if isinstance(exc, EndpointRejected) and exc.status in (401, 403):
-            role = self._model.role
-            return ApiError(
-                500,
-                f"the {role} model's server at {exc.url} refused the service's request (HTTP"
-                f" {exc.status}): the operator has to set the right STEPSPEC_{role.upper()}__API_KEY",
-                code="upstream_error",
-                retry=False,
-            )
-        # a server answered this request with 404 or 405: the server does not know the path
-        if exc.status in (404, 405) and exc.status == self._failed_status:
-            return ApiError(exc.status, str(exc), code="upstream_rejected")
-        return api_error(exc)
 
 
 async def patiently(
     wait: Callable[[], Awaitable[T]],
     seconds: float,
-    healthy: HealthCheck | None = None,
+    is_up: Callable[[], bool],
 ) -> T:
     """
-    Return what *wait* returns. Raise `BrokenAnswer` if that takes more than *seconds*.
+    Return what *wait* returns.
 
-    With *healthy*, wait again as long as *healthy* returns True.
+    Look every *seconds* whether the server *is_up*. Raise `BrokenAnswer` if it is not.
     """
     while True:
         try:
@@ -333,7 +305,7 @@ async def patiently(
         except aiohttp.ServerTimeoutError:  # a connection was not opened in time
             raise
         except TimeoutError:
-            if healthy is None or not await healthy():
+            if not is_up():
                 raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
 
 
@@ -345,10 +317,10 @@ class ServerReply:
     The methods raise `BrokenAnswer` if the connection breaks, or if no bytes come for too long.
     """
 
-    deadlines: Deadlines
-    """The deadlines of the server."""
-    healthy: HealthCheck
-    """Returns whether the server is healthy."""
+    server: VllmEndpoint
+    """The server."""
+    endpoint: ReplicatedEndpoint
+    """All servers of the model."""
     call: Call
     """The request, as error messages describe it."""
     response: aiohttp.ClientResponse
@@ -360,14 +332,18 @@ class ServerReply:
         headers = self.response.headers
         return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
 
-    async def read(self, seconds: float, healthy: HealthCheck | None = None) -> bytes:
+    async def read(self, seconds: float, *, patient: bool = False) -> bytes:
         """
         Return the next bytes of the body, which may take *seconds*. Return b"" at the end.
 
-        With *healthy*, wait again as long as *healthy* returns True.
+        With *patient*, wait as long as the server is up.
         """
         try:
-            return await patiently(self.response.content.readany, seconds, healthy)
+            return await patiently(
+                self.response.content.readany,
+                seconds,
+                lambda: patient and self.server in self.endpoint.up,
+            )
         except CONNECTION_ERRORS as exc:
             raise BrokenAnswer(SERVER_DIED) from exc
 
@@ -375,7 +351,7 @@ class ServerReply:
         """Return the rest of the body. Stop reading after *max_bytes*."""
         rest = bytearray()
         while len(rest) < max_bytes:
-            part = await self.read(self.deadlines.between)
+            part = await self.read(self.server.settings.deadlines.between)
             if not part:
                 break
             rest += part
@@ -390,7 +366,7 @@ class ServerReply:
         """
         received = b""
         events = b""
-        while part := await self.read(self.deadlines.first):
+        while part := await self.read(self.server.settings.deadlines.first):
             received += part
             if not begins_events(received):
                 break

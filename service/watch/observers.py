@@ -37,7 +37,6 @@ from stepspec.orchestrator.events import (
     Event,
     FellBack,
     Moved,
-    Started,
 )
 from stepspec.orchestrator.ledger import Account
 from stepspec.orchestrator.solution import Solution
@@ -67,21 +66,19 @@ WARNINGS: Mapping[type[Event], str] = {
 
 
 class RequestLog:
-    """
-    An observer that writes the log. Problems and answers appear in it only if `log_prompts` is set.
-    """
+    """An observer that writes the log, without problems and answers."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self._prompts = settings.log_prompts
         self._up: dict[Role, bool] = {}
         self.log = _logger(settings)
 
     def __call__(self, event: ServiceEvent) -> None:
         match event:
-            case RunEvent():
-                self._run_event(event)
-            case RunResult():
-                self._run_result(event)
+            case RunEvent(request, choice, _, Degraded() | FellBack() | Moved() as warning):
+                name = WARNINGS[type(warning)]
+                self.log.warning(name, request_id=request.id, choice=choice, **asdict(warning))
+            case RunResult(request, _, solution):
+                request.log_fields["finish"] = solution.finish_reason
             case RequestFailed(request, exception):
                 self.log.error(
                     "failed",
@@ -98,29 +95,6 @@ class RequestLog:
                 self._up[role] = up
             case _:
                 pass
-
-    def _run_event(self, run_event: RunEvent) -> None:
-        log = self.log.bind(request_id=run_event.request.id, choice=run_event.choice)
-        event = run_event.event
-        if isinstance(event, Degraded | FellBack | Moved):
-            log.warning(WARNINGS[type(event)], **asdict(event))
-        if isinstance(event, Started) and self._prompts:
-            messages = [(message.role, message.content) for message in event.messages]
-            log.info("started", messages=messages)
-
-    def _run_result(self, result: RunResult) -> None:
-        solution = result.solution
-        ledger = solution.ledger
-        result.request.log_fields["finish"] = solution.finish_reason
-        self.log.debug(
-            "solved",
-            request_id=result.request.id,
-            choice=result.choice,
-            finish=solution.finish_reason,
-            accept_rate=ledger.accept_rate,
-            share_large=round(ledger.share_large, 3),
-            answer=solution.answer if self._prompts else None,
-        )
 
     def _request(self, request: ServiceRequest) -> None:
         fields: JsonObject = {

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from stepspec import service_factory
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.service.ray import build, guarded, merge_metrics
+from stepspec.service.ray import ScrapedMetrics, build, guarded
 from stepspec.service.settings import ServiceSettings
 
 from ..docker.files import DOCKER, read
@@ -160,7 +160,7 @@ def samples(text: bytes, **labels: str) -> dict[tuple[object, ...], float]:
 def test_every_sample_gets_the_label_of_its_replica_and_each_metric_is_described_once() -> None:
     first = counted(1)
     second = counted(3)
-    merged = merge_metrics({"a": first, "b": second})
+    merged = generate_latest(ScrapedMetrics({"a": first, "b": second}))
     assert samples(merged) == samples(first, replica="a") | samples(second, replica="b")
     assert samples(merged)["requests_total", ("replica", "b"), ("status", "200")] == 3
     lines = merged.decode().splitlines()

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Called
 from stepspec.orchestrator.ledger import Ledger
-from stepspec.service.admission import Admission, Bucket, Clients
+from stepspec.service.admission import Admission, Clients
 from stepspec.service.errors import ApiError
 from stepspec.service.records import ServiceRequest
 from stepspec.service.settings import ServiceSettings
@@ -59,14 +59,26 @@ def refused(left: Allowance) -> ApiError:
     return caught.value
 
 
+def admitted_until_refused(left: Allowance) -> tuple[int, int]:
+    """Return how many requests are admitted now, and the seconds of the refusal after them."""
+    for count in range(100):
+        try:
+            left.admit()
+        except ApiError as exc:
+            return count, int(exc.all_headers["Retry-After"])
+    raise AssertionError("there is no limit")
+
+
 def test_a_bucket_holds_one_minute_and_fills_continuously() -> None:
     clock = Clock()
-    bucket = Bucket(60, clock)
-    assert [bucket.take() for _ in range(61)] == [0] * 60 + [1]
+    left = Allowance(clock, requests_per_minute=60)
+    assert admitted_until_refused(left) == (60, 1)
     clock.now += 2.5
-    assert [bucket.take() for _ in range(3)] == [0, 0, 0.5]
+    assert admitted_until_refused(left) == (2, 1)
+    clock.now += 0.5
+    assert admitted_until_refused(left) == (1, 1)
     clock.now += 1000
-    assert [bucket.take() for _ in range(61)] == [0] * 60 + [1]
+    assert admitted_until_refused(left) == (60, 1)
 
 
 def test_requests_beyond_the_limit_are_refused_for_the_true_time() -> None:
