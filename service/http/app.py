@@ -122,11 +122,7 @@ class LimitedProtocol(HttpToolsProtocol):
     @property
     def _offers_upgrade(self) -> bool:
         """Whether the client offers another protocol than HTTP/1.1. None is supported."""
-        return (
-            self.parser.should_upgrade()
-            and self.parser.get_method() != b"CONNECT"
-            and not self._should_upgrade()
-        )
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _unsupported_upgrade_warning(self) -> None:
         """
@@ -149,7 +145,6 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._unread = 0
         if not self._offers_upgrade:
             super().on_message_complete()
 
@@ -182,7 +177,7 @@ class Service:
             redirect_slashes=False,
         )
         app.openapi = routes.describer(app)  # type: ignore[method-assign]
-        for make_router in (routes.api_router, routes.messages_router, routes.live_router):
+        for make_router in (routes.models_router, routes.api_router, routes.messages_router):
             app.include_router(make_router(context), dependencies=KEYS if settings.locked else ())
         app.include_router(routes.public_router(context, metrics.scrape))
         app.add_exception_handler(HTTPException, _http_error)
@@ -219,7 +214,10 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
     """
-    Return a socket that listens at *host* and *port*. ``::`` includes IPv4, or means it.
+    Return a socket that listens at *host* and *port*.
+
+    ``::`` means every address of IPv6 and IPv4, or of IPv4 alone where both cannot share a socket.
+    A name with addresses of both families, such as ``localhost``, means that of IPv4.
 
     On Linux, a connection is closed if its client reads nothing for *send_seconds*. Raise
     `ConfigurationError` if the port cannot be opened.
@@ -230,7 +228,6 @@ def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
         host = "0.0.0.0"
         is_any = False
     try:
-        # the first family of ``localhost`` is that of IPv4
         family, *_ = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         listening = socket.create_server(
             (host, port),
@@ -280,6 +277,7 @@ class ServiceServer(uvicorn.Server):
             timeout_graceful_shutdown=int(CLOSE_SECONDS),
             timeout_keep_alive=settings.idle_seconds,
             http=Protocol,
+            ws="none",
         )
         super().__init__(config)
         self._admission = service.context.admission

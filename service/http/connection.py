@@ -1,8 +1,7 @@
 """
 The response to one request: a connection that its client may leave at any time.
 
-A `StreamedResponse` is produced while the client waits, and cancelled as soon as the client
-disconnects.
+It is produced while the client waits, and cancelled as soon as the client disconnects.
 """
 
 from __future__ import annotations
@@ -31,11 +30,19 @@ LastEvent: TypeAlias = Callable[[ApiError, bytes], bytes]
 """Makes the last event of a stream from an error, and from its body in the shape of the API."""
 
 
-class ClientConnection:
-    """
-    Sends the response to a request.
+Work: TypeAlias = "Callable[[ClientConnection], Coroutine[Any, Any, None]]"
 
-    Each method raises `ApiError` if the client does not take a message within *send_seconds*.
+
+class ClientConnection(Response):
+    """
+    The connection over which *work* sends the response to *request*.
+
+    *work* is cancelled when the client disconnects or *aborted* is set. The call ends when all
+    tasks of *work* have ended. An exception ends a stream with a last event, and is raised. Any
+    other response stays incomplete, and the server cuts it off.
+
+    The methods that send raise `ApiError` if the client does not take a message within
+    *send_seconds*.
     """
 
     last_event: LastEvent | None = None
@@ -44,10 +51,20 @@ class ClientConnection:
     """Whether the response has begun."""
     finished = False
     """Whether the response is complete."""
+    _send: Send  # of the server, set by the call
 
-    def __init__(self, send: Send, send_seconds: float) -> None:
-        self._send = send
+    def __init__(
+        self,
+        request: ServiceRequest,
+        work: Work,
+        send_seconds: float,
+        aborted: asyncio.Event,
+    ) -> None:
+        super().__init__()
+        self._request = request
+        self._work = work
         self._send_seconds = send_seconds
+        self._aborted = aborted
 
     async def start(self, headers: HttpHeaders, status: int = 200) -> None:
         """Send *status* and *headers*."""
@@ -89,59 +106,33 @@ class ClientConnection:
                 code="client_stalled",
             ) from None
 
-
-Work: TypeAlias = Callable[[ClientConnection], Coroutine[Any, Any, None]]
-
-
-class StreamedResponse(Response):
-    """
-    Runs *work*, which sends the response over its connection.
-
-    *work* is cancelled when the client disconnects or *aborted* is set. The call ends when all
-    tasks of *work* have ended. An exception ends a stream with a last event, and is raised. Any
-    other response stays incomplete, and the server cuts it off.
-    """
-
-    def __init__(
-        self,
-        request: ServiceRequest,
-        work: Work,
-        send_seconds: float,
-        aborted: asyncio.Event,
-    ) -> None:
-        super().__init__()
-        self._request = request
-        self._work = work
-        self._send_seconds = send_seconds
-        self._aborted = aborted
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = ClientConnection(send, self._send_seconds)
+        self._send = send
         try:
-            await self._run(connection, receive)
+            await self._run(receive)
         except ClientDisconnect:
             raise
         except Exception as exc:
             error = self._request.error_of(exc)
-            can_receive = error.status != CLIENT_CLOSED and not connection.finished
-            if connection.last_event is not None and can_receive:
-                body = self._request.error_body(error)
-                await connection.finish(connection.last_event(error, body))
+            can_receive = error.status != CLIENT_CLOSED and not self.finished
+            if self.last_event is not None and can_receive:
+                await self.finish(self.last_event(error, self._request.error_body(error)))
             raise
 
-    async def _run(self, connection: ClientConnection, receive: Receive) -> None:
+    async def _run(self, receive: Receive) -> None:
         """Do the work. Raise its exception, `ClientDisconnect`, or `ApiError` if aborted."""
         async with background(
-            self._work(connection),
+            self._work(self),
             _disconnected(receive),
             self._aborted.wait(),
         ) as tasks:
             working, disconnecting, _ = tasks
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if connection.finished:  # which counts as a disconnect
+            if self.finished and not working.done():  # which counts as a disconnect
                 await asyncio.wait([working])
             if working.done():
-                return working.result()
+                working.result()
+                return
             if disconnecting.done():
                 raise ClientDisconnect
             raise ApiError(

@@ -7,13 +7,13 @@ The routes: OpenAI's and Anthropic's APIs, the page with its own runs, and healt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from pydantic.json_schema import models_json_schema
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from stepspec.orchestrator.json_values import write_json
 
@@ -22,7 +22,7 @@ from ..formats.chat import ChatReply, ChatRequest, LiveReply, LiveRequest
 from ..formats.deltas import json_response
 from ..formats.messages import CountTokensRequest, MessagesReply, MessagesRequest
 from ..formats.reply_format import ReplyFormat
-from ..formats.requests import AUTO, Resolver, ServedModel
+from ..formats.requests import AUTO, ROLES, Resolver, ServedModel
 from ..formats.responses import ResponsesReply, ResponsesRequest
 from ..formats.schemas import Request as RunRequestBody
 from ..formats.schemas import parse_json
@@ -35,6 +35,8 @@ from .runs import Runs, ServiceContext
 from .upstream import ClientRequest
 
 B = TypeVar("B", bound=RunRequestBody)
+Responses: TypeAlias = dict[int | str, JsonObject]
+"""OpenAPI's description of answers, by their status."""
 
 REQUEST_SCHEMAS = (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest)
 """The classes of all request bodies, to which the routes refer by name."""
@@ -59,10 +61,9 @@ DESCRIPTIONS: Mapping[int, str] = {
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 """The statuses with which a route that calls models can fail."""
-ANTHROPIC_ERRORS = (*MODEL_ERRORS, OVERLOADED)
-"""The same for a route of Anthropic's API."""
 JSON = "application/json"
-STREAM = "text/event-stream"
+STREAM: Responses = {200: {"content": {"text/event-stream": {}}}}
+"""The description of an answer that may be a stream."""
 SCHEMA_PATH = "#/components/schemas/{model}"
 UNKNOWN_MODEL = "unknown"
 """The label in metrics for a model that does not exist."""
@@ -92,134 +93,34 @@ def _schema(name: str) -> JsonObject:
     return {JSON: {"schema": {"$ref": SCHEMA_PATH.format(model=name)}}}
 
 
-def _route(
-    success: str,
-    *kinds: str,
-    errors: Sequence[int] = (),
-    request: str | None = None,
-) -> JsonObject:
-    """
-    Return the arguments of FastAPI's decorator that describe a route.
+def _body(name: str) -> JsonObject:
+    """Return OpenAPI's description of a request with a body that has the schema called *name*."""
+    return {"requestBody": {"required": True, "content": _schema(name)}}
 
-    *success* says what an answer is, and *kinds* are its content types. *errors* are the statuses
-    with which the route can fail. *request* is the name of the body's schema. None: the route takes
-    no body.
 
-    A route that takes a body calls models: its path has to be in `MODEL_PATHS`, and its *errors*
-    are `MODEL_ERRORS` by default.
-    """
-    if request is not None:
-        errors = errors or MODEL_ERRORS
-    error = _schema("AnthropicError" if OVERLOADED in errors else "Error")
-    responses: dict[int, JsonObject] = {
-        status: {"description": DESCRIPTIONS[status], "content": error} for status in errors
+def _errors(*statuses: int, schema: str = "Error") -> Responses:
+    """Return OpenAPI's description of answers with *statuses*, whose bodies have *schema*."""
+    return {
+        status: {"description": DESCRIPTIONS[status], "content": _schema(schema)}
+        for status in statuses
     }
-    responses[200] = {"description": success, "content": {kind: {} for kind in kinds}}
-    route: JsonObject = {"response_class": Response, "responses": responses}
-    if request is not None:
-        body = {"required": True, "content": _schema(request)}
-        route["openapi_extra"] = {"requestBody": body}
-    return route
 
 
-def api_router(context: ServiceContext) -> APIRouter:
-    """Make the routes of OpenAI's APIs."""
-    router = APIRouter()
-    router.post(
-        "/v1/chat/completions",
-        description=(
-            "Answer a conversation, and stream every step of the reasoning as it is verified."
-        ),
-        **_route("The completion, or its stream.", JSON, STREAM, request="ChatRequest"),
-    )(answerer(context, ChatRequest, ChatReply))
-    router.post(
-        "/v1/responses",
-        description=(
-            "Answer in the Responses API, and stream every step of the reasoning as it is verified."
-        ),
-        **_route("The response, or its stream.", JSON, STREAM, request="ResponsesRequest"),
-    )(answerer(context, ResponsesRequest, ResponsesReply))
+def models_router(context: ServiceContext) -> APIRouter:
+    """Make the routes that name the models and the methods."""
+    router = APIRouter(responses=_errors(401))
 
-    @router.post(
-        "/v1/completions",
-        **_route("The model's answer, or its stream.", JSON, STREAM, request="ServedModelRequest"),
-    )
-    async def completions(http_request: Request) -> Response:
-        """Forward a completion to one of the served models."""
-        client_request = await read_client_request(context, http_request)
-        if isinstance(client_request.model, ServedModel):
-            return client_request.forward(client_request.model)
-        names = ", ".join(context.models.served)
-        raise bad_request(
-            f"{client_request.content['model']!r} is a method, and methods answer conversations:"
-            f" POST /v1/chat/completions, or ask a served model by its own name ({names})",
-            "model",
-            "unsupported_model",
-        )
-
-    @router.get("/v1/models", **_route("The models.", JSON, errors=[401]))
+    @router.get("/v1/models")
     async def models() -> Response:
         """List the methods, and both served models by their own names."""
         return json_response({"object": "list", "data": context.models.listing(context.created)})
 
-    @router.get("/v1/models/{name:path}", **_route("The model.", JSON, errors=[401, 404]))
+    @router.get("/v1/models/{name:path}", responses=_errors(404))
     async def model(name: str) -> Response:
         """Describe one model."""
         return json_response(context.models.describe(name, context.created))
 
-    return router
-
-
-def messages_router(context: ServiceContext) -> APIRouter:
-    """Make the routes of Anthropic's API."""
-    router = APIRouter()
-    router.post(
-        MESSAGES_PATH,
-        description=(
-            "Answer a conversation as Anthropic's API does, and stream every step of the thinking"
-            " as it is verified."
-        ),
-        **_route(
-            "The message, or its stream.",
-            JSON,
-            STREAM,
-            errors=ANTHROPIC_ERRORS,
-            request="MessagesRequest",
-        ),
-    )(answerer(context, MessagesRequest, MessagesReply))
-
-    @router.post(
-        COUNT_PATH,
-        **_route(
-            "The number of tokens.",
-            JSON,
-            errors=ANTHROPIC_ERRORS,
-            request="CountTokensRequest",
-        ),
-    )
-    async def count_tokens(http_request: Request) -> Response:
-        """Count the tokens of a conversation, as the large model reads it."""
-        client_request = await read_client_request(context, http_request)
-        if isinstance(client_request.model, ServedModel):
-            return client_request.forward(client_request.model)
-        wanted = parse_request(CountTokensRequest, client_request.content).wanted.readable()
-
-        async def work(connection: ClientConnection, seconds: float) -> None:
-            async with asyncio.timeout(seconds):
-                large = context.offer.engine.large
-                tokens = await large.count(wanted.conversation, wanted.tools)
-            await connection.send_whole(write_json({"input_tokens": tokens}))
-
-        return context.respond(client_request.record, work)
-
-    return router
-
-
-def live_router(context: ServiceContext) -> APIRouter:
-    """Make the routes of the page's own runs."""
-    router = APIRouter()
-
-    @router.get("/live/methods", **_route("The methods.", JSON, errors=[401]))
+    @router.get("/live/methods")
     async def methods() -> Response:
         """
         List the methods with their options, the default method, and the names of the served models.
@@ -234,9 +135,56 @@ def live_router(context: ServiceContext) -> APIRouter:
             {"default": offer.defaults.policy, "methods": methods, "models": models}
         )
 
+    return router
+
+
+def api_router(context: ServiceContext) -> APIRouter:
+    """
+    Make the routes of OpenAI's APIs, and of the page's own runs.
+
+    Their paths have to be in `MODEL_PATHS`.
+    """
+    router = APIRouter(responses=_errors(*MODEL_ERRORS))
+    router.post(
+        "/v1/chat/completions",
+        description=(
+            "Answer a conversation, and stream every step of the reasoning as it is verified."
+        ),
+        responses=STREAM,
+        openapi_extra=_body("ChatRequest"),
+    )(answerer(context, ChatRequest, ChatReply))
+    router.post(
+        "/v1/responses",
+        description=(
+            "Answer in the Responses API, and stream every step of the reasoning as it is verified."
+        ),
+        responses=STREAM,
+        openapi_extra=_body("ResponsesRequest"),
+    )(answerer(context, ResponsesRequest, ResponsesReply))
+
+    @router.post(
+        "/v1/completions",
+        responses=STREAM,
+        openapi_extra=_body("ServedModelRequest"),
+    )
+    async def completions(http_request: Request) -> Response:
+        """Forward a completion to one of the served models."""
+        client_request = await read_client_request(context, http_request)
+        if isinstance(client_request.model, ServedModel):
+            return client_request.forward(client_request.model)
+        names = ", ".join(context.models.served)
+        raise bad_request(
+            f"{client_request.content['model']!r} is a method, and methods answer conversations:"
+            f" POST /v1/chat/completions, or ask a served model by its own name ({names})",
+            "model",
+            "unsupported_model",
+        )
+
     @router.post(
         "/live",
-        **_route("The events of the run.", STREAM, request="LiveRequest"),
+        response_class=Response,
+        responses=STREAM,
+        openapi_extra=_body("LiveRequest"),
     )
     async def live(http_request: Request) -> Response:
         """Run a problem. Stream every event as it happens, and the solution at the end."""
@@ -252,6 +200,45 @@ def live_router(context: ServiceContext) -> APIRouter:
     return router
 
 
+def messages_router(context: ServiceContext) -> APIRouter:
+    """
+    Make the routes of Anthropic's API.
+
+    Their paths have to be in `MODEL_PATHS`.
+    """
+    errors = _errors(*MODEL_ERRORS, OVERLOADED, schema="AnthropicError")
+    router = APIRouter(responses=errors)
+    router.post(
+        MESSAGES_PATH,
+        description=(
+            "Answer a conversation as Anthropic's API does, and stream every step of the thinking"
+            " as it is verified."
+        ),
+        responses=STREAM,
+        openapi_extra=_body("MessagesRequest"),
+    )(answerer(context, MessagesRequest, MessagesReply))
+
+    @router.post(COUNT_PATH, openapi_extra=_body("CountTokensRequest"))
+    async def count_tokens(http_request: Request) -> Response:
+        """Count the tokens of a conversation, as the large model reads it."""
+        client_request = await read_client_request(context, http_request)
+        if isinstance(client_request.model, ServedModel):
+            return client_request.forward(client_request.model)
+        wanted = parse_request(CountTokensRequest, client_request.content).wanted.readable()
+        if not wanted.conversation:
+            raise bad_request("the conversation is empty: send a message", "messages")
+
+        async def work(connection: ClientConnection, seconds: float) -> None:
+            async with asyncio.timeout(seconds):
+                large = context.offer.engine.large
+                tokens = await large.count(wanted.conversation, wanted.tools)
+            await connection.send_whole(write_json({"input_tokens": tokens}))
+
+        return context.respond(client_request.record, work)
+
+    return router
+
+
 def public_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str]]) -> APIRouter:
     """
     Make the routes that need no key: the page, and the routes for operators.
@@ -260,7 +247,7 @@ def public_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
     """
     router = APIRouter()
 
-    @router.get("/", **_route("The page.", "text/html"))
+    @router.get("/", response_class=HTMLResponse)
     async def page() -> Response:
         """Return the page that shows a run."""
         from ..watch.page import headers, html  # reads the page from disk on first use
@@ -269,23 +256,17 @@ def public_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
 
     @router.head("/health", include_in_schema=False)
     @router.head("/health/liveness", include_in_schema=False)
-    @router.get("/health/liveness", **_route("The process answers."))
-    @router.get("/health", **_route("The process answers."))
+    @router.get("/health/liveness", response_class=Response)
+    @router.get("/health", response_class=Response)
     async def alive() -> Response:
         """Confirm that the process answers."""
         return Response()
 
-    readiness = _route('New requests are admitted, if "degraded" by the large model alone.', JSON)
-    readiness["responses"][503] = {
-        "description": (
-            "New requests are not admitted: the service is shutting down, or the large model is"
-            " down."
-        ),
-        "content": {JSON: {}},
-    }
-
     @router.head("/health/readiness", include_in_schema=False)
-    @router.get("/health/readiness", **readiness)
+    @router.get(
+        "/health/readiness",
+        responses={503: {"description": "New requests are not admitted.", "content": {JSON: {}}}},
+    )
     async def ready() -> Response:
         """
         Say whether new requests are admitted: not while shutting down, nor while the large model is
@@ -293,16 +274,21 @@ def public_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
 
         The status is "degraded" while only the small model is down: the large one answers alone.
         """
-        status = "draining" if context.admission.closed else context.health.status
+        up = {role: context.models.endpoint(role).usable for role in ROLES}
+        status = "ready" if up["small"] else "degraded"
+        if not up["large"]:
+            status = "down"
+        if context.admission.closed:
+            status = "draining"
         code = 200 if status in ("ready", "degraded") else 503
-        return json_response({"status": status} | context.health.up, code)
+        return json_response({"status": status, **up}, code)
 
-    @router.get("/version", **_route("The version.", JSON))
+    @router.get("/version")
     async def version() -> Response:
         """Return the version."""
         return json_response({"version": context.offer.version})
 
-    @router.get("/metrics", **_route("The metrics.", "text/plain"))
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
         text, kind = scrape()

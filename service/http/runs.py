@@ -34,8 +34,8 @@ from ..records import (
     ServiceRequest,
 )
 from ..settings import ServiceSettings
-from .connection import EVENT_STREAM, ClientConnection, StreamedResponse
-from .health import HealthMonitor
+from .connection import EVENT_STREAM, ClientConnection
+from .health import check_every
 
 log = logging.getLogger("stepspec")
 
@@ -56,8 +56,6 @@ class ServiceContext:
 
     http: aiohttp.ClientSession
     """The connections for forwarded requests, while the context is `open`."""
-    health: HealthMonitor
-    """The health of the servers, while the context is `open`."""
 
     def __init__(
         self,
@@ -85,13 +83,11 @@ class ServiceContext:
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
         """Hold connections, and check the health of the servers, while the block lasts."""
-        engine = self.offer.engine
-        self.health = HealthMonitor({"small": engine.small, "large": engine.large}, self.observe)
         self.http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        checking = self.health.check_every(self.settings.health_every)
+        checking = check_every(self.settings.health_every, self.models, self.observe)
         async with self.http, background(checking):
             yield
 
@@ -100,7 +96,7 @@ class ServiceContext:
         request: ServiceRequest,
         work: Callable[[ClientConnection, float], Awaitable[None]],
         priority: int = 0,
-    ) -> StreamedResponse:
+    ) -> ClientConnection:
         """
         Admit *request*, and answer it by *work*.
 
@@ -115,7 +111,7 @@ class ServiceContext:
                 with waiting_at_most(self.settings.max_wait, waited):
                     await work(connection, seconds)
 
-        return StreamedResponse(
+        return ClientConnection(
             request,
             admitted_work,
             self.settings.send_seconds,
@@ -139,7 +135,7 @@ class Runs(RequestRuns):
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
 
-    def respond(self, format: ReplyFormat) -> StreamedResponse:
+    def respond(self, format: ReplyFormat) -> ClientConnection:
         """Answer with the runs in *format*."""
         priority = min(run_request.run.priority for run_request in self.run_requests)
         return self._context.respond(self._request, partial(self._answer, format), priority)

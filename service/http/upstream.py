@@ -90,102 +90,109 @@ class ClientRequest:
         return self.context.clients.best_priority(self.record.client)
 
     def forward(self, model: ServedModel) -> Response:
-        """Send the request to a server of *model*. Send the server's answer to the client."""
+        """
+        Send the request to a server of *model*. Send the server's answer to the client.
+
+        All requests with the same session header go to the same server. Other requests go to the
+        server with the fewest requests. If a server fails before its answer begins, the request
+        goes to the next server.
+        """
+        endpoint = self.context.models.endpoint(model.role)
+        assert isinstance(endpoint, ReplicatedEndpoint)
         priority = forwarded_priority(self.content, self.best_priority)
 
         async def work(connection: ClientConnection, seconds: float) -> None:
-            await Forwarding(self, model, priority, connection).run(seconds)
+            async def send_to(server: Server) -> None:
+                assert isinstance(server, VllmEndpoint)
+                attempt = Attempt(self, model, endpoint, server, connection)
+                await attempt.send(priority)
+
+            SESSION.set(self.record.session)  # a context variable: no other task sees the change
+            try:
+                async with asyncio.timeout(seconds):
+                    await endpoint.call(send_to)
+            except EndpointError as exc:
+                attempts = self.record.attempts
+                status = attempts[-1].status if attempts else 0
+                if status in (404, 405):  # the server does not know the path
+                    raise ApiError(status, str(exc), code="upstream_rejected") from exc
+                raise
 
         return self.context.respond(self.record, work, priority or 0)
 
 
-class Forwarding:
+class Attempt:
     """
-    Forwards a request to a server of *model*. Sends the server's answer over *connection*.
+    Sends *client_request* to *server*, and the server's answer over *connection*.
 
-    All requests with the same session header go to the same server. Other requests go to the
-    server with the fewest requests. If a server fails before its answer begins, the request goes to
-    the next server. A server that orders requests by priority receives *priority*. With *priority*
-    None, the request keeps the priority in its body, if there is one.
+    The methods raise `EndpointError` only if the client has received nothing: then another server
+    of *endpoint* can answer. They raise `BrokenAnswer` or `EventTooLarge` if the answer breaks off.
     """
+
+    _response: aiohttp.ClientResponse  # the answer, whose headers have arrived
 
     def __init__(
         self,
         client_request: ClientRequest,
         model: ServedModel,
-        priority: int | None,
+        endpoint: ReplicatedEndpoint,
+        server: VllmEndpoint,
         connection: ClientConnection,
     ) -> None:
-        endpoint = client_request.context.models.endpoint(model.role)
-        assert isinstance(endpoint, ReplicatedEndpoint)
-        self._endpoint = endpoint
+        settings = server.settings
         self._client_request = client_request
         self._record = client_request.record
         self._model = model
-        self._priority = priority
+        self._endpoint = endpoint
+        self._server = server
         self._connection = connection
-        self._content: JsonObject = {**client_request.content, "model": model.name}
-        self._streams = self._content.get("stream") is True
+        self._deadlines = settings.deadlines
+        self._call = Call(model.role, settings.url, "forward", settings.api_key is not None)
+        self._streams = client_request.content.get("stream") is True
 
-    async def run(self, seconds: float) -> None:
-        """Answer within *seconds*. Raise `TimeoutError`, `EndpointError` or `ApiError`."""
-        SESSION.set(self._record.session)  # a context variable: no other task sees the change
-        try:
-            async with asyncio.timeout(seconds):
-                await self._endpoint.call(self._send_to)
-        except EndpointError as exc:
-            status = self._record.attempts[-1].status if self._record.attempts else 0
-            if status in (404, 405):  # the server does not know the path
-                raise ApiError(status, str(exc), code="upstream_rejected") from exc
-            raise
-
-    async def _send_to(self, server: Server) -> None:
+    async def send(self, priority: int | None) -> None:
         """
-        Send the request to *server*. Send the answer to the client.
+        Send the request. Send the answer to the client.
 
-        Raise `EndpointError` only if the client has received nothing: then another server can
-        answer.
+        A server that orders requests by priority receives *priority*. With *priority* None, the
+        request keeps the priority in its body, if there is one.
         """
-        assert isinstance(server, VllmEndpoint)
+        content = {**self._client_request.content, "model": self._model.name}
+        server = self._server
         # vLLM loses the top log-probabilities of a request if its batch also has a question of
         # a judge, which asks for the log-probabilities of given tokens
-        exclusive = wants_top_logprobs(self._content)
+        exclusive = wants_top_logprobs(content)
         async with server.without_questions() if exclusive else nullcontext():
-            if self._priority is None or not server.connection.priorities:
-                await self._attempt(server, self._content)
+            if priority is None or not server.connection.priorities:
+                await self._send(content)
                 return
+            prioritised = {**content, "priority": run_place(priority)}
             try:
-                place = run_place(self._priority)
-                await self._attempt(server, {**self._content, "priority": place}, prioritised=True)
+                await self._send(prioritised, may_refuse_priority=True)
             except PriorityRefused:
-                await self._attempt(server, self._content)
+                await self._send(content)
                 # if the server accepts the request now, never send this server a priority again
-                if self._record.attempts[-1].status < 400:
+                if self._response.ok:
                     server.connection.priorities = False
 
-    async def _attempt(
-        self,
-        server: VllmEndpoint,
-        content: JsonObject,
-        *,
-        prioritised: bool = False,
-    ) -> None:
+    async def _send(self, content: JsonObject, *, may_refuse_priority: bool = False) -> None:
         """
         Send *content* once. Send the answer to the client.
 
-        *prioritised* says that the service added a priority. Raise `PriorityRefused` or
-        `EndpointError` only if the client has received nothing.
+        With *may_refuse_priority*, raise `PriorityRefused` if the server refuses the priority.
         """
         record = self._record
-        settings = server.settings
-        call = Call(self._model.role, settings.url, "forward", settings.api_key is not None)
+        call = self._call
         try:
-            with record.attempt(call.role, self._model.name, call.url) as attempt:
-                async with await self._open(server, call, content) as response:
+            with record.attempt(self._model.role, self._model.name, call.url) as attempt:
+                async with await self._open(content) as response:
+                    self._response = response
                     attempt.status = response.status
                     attempt.first = record.seconds - attempt.started
-                    reply = ServerReply(server, self._endpoint, call, response)
-                    await self._pass_on(reply, prioritised=prioritised)
+                    if response.ok:
+                        await self._pass_on_answer()
+                    else:
+                        await self._pass_on_failure(may_refuse_priority=may_refuse_priority)
         except (BrokenAnswer, EventTooLarge) as exc:
             if not self._connection.started:
                 raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
@@ -194,12 +201,7 @@ class Forwarding:
             raise ApiError(503, message, code="upstream_error", retry=False) from exc
         record.upstream_seconds = record.seconds - (record.admitted or 0.0)
 
-    async def _open(
-        self,
-        server: VllmEndpoint,
-        call: Call,
-        content: JsonObject,
-    ) -> aiohttp.ClientResponse:
+    async def _open(self, content: JsonObject) -> aiohttp.ClientResponse:
         """
         Send *content*. Return the answer when its headers have arrived.
 
@@ -207,9 +209,8 @@ class Forwarding:
         is written. Then the service waits for the headers as long as the server is up.
         """
         request = self._client_request
-        deadlines = server.settings.deadlines
-        api_key = server.settings.api_key
-        proxy = server.connection.proxy
+        api_key = self._server.settings.api_key
+        proxy = self._server.connection.proxy
         headers = {
             **self._record.forwarded,
             "Content-Type": "application/json",
@@ -218,146 +219,111 @@ class Forwarding:
         if api_key is not None:
             headers["Authorization"] = f"Bearer {api_key.get_secret_value()}"
         posting = request.context.http.post(
-            f"{call.url}{self._record.path}",
+            f"{self._call.url}{self._record.path}",
             # a request that stepspec does not change passes through byte by byte
             data=request.body if content == request.content else write_json(content),
             headers=headers,
-            timeout=aiohttp.ClientTimeout(sock_connect=deadlines.connect),
+            timeout=aiohttp.ClientTimeout(sock_connect=self._deadlines.connect),
             proxy=proxy,
         )
         try:
             async with background(posting) as (answering,):
-                return await patiently(
+                return await self._within(
+                    self._deadlines.first,
                     lambda: asyncio.shield(answering),
-                    deadlines.first,
-                    lambda: not self._streams and server in self._endpoint.up,
+                    patient=not self._streams,
                 )
         except CONNECTION_ERRORS as exc:
-            raise connection_error(call, exc, deadlines.connect, proxy) from exc
+            raise connection_error(self._call, exc, self._deadlines.connect, proxy) from exc
 
-    async def _pass_on(self, reply: ServerReply, *, prioritised: bool) -> None:
+    async def _within(
+        self,
+        seconds: float,
+        wait: Callable[[], Awaitable[T]],
+        *,
+        patient: bool,
+    ) -> T:
         """
-        Send the client the server's answer.
+        Return what *wait* returns. Raise `BrokenAnswer` if that takes more than *seconds*.
 
-        Raise `BrokenAnswer`, `EventTooLarge`, `PriorityRefused` or `EndpointError`.
+        With *patient*, wait again as long as the server is up.
         """
-        response = reply.response
-        if not response.ok:
-            body = await self._failure(reply, prioritised=prioritised)
-        elif self._streams or response.content_type == "text/event-stream":
-            await self._pass_on_stream(reply)
-            return
-        else:
-            body = await reply.rest(MAX_ANSWER_BYTES)
-            error = no_reply(reply.call, body)
-            if error:
-                raise error
-        await self._connection.send_whole(body, reply.headers, response.status)
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await wait()
+            except aiohttp.ServerTimeoutError:  # a connection was not opened in time
+                raise
+            except TimeoutError:
+                if not (patient and self._server in self._endpoint.up):
+                    raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
 
-    async def _failure(self, reply: ServerReply, *, prioritised: bool) -> bytes:
-        """
-        Return the body of an answer whose status is an error.
-
-        Raise `PriorityRefused` if the server refuses the priority that the service added. Raise
-        `EndpointError` if another server can possibly answer, or if the prompt is too long.
-        """
-        status = reply.response.status
-        body = await reply.rest(MAX_FAILURE_BYTES)
-        if prioritised and status == 400 and b"priority" in body.lower():
-            raise PriorityRefused
-        error = http_error(reply.call, status, body, self._record.path)
-        if isinstance(error, EndpointUnavailable):
-            headers = reply.response.headers
-            now = http_date(headers.get("Date")) or time.time()
-            error.retry_after = retry_after(headers.get("Retry-After"), now)
-        if status >= 500 or status in UNUSABLE_STATUSES or isinstance(error, ContextTooLong):
-            raise error
-        return body
-
-    async def _pass_on_stream(self, reply: ServerReply) -> None:
-        """Send the client a stream. Raise `BrokenAnswer`, `EventTooLarge` or `EndpointError`."""
-        connection = self._connection
-        answer = ForwardedAnswer(self._record.path)
-        first = await reply.first_event(answer)
-        connection.last_event = answer.failed
-        await connection.start({**EVENT_STREAM, **reply.headers}, reply.response.status)
-        await connection.send(first)
-        # a server can be silent, for example until a tool call is complete
-        while part := await reply.read(reply.server.settings.deadlines.between, patient=True):
-            await connection.send(answer.add(part))
-        await connection.finish(answer.finish())
-
-
-async def patiently(
-    wait: Callable[[], Awaitable[T]],
-    seconds: float,
-    is_up: Callable[[], bool],
-) -> T:
-    """
-    Return what *wait* returns.
-
-    Look every *seconds* whether the server *is_up*. Raise `BrokenAnswer` if it is not.
-    """
-    while True:
-        try:
-            async with asyncio.timeout(seconds):
-                return await wait()
-        except aiohttp.ServerTimeoutError:  # a connection was not opened in time
-            raise
-        except TimeoutError:
-            if not is_up():
-                raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
-
-
-@dataclass(frozen=True, slots=True)
-class ServerReply:
-    """
-    A server's answer whose headers have arrived.
-
-    The methods raise `BrokenAnswer` if the connection breaks, or if no bytes come for too long.
-    """
-
-    server: VllmEndpoint
-    """The server."""
-    endpoint: ReplicatedEndpoint
-    """All servers of the model."""
-    call: Call
-    """The request, as error messages describe it."""
-    response: aiohttp.ClientResponse
-    """The headers, and the body that is still to be read."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers that the client receives."""
-        headers = self.response.headers
-        return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
-
-    async def read(self, seconds: float, *, patient: bool = False) -> bytes:
+    async def _read(self, seconds: float, *, patient: bool = False) -> bytes:
         """
         Return the next bytes of the body, which may take *seconds*. Return b"" at the end.
 
         With *patient*, wait as long as the server is up.
         """
         try:
-            return await patiently(
-                self.response.content.readany,
-                seconds,
-                lambda: patient and self.server in self.endpoint.up,
-            )
+            return await self._within(seconds, self._response.content.readany, patient=patient)
         except CONNECTION_ERRORS as exc:
             raise BrokenAnswer(SERVER_DIED) from exc
 
-    async def rest(self, max_bytes: int) -> bytes:
+    async def _rest(self, max_bytes: int) -> bytes:
         """Return the rest of the body. Stop reading after *max_bytes*."""
         rest = bytearray()
         while len(rest) < max_bytes:
-            part = await self.read(self.server.settings.deadlines.between)
+            part = await self._read(self._deadlines.between)
             if not part:
                 break
             rest += part
         return bytes(rest)
 
-    async def first_event(self, answer: ForwardedAnswer) -> bytes:
+    async def _pass_on_failure(self, *, may_refuse_priority: bool) -> None:
+        """
+        Send the client an answer whose status is an error.
+
+        Raise `EndpointError` if another server can possibly answer, or if the prompt is too long.
+        """
+        status = self._response.status
+        body = await self._rest(MAX_FAILURE_BYTES)
+        if may_refuse_priority and status == 400 and b"priority" in body.lower():
+            raise PriorityRefused
+        error = http_error(self._call, status, body, self._record.path)
+        if isinstance(error, EndpointUnavailable):
+            headers = self._response.headers
+            now = http_date(headers.get("Date")) or time.time()
+            error.retry_after = retry_after(headers.get("Retry-After"), now)
+        if status >= 500 or status in UNUSABLE_STATUSES or isinstance(error, ContextTooLong):
+            raise error
+        await self._connection.send_whole(body, self._headers, status)
+
+    async def _pass_on_answer(self) -> None:
+        """Send the client an answer without an error status, as a stream or in one piece."""
+        response = self._response
+        if self._streams or response.content_type == "text/event-stream":
+            await self._pass_on_stream()
+            return
+        body = await self._rest(MAX_ANSWER_BYTES)
+        error = no_reply(self._call, body)
+        if error:
+            raise error
+        await self._connection.send_whole(body, self._headers, response.status)
+
+    async def _pass_on_stream(self) -> None:
+        """Send the client a stream."""
+        connection = self._connection
+        answer = ForwardedAnswer(self._record.path)
+        first = await self._first_event(answer)
+        connection.last_event = answer.failed
+        await connection.start({**EVENT_STREAM, **self._headers}, self._response.status)
+        await connection.send(first)
+        # a server can be silent, for example until a tool call is complete
+        while part := await self._read(self._deadlines.between, patient=True):
+            await connection.send(answer.add(part))
+        await connection.finish(answer.finish())
+
+    async def _first_event(self, answer: ForwardedAnswer) -> bytes:
         """
         Read until one event is complete. Return the complete events.
 
@@ -366,7 +332,7 @@ class ServerReply:
         """
         received = b""
         events = b""
-        while part := await self.read(self.server.settings.deadlines.first):
+        while part := await self._read(self._deadlines.first):
             received += part
             if not begins_events(received):
                 break
@@ -377,7 +343,13 @@ class ServerReply:
         if received.strip() and begins_events(received):
             raise BrokenAnswer(SERVER_DIED)
         # the server sent nothing, or no events: for example an error in JSON
-        raise no_stream(self.call, received + await self.rest(MAX_FAILURE_BYTES))
+        raise no_stream(self._call, received + await self._rest(MAX_FAILURE_BYTES))
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        """The headers of the answer that the client receives."""
+        headers = self._response.headers
+        return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
 
 
 LAST_EVENTS = frozenset(

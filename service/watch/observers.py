@@ -315,9 +315,8 @@ class Metrics:
 
     def _count_tokens(self, model: str, account: Account) -> None:
         role = account.role
-        self._count("tokens", model, role, "kept", by=account.kept)
-        self._count("tokens", model, role, "discarded", by=account.discarded)
-        self._count("tokens", model, role, "judging", by=account.judging)
+        for fate in ("kept", "discarded", "judging"):
+            self._count("tokens", model, role, fate, by=getattr(account, fate))
         uncached = max(0, account.prompt - account.cached)
         self._count("prompt_tokens", model, role, "true", by=account.cached)
         self._count("prompt_tokens", model, role, "false", by=uncached)

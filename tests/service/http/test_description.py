@@ -100,7 +100,7 @@ def description() -> Generator[Any]:
         schema = schemathesis.openapi.from_url(f"{served.base}/openapi.json")
         catalog = served.service.context.models
         for name, body in schema.raw_schema["components"]["schemas"].items():
-            if "model" in body["properties"]:  # most requests are for a model that exists
+            if "model" in body.get("properties", {}):  # most requests are for a model that exists
                 names = catalog.served if name == "ServedModelRequest" else catalog.methods
                 body["properties"]["model"] = {"type": "string", "enum": list(names)}
         yield schema

@@ -645,11 +645,11 @@ async def test_health_feeds_the_breaker_and_readiness_follows_all_servers() -> N
             (await ask(served, stream=False)).status,
         )
         served.large.health = status
-        health = served.service.context.health
-        await until(lambda: health.status == "down")
+        large = served.service.context.offer.engine.large
+        await until(lambda: not large.usable)
         all_ill = await served.get("/health/readiness")
         served.large.health = other.health = 200
-        await until(lambda: health.status == "ready")
+        await until(lambda: large.usable)
     assert one_ill == ({"status": "ready", "small": True, "large": True}, 200)
     assert (all_ill.status, all_ill.json) == (
         503,
