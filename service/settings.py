@@ -130,9 +130,12 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     page.
     """
     cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(listed)] = ()
-    """Origins of other sites' web pages that may use the service; ``*``: all."""
-    root_path: Annotated[str, Field(pattern="^(/|$)"), AfterValidator(without_slash)] = ""
-    """The path under which a proxy serves the service."""
+    """
+    Origins of other sites' web pages that may use the service, such as https://example.com; ``*``:
+    all.
+    """
+    root_path: Annotated[str, Field(pattern="^(/.*)?$"), AfterValidator(without_slash)] = ""
+    """The path under which a proxy serves the service, such as /api."""
     thinking: Thinking = "both"
     """The field of replies for the thinking; ``content`` puts it there between <think> tags."""
     max_running: PositiveInt = 64

@@ -274,7 +274,7 @@ def public_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
 
         The status is "degraded" while only the small model is down: the large one answers alone.
         """
-        up = {role: context.models.endpoint(role).usable for role in ROLES}
+        up: JsonObject = {role: context.models.endpoint(role).usable for role in ROLES}
         status = "ready" if up["small"] else "degraded"
         if not up["large"]:
             status = "down"
