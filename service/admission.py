@@ -1,11 +1,8 @@
 """
 Who may run: keys and limits of each client, and slots with a queue.
 
-A limit (requests per minute, tokens of the large model per minute) is a token bucket that holds the
-units of one minute and fills continuously. The tokens that a request costs are known and charged
-when the request is over. The bucket may be in debt then, and the client's requests are refused
-until the debt is paid off. The libraries `limits`, `aiolimiter` and `pyrate-limiter` decide before
-the work and know no debt.
+The limit of a client (requests per minute) is a bucket that holds the requests of one minute and
+fills continuously.
 """
 
 from __future__ import annotations
@@ -14,56 +11,19 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from math import ceil
 
 from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 from .records import MODEL_PATHS, ServiceRequest
-from .settings import Client, ServiceSettings
+from .settings import ServiceSettings
 
-REQUESTS = "requests"
-LARGE_TOKENS = "tokens of the large model"
 MINUTE_SECONDS = 60.0
-ROUNDING_UNITS = 1e-6
-"""The units that may be missing after a wait of exactly the announced time."""
+ROUNDING_SECONDS = 1e-6
+"""The time that may be missing after a wait of exactly the announced seconds."""
 SLOTS_PER_OLDEST = 4
 """One in so many slots goes to the request that has waited longest, whatever its priority."""
-
-
-class Bucket:
-    """
-    A token bucket of *size* units that fills in a minute. It is full at first.
-
-    *unit* is the name of the units.
-    """
-
-    def __init__(self, size: int, clock: Callable[[], float], unit: str = "") -> None:
-        self.limit = f"{size} {unit} per minute"
-        """The limit in words."""
-        self.size = size
-        """The most units that the bucket holds."""
-        self._clock = clock
-        self._level = float(size)
-        self._measured = clock()  # the time of `_level`
-
-    @property
-    def level(self) -> float:
-        """The units that are left now; negative in debt."""
-        now = self._clock()
-        added = (now - self._measured) * self.size / MINUTE_SECONDS
-        self._level = min(float(self.size), self._level + added)
-        self._measured = now
-        return self._level
-
-    def take(self, units: float) -> None:
-        """Take out *units*, whether they are there or not."""
-        self._level = self.level - units
-
-    def wait(self, units: float = 1.0) -> float:
-        """Return the seconds until *units* are there."""
-        missing = units - self.level
-        return missing * MINUTE_SECONDS / self.size if missing > ROUNDING_UNITS else 0.0
 
 
 class Clients:
@@ -79,20 +39,12 @@ class Clients:
         settings: ServiceSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clients: Mapping[str, Client] = settings.clients
+        self._clients = settings.clients
         keys = [("", key) for key in settings.keys]
         keys += [(name, client.key) for name, client in settings.clients.items()]
         self._digests = [(name, _digest(key.get_secret_value())) for name, key in keys]
-        # by the client's name and the name of the units
-        self._buckets: dict[str, dict[str, Bucket]] = {}
-        for name, client in settings.clients.items():
-            sizes = {
-                REQUESTS: client.requests_per_minute,
-                LARGE_TOKENS: client.large_tokens_per_minute,
-            }
-            self._buckets[name] = {
-                unit: Bucket(size, clock, unit) for unit, size in sizes.items() if size
-            }
+        self._clock = clock
+        self._full: dict[str, float] = {}  # when the bucket of a client will be full again
 
     def find(self, authorization: str | None, api_key: str | None = None) -> str | None:
         """
@@ -118,37 +70,25 @@ class Clients:
         return self._clients[name].priority if name else None
 
     def admit(self, request: ServiceRequest) -> None:
-        """
-        Count *request*, if it is for a model.
-
-        Raise `ApiError` if a bucket of its client is empty. Nothing is taken then.
-        """
-        if request.path not in MODEL_PATHS or request.method != "POST":
+        """Count *request*, if it is for a model. Raise `ApiError` beyond its client's limit."""
+        name = request.client
+        limit = self._clients[name].requests_per_minute if name else None
+        if limit is None or request.path not in MODEL_PATHS or request.method != "POST":
             return
-        buckets = self._buckets.get(request.client, {})
-        emptiest = max(buckets.values(), key=Bucket.wait, default=None)
-        seconds = emptiest.wait() if emptiest else 0.0
-        if emptiest and seconds:
-            wait = max(1, ceil(seconds - ROUNDING_UNITS))
-            message = (
-                f"client {request.client!r} has used up its {emptiest.limit}: try again in {wait} s"
-            )
-            headers = {"Retry-After": str(wait)}
+        now = self._clock()
+        full = max(now, self._full.get(name, now)) + MINUTE_SECONDS / limit
+        missing = full - now - MINUTE_SECONDS
+        if missing > ROUNDING_SECONDS:
+            wait = ceil(missing - ROUNDING_SECONDS)
             raise ApiError(
                 429,
-                message,
+                f"client {name!r} has used up its {limit} requests per minute: try again in"
+                f" {wait} s",
                 code="rate_limit_exceeded",
                 retry=True,
-                headers=headers,
+                headers={"Retry-After": str(wait)},
             )
-        if REQUESTS in buckets:
-            buckets[REQUESTS].take(1)
-
-    def charge(self, request: ServiceRequest) -> None:
-        """Charge the tokens of the large model that *request* has used."""
-        tokens = self._buckets.get(request.client, {}).get(LARGE_TOKENS)
-        if tokens is not None:
-            tokens.take(max(0, request.large_tokens))
+        self._full[name] = full
 
 
 def _digest(key: str) -> bytes:
@@ -162,28 +102,25 @@ class Admission:
 
     The waiting request with the lowest priority number is admitted first; of equal ones, the
     earliest. Every fourth slot goes to the request that has waited longest, so that none is passed
-    over for ever. After `close` no request is admitted. Requests that run or wait may finish, until
-    `aborted` is set.
+    over for ever.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.running = 0
         """Requests that run."""
         self.closed = False
-        """Whether new requests are refused."""
+        """Whether new requests are refused. Requests that run or wait may finish."""
         self.aborted = asyncio.Event()
         """Set when requests may not finish."""
         self._settings = settings
-        # the priorities of waiting requests by their slots, in the order of arrival
-        self._queue: dict[asyncio.Future[None], int] = {}
+        self._priorities: dict[object, int] = {}  # of waiting requests, in the order of arrival
         self._handed = 0  # slots that went to waiting requests
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._changed = asyncio.Event()  # replaced with every change
 
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return len(self._waiting)
+        return len(self._priorities)
 
     @asynccontextmanager
     async def enter(self, priority: int = 0) -> AsyncGenerator[float]:
@@ -207,63 +144,51 @@ class Admission:
                 code=QUEUE_FULL,
                 retry=True,
             )
-        arrived = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        if self.waiting or self.running >= settings.max_running:
+            await self._turn(priority)
+        self.running += 1
         try:
-            async with asyncio.timeout(settings.max_wait):
-                await self._wait(priority)
-        except TimeoutError:
-            raise ApiError(
-                429,
-                f"no slot became free within {settings.max_wait:g} s",
-                code=QUEUE_TIMEOUT,
-                retry=True,
-            ) from None
-        try:
-            yield asyncio.get_running_loop().time() - arrived
+            yield loop.time() - arrived
         finally:
-            self._release()
-
-    def close(self) -> None:
-        """Admit no more requests."""
-        self.closed = True
+            self.running -= 1
+            self._change()
 
     async def idle(self) -> None:
         """Wait until no request runs or waits."""
-        await self._idle.wait()
+        while self.running or self.waiting:
+            await self._changed.wait()
 
-    async def _wait(self, priority: int) -> None:
-        """Wait for a slot, and take it."""
-        if self.running < self._settings.max_running:
-            self.running += 1
-            self._idle.clear()
-            return
-        slot = asyncio.get_running_loop().create_future()
-        self._queue[slot] = priority
+    async def _turn(self, priority: int) -> None:
+        """Wait until the next slot is for this request. Raise `ApiError` if that takes too long."""
+        request = object()
+        self._priorities[request] = priority
+        seconds = self._settings.max_wait
         try:
-            await slot
-        except BaseException:
-            if slot not in self._queue and not slot.cancelled():
-                self._release()  # the slot came when the request was about to leave
-            raise
+            async with asyncio.timeout(seconds):
+                while self.running >= self._settings.max_running or self._next is not request:
+                    await self._changed.wait()
+            self._handed += 1
+        except TimeoutError:
+            raise ApiError(
+                429,
+                f"no slot became free within {seconds:g} s",
+                code=QUEUE_TIMEOUT,
+                retry=True,
+            ) from None
         finally:
-            self._queue.pop(slot, None)
-
-    def _release(self) -> None:
-        """Hand a slot to a waiting request, or free it."""
-        waiting = self._waiting
-        if not waiting:
-            self.running -= 1
-            if not self.running:
-                self._idle.set()
-            return
-        self._handed += 1
-        slot = waiting[0]
-        if self._handed % SLOTS_PER_OLDEST != 0:
-            slot = min(waiting, key=self._queue.__getitem__)
-        del self._queue[slot]
-        slot.set_result(None)
+            del self._priorities[request]
+            self._change()
 
     @property
-    def _waiting(self) -> list[asyncio.Future[None]]:
-        """The slots of waiting requests, without cancelled ones, which have yet to leave."""
-        return [slot for slot in self._queue if not slot.done()]
+    def _next(self) -> object:
+        """The waiting request for which the next slot is."""
+        if self._handed % SLOTS_PER_OLDEST == SLOTS_PER_OLDEST - 1:
+            return next(iter(self._priorities))
+        return min(self._priorities, key=self._priorities.__getitem__)
+
+    def _change(self) -> None:
+        """Let all waiting requests look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -9,7 +9,6 @@ from math import ceil
 from stepspec.orchestrator.errors import (
     ConfigurationError,
     ContextTooLong,
-    EndpointError,
     EndpointRejected,
     EndpointUnavailable,
     LocalShortage,
@@ -140,29 +139,32 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
     After *partial* work, when a served model has written tokens, the client is asked not to retry
     by itself.
     """
+    message = str(exc)
     retry = False if partial else None
     match exc:
         case ApiError():
             return exc
         case ContextTooLong():
-            return ApiError(400, str(exc), "messages", "context_length_exceeded")
+            return ApiError(400, message, "messages", "context_length_exceeded")
         case ConfigurationError() | MissingCapability():  # the method does not work with the models
-            return ApiError(400, str(exc), "model", "invalid_value")
+            return ApiError(400, message, "model", "invalid_value")
         case EndpointRejected() if exc.cause.startswith(("HTTP 400", "HTTP 422")):
-            return ApiError(400, str(exc), code="upstream_rejected")
+            return ApiError(400, message, code="upstream_rejected")
+        case EndpointRejected():  # only the operator can correct that, such as a wrong key
+            return ApiError(500, message, code="upstream_error", retry=False)
         case LocalShortage():
-            return ApiError(503, str(exc), code="overloaded", retry=True)
+            return ApiError(503, message, code="overloaded", retry=True)
         case EndpointUnavailable():
             after = {"Retry-After": str(ceil(exc.retry_after))} if exc.retry_after else None
             return ApiError(
                 503,
-                str(exc),
+                message,
                 code="upstream_unavailable",
                 retry=retry,
                 headers=after,
             )
-        case EndpointError() | StepspecError():
-            return ApiError(500, str(exc), code="upstream_error", retry=retry)
+        case StepspecError():
+            return ApiError(500, message, code="upstream_error", retry=retry)
         case TimeoutError():
             return ApiError(
                 504,

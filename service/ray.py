@@ -1,7 +1,7 @@
 """
 The service as a Ray Serve application, for more requests than one process can serve.
 
-    serve run stepspec.service.ray:app
+    serve run stepspec.service.ray:build
     serve run stepspec.service.ray:build small=http://a:8000/v1 large=http://b:8000/v1
 
 Each replica is a complete service, and their number follows the load. This is the only module of
@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -74,7 +74,7 @@ class ServiceReplica:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and request_path(scope) == "/metrics":
-            metrics = merge_metrics(await self._scrape())
+            metrics = generate_latest(ScrapedMetrics(await self._scrape()))
             response = Response(metrics, headers={"Content-Type": CONTENT_TYPE_LATEST})
             await response(scope, receive, send)
         else:
@@ -125,13 +125,6 @@ def build(arguments: dict[str, Any]) -> Application:
     return replicas.bind(settings)
 
 
-def __getattr__(name: str) -> Any:
-    """Build `app` on first access: an import alone reads no settings."""
-    if name == "app":
-        return build({})
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
     """
     Return *app* for use behind Ray's proxy, which chooses its own address.
@@ -165,32 +158,20 @@ def guarded(app: ASGIApp, settings: ServiceSettings) -> ASGIApp:
     return answer
 
 
-def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:
-    """
-    Return the metrics of all replicas in Prometheus' format.
-
-    *scrapes* has the metrics of each replica by its name, which each sample gets as a label.
-    """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(ScrapedMetrics(scrapes))
-    return generate_latest(registry)
-
-
 @dataclass(frozen=True, eq=False)
 class ScrapedMetrics(Collector):
-    """Collects metrics that were scraped from replicas."""
+    """Collects metrics that were scraped from replicas, each sample with its replica as a label."""
 
     scrapes: Mapping[str, bytes]
     """The metrics in Prometheus' format, by the name of the replica."""
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for name, text in self.scrapes.items():
+        for replica, text in self.scrapes.items():
             for scraped in text_string_to_metric_families(text.decode()):
-                new = Metric(scraped.name, scraped.documentation, scraped.type)
-                samples = [
-                    sample._replace(labels={**sample.labels, REPLICA: name})
-                    for sample in scraped.samples
-                ]
-                families.setdefault(scraped.name, new).samples += samples
+                for sample in scraped.samples:
+                    sample.labels[REPLICA] = replica
+                family = families.setdefault(scraped.name, scraped)
+                if family is not scraped:
+                    family.samples += scraped.samples
         return families.values()

@@ -19,7 +19,7 @@ from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution
 
-from .errors import OVERLOADED, QUEUE_FULL, QUEUE_TIMEOUT, ApiError
+from .errors import OVERLOADED, QUEUE_FULL, QUEUE_TIMEOUT, ApiError, api_error
 from .json_types import HttpHeaders, JsonObject
 
 POLLED_PATHS = frozenset({"/health", "/health/liveness", "/health/readiness", "/metrics"})
@@ -67,13 +67,6 @@ class UpstreamAttempt:
     failure: str | None = None
     """The status that is an error, or the name of the exception. None: nothing failed."""
 
-    def answered(self, status: int, at: float) -> None:
-        """Note that an answer with *status* began, *at* seconds after the request arrived."""
-        self.status = status
-        self.first = at - self.started
-        if status >= 400:
-            self.failure = str(status)
-
 
 @dataclass(slots=True, eq=False)
 class ServiceRequest:
@@ -91,8 +84,8 @@ class ServiceRequest:
     """The name of the session header, in lower case. "": the service has no sessions."""
     client: str = ""
     """The name of the client. "": it has no name."""
-    large_tokens: int = 0
-    """The tokens so far that the large model has written, or has read to judge a step."""
+    partial: bool = False
+    """Whether a model has written tokens for a run of the request."""
     ledgers: Sequence[Ledger] = ()
     """The ledgers of the runs. Empty: not all runs are over."""
     arrived: float = field(default_factory=time.perf_counter)
@@ -142,10 +135,12 @@ class ServiceRequest:
         try:
             yield attempt
         except BaseException as exc:
-            attempt.failure = attempt.failure or type(exc).__name__
+            attempt.failure = type(exc).__name__
             raise
         finally:
             attempt.seconds = self.seconds - attempt.started
+            if attempt.status >= 400:
+                attempt.failure = str(attempt.status)
 
     @property
     def anthropic(self) -> bool:
@@ -156,8 +151,9 @@ class ServiceRequest:
         """
         return "anthropic-version" in self.headers or self.path in (MESSAGES_PATH, COUNT_PATH)
 
-    def in_its_api(self, error: ApiError) -> ApiError:
-        """Return *error* with the status that it has in this request's API."""
+    def error_of(self, exc: BaseException) -> ApiError:
+        """Return the error that tells the client of *exc*, with its status in this API."""
+        error = api_error(exc, partial=self.partial)
         overloaded = self.anthropic and error.code in (QUEUE_FULL, QUEUE_TIMEOUT)
         return replace(error, status=OVERLOADED) if overloaded else error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -36,10 +35,9 @@ def listed(value: Any) -> Any:
     return [item.strip() for item in value.split(",") if item.strip()]
 
 
-def _rooted(path: str) -> str:
-    if path and not path.startswith("/"):
-        raise ValueError(f"{path!r} is not a path; write it like /api")
-    return path.rstrip("/")
+def without_slash(text: str) -> str:
+    """Return *text* without slashes at its end."""
+    return text.rstrip("/")
 
 
 def _listed_keys(value: Any) -> Any:
@@ -56,34 +54,20 @@ def _listed_keys(value: Any) -> Any:
     return keys
 
 
-def _as_sent(origin: str) -> str:
-    if not re.fullmatch(r"\*|null|[^/\s]+://[^/\s]+/?", origin):
-        raise ValueError(
-            f"{origin!r} is not what a browser sends; write it like https://example.com"
-        )
-    return origin.rstrip("/")
-
-
-Origin: TypeAlias = Annotated[str, AfterValidator(_as_sent)]
-
-
-def _checked_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ValueError(
-            f"{name!r} is no name of a client: use at most 64 letters, digits, dots, hyphens,"
-            " underscores"
-        )
-    return name
-
-
-ClientName: TypeAlias = Annotated[str, AfterValidator(_checked_name)]
+Origin: TypeAlias = Annotated[
+    str,
+    Field(pattern=r"^(\*|null|[^/\s]+://[^/\s]+/?)$"),
+    AfterValidator(without_slash),
+]
+"""What a browser sends as the origin of a page, such as https://example.com."""
+ClientName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Client(BaseModel, frozen=True, extra="forbid"):
     """
     A client of the service, known by its *key* and called by its name in logs and metrics.
 
-    The limits hold in each process of the service. A minute's worth may be used at once, and comes
+    The limit holds in each process of the service. A minute's worth may be used at once, and comes
     back continuously.
     """
 
@@ -91,8 +75,6 @@ class Client(BaseModel, frozen=True, extra="forbid"):
     """The client's API key."""
     requests_per_minute: PositiveInt | None = None
     """Requests to models; none: no limit."""
-    large_tokens_per_minute: PositiveInt | None = None
-    """Tokens that the large model writes, and reads to judge; none: no limit."""
     priority: Priority = 0
     """
     The best priority of the client's runs, and that of requests without their own; lower is first.
@@ -148,9 +130,12 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     page.
     """
     cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(listed)] = ()
-    """Origins of other sites' web pages that may use the service; ``*``: all."""
-    root_path: Annotated[str, AfterValidator(_rooted)] = ""
-    """The path under which a proxy serves the service."""
+    """
+    Origins of other sites' web pages that may use the service, such as https://example.com; ``*``:
+    all.
+    """
+    root_path: Annotated[str, Field(pattern="^(/.*)?$"), AfterValidator(without_slash)] = ""
+    """The path under which a proxy serves the service, such as /api."""
     thinking: Thinking = "both"
     """The field of replies for the thinking; ``content`` puts it there between <think> tags."""
     max_running: PositiveInt = 64
@@ -177,8 +162,8 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """Seconds after which an idle stream sends a comment."""
     idle_seconds: PositiveInt = 75
     """
-    Seconds that an idle connection stays open; set more than a load balancer in front keeps its
-    own.
+    Seconds that a connection stays open without the headers of a request; set more than a load
+    balancer in front keeps its own.
     """
     send_seconds: PositiveFloat = 60.0
     """Seconds that a client has to send a body, and to take each part of an answer."""
@@ -188,8 +173,6 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """``json`` is for machines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are logged."""
-    log_prompts: bool = False
-    """Log the text of problems and answers."""
     ray: Scaling = Scaling()
     """The replicas of the Ray Serve application."""
 

@@ -179,6 +179,10 @@ class ModelCatalog:
             )
         return models[name]
 
+    def endpoint(self, role: Role) -> ModelEndpoint:
+        engine = self.offer.engine
+        return engine.small if role == "small" else engine.large
+
     def listing(self, created: int) -> list[JsonObject]:
         """Return the list of models in OpenAI's shape, with the context length of each."""
         return [self.describe(name, created) for name in (*self.methods, *self.served)]

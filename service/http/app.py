@@ -7,7 +7,6 @@ The server is uvicorn with limits for the size of a request's headers and for th
 from __future__ import annotations
 
 import asyncio
-import errno
 import signal
 import socket
 import sys
@@ -40,9 +39,6 @@ from .runs import ServiceContext
 
 MAX_HEADERS = 64 * 1024
 """Bytes of the headers of one request."""
-HEADER_SECONDS = 75.0
-"""Seconds for the headers of a request, from its first byte or the connection's start."""
-NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 BACKLOG = 2048
 """Connections that the system accepts before the service does."""
 CLOSE_SECONDS = 5.0
@@ -67,7 +63,7 @@ class Unlimited(int):
 
 class LimitedProtocol(HttpToolsProtocol):
     """
-    A connection whose client has `HEADER_SECONDS` for the headers of a request.
+    A connection whose client has limited bytes and `timeout_keep_alive` seconds for headers.
 
     Everything outside of a body counts as headers: trailers, extensions of chunks, blank lines.
     """
@@ -79,20 +75,23 @@ class LimitedProtocol(HttpToolsProtocol):
 
     _packet = b""  # the last packet that was received
     _unread = 0  # bytes of headers that are not complete
-    _headers = 0  # bytes of the header lines of this request
-    _waiting: asyncio.TimerHandle | None = None  # closes the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self.warn(f"more than {self.max_connections} connections: a new one is closed")
             transport.abort()
-            return
-        self._wait_for_headers()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive,
+            self.timeout_keep_alive_handler,
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        super()._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Let the timer run. Only complete headers stop it, and not just any bytes."""
 
     def data_received(self, data: bytes) -> None:
         self._unread += len(data)
@@ -105,30 +104,14 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             super().send_400_response(msg)
 
-    def on_message_begin(self) -> None:
-        self._headers = 0
-        if self._waiting is not None:
-            self._wait_for_headers()
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + len(": \r\n"))
-        super().on_header(name, value)
-
-    def _count(self, size: int) -> None:
-        """Count *size* bytes of headers. Raise `HttpParserError` if a request has too many."""
-        self._headers += size
-        if self._headers > MAX_HEADERS:
-            self.send_400_response(TOO_LARGE)
-            raise HttpParserError(TOO_LARGE)  # ends the parsing of the packet
-
     def on_headers_complete(self) -> None:
         self._unread = 0
-        self._stop_waiting()
+        super()._unset_keepalive_if_required()
+        # a colon, a space and the end of the line are 4 bytes
+        size = len(self.url) + sum(len(name + value) + 4 for name, value in self.headers)
+        if size > MAX_HEADERS:
+            self.send_400_response(TOO_LARGE)
+            raise HttpParserError(TOO_LARGE)  # ends the parsing of the packet
         if not self._offers_upgrade:
             super().on_headers_complete()
             # HTTP/1.0 has no chunks: the end of the connection ends a stream
@@ -139,11 +122,7 @@ class LimitedProtocol(HttpToolsProtocol):
     @property
     def _offers_upgrade(self) -> bool:
         """Whether the client offers another protocol than HTTP/1.1. None is supported."""
-        return (
-            self.parser.should_upgrade()
-            and self.parser.get_method() != b"CONNECT"
-            and not self._should_upgrade()
-        )
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _unsupported_upgrade_warning(self) -> None:
         """
@@ -166,27 +145,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._unread = 0
         if not self._offers_upgrade:
             super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
-            self._wait(self.timeout_keep_alive)
-
-    def _wait_for_headers(self) -> None:
-        self._wait(min(HEADER_SECONDS, self.timeout_keep_alive))
-
-    def _wait(self, seconds: float) -> None:
-        """Close the connection in *seconds*, unless the headers of a request are complete then."""
-        self._stop_waiting()
-        self._waiting = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
 
 
 class Service:
@@ -204,11 +164,7 @@ class Service:
         observers: Sequence[ServiceObserver] = (),
     ) -> None:
         self.context = context = ServiceContext(offer, settings, observers)
-        self.metrics = metrics = Metrics(
-            context.admission,
-            offer.version,
-            lambda: offer.engine.waiting,
-        )
+        self.metrics = metrics = Metrics(context.admission, offer)
         context.observers.append(metrics)
 
         self.app = app = FastAPI(
@@ -220,8 +176,8 @@ class Service:
             root_path=settings.root_path,
             redirect_slashes=False,
         )
-        app.openapi = routes.describer(app, context.models)  # type: ignore[method-assign]
-        for make_router in (routes.api_router, routes.messages_router, routes.live_router):
+        app.openapi = routes.describer(app)  # type: ignore[method-assign]
+        for make_router in (routes.models_router, routes.api_router, routes.messages_router):
             app.include_router(make_router(context), dependencies=KEYS if settings.locked else ())
         app.include_router(routes.public_router(context, metrics.scrape))
         app.add_exception_handler(HTTPException, _http_error)
@@ -247,30 +203,38 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     path = request.scope["path"]
     if path == request.scope["root_path"]:
         return RedirectResponse(str(request.url.replace(scheme="", netloc="", path=f"{path}/")))
+    message = f"{path} does not support {request.method}"
+    code = "method_not_allowed"
     if exc.status_code == 404:
         hint = near(path, (route.path for route in request.app.routes))
-        raise ApiError(
-            404,
-            f"there is no path {path}{hint}; /openapi.json lists all paths",
-            code="not_found",
-        )
-    raise ApiError(
-        exc.status_code,
-        f"{path} does not support {request.method}",
-        code="method_not_allowed",
-        headers=exc.headers,
-    )
+        message = f"there is no path {path}{hint}; /openapi.json lists all paths"
+        code = "not_found"
+    raise ApiError(exc.status_code, message, code=code, headers=exc.headers)
 
 
 def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
     """
-    Return a socket that listens at *host* and *port*. ``::`` includes IPv4.
+    Return a socket that listens at *host* and *port*.
+
+    ``::`` means every address of IPv6 and IPv4, or of IPv4 alone where both cannot share a socket.
+    A name with addresses of both families, such as ``localhost``, means that of IPv4.
 
     On Linux, a connection is closed if its client reads nothing for *send_seconds*. Raise
     `ConfigurationError` if the port cannot be opened.
     """
+    host = host.strip("[]")
+    is_any = ":" in host and not host.strip(":0")
+    if is_any and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"
+        is_any = False
     try:
-        listening = _listening(host, port)
+        family, *_ = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        listening = socket.create_server(
+            (host, port),
+            family=family,
+            backlog=BACKLOG,
+            dualstack_ipv6=is_any,
+        )
     except OSError as exc:
         raise ConfigurationError(
             f"cannot listen at {host} port {port}: {exc.strerror or exc}; choose another with"
@@ -283,30 +247,6 @@ def listen(host: str, port: int, send_seconds: float = 60.0) -> socket.socket:
         milliseconds = max(1, round(1000 * send_seconds))
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listening
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """
-    Return a socket that listens at *host*. Raise `OSError` if that is impossible.
-
-    ``::`` means every address of IPv6 and IPv4, or of IPv4 alone where IPv6 is off. A name with
-    addresses of both families, such as ``localhost``, means that of IPv4.
-    """
-    host = host.strip("[]")
-    if ":" in host and not host.strip(":0"):
-        try:
-            return socket.create_server(
-                (host, port),
-                family=socket.AF_INET6,
-                backlog=BACKLOG,
-                dualstack_ipv6=socket.has_dualstack_ipv6(),
-            )
-        except OSError as exc:
-            if exc.errno not in NO_IPV6:
-                raise
-            host = "0.0.0.0"
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return socket.create_server((host, port), family=min(addresses)[0], backlog=BACKLOG)
 
 
 class ServiceServer(uvicorn.Server):
@@ -331,64 +271,61 @@ class ServiceServer(uvicorn.Server):
 
         config = uvicorn.Config(
             service.app,
-            host=settings.host,
-            port=settings.port,
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(CLOSE_SECONDS),
             timeout_keep_alive=settings.idle_seconds,
             http=Protocol,
+            ws="none",
         )
         super().__init__(config)
         self._admission = service.context.admission
         self._drain_seconds = settings.drain_seconds
         self._log = log
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._report)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._report)
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as by nohup
-            self._loop.add_signal_handler(signal.SIGHUP, self._begin_to_end)
+            loop.add_signal_handler(signal.SIGHUP, self._begin_to_end)
         await super().serve(sockets)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log a shortage of this machine in one line. Log anything else as asyncio does."""
         exception = context.get("exception")
         reason = shortage(exception) if isinstance(exception, OSError) else ""
-        if reason:
+        if reason:  # asyncio reports one for each connection that waits
             self._warn(f"a connection was not accepted: {reason}")
         else:
             loop.default_exception_handler(context)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; exit at once on the second signal."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._begin_to_end)
+        asyncio.get_running_loop().call_soon_threadsafe(self._begin_to_end)
 
     def _begin_to_end(self) -> None:
         """Begin to drain. The second time, end at once."""
-        if self._draining is not None:
-            self._admission.aborted.set()
+        admission = self._admission
+        if admission.closed:
+            admission.aborted.set()
             self.should_exit = True
             return
-        self._admission.close()
+        admission.closed = True
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
         """Wait until all requests are answered, at most `drain_seconds`. Abort the others."""
         admission = self._admission
-        seconds = self._drain_seconds
         requests = admission.running + admission.waiting
+        seconds = self._drain_seconds
+        self._log(f"shutting down: {requests} requests may finish within {seconds:g} s")
         try:
-            self._log(f"shutting down: {requests} requests may finish within {seconds:g} s")
             async with asyncio.timeout(seconds):
                 await admission.idle()
         except TimeoutError:
             self._log(f"aborting {admission.running + admission.waiting} requests")
             admission.aborted.set()
-        finally:
-            self.should_exit = True
+        self.should_exit = True

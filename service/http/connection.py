@@ -1,8 +1,7 @@
 """
 The response to one request: a connection that its client may leave at any time.
 
-A `StreamedResponse` is produced while the client waits, and cancelled as soon as the client
-disconnects.
+It is produced while the client waits, and cancelled as soon as the client disconnects.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +20,7 @@ from ..errors import CLIENT_CLOSED, ApiError
 from ..json_types import HttpHeaders
 from ..records import ServiceRequest
 
+JSON_CONTENT: HttpHeaders = {"Content-Type": "application/json"}
 EVENT_STREAM: HttpHeaders = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -29,91 +30,28 @@ LastEvent: TypeAlias = Callable[[ApiError, bytes], bytes]
 """Makes the last event of a stream from an error, and from its body in the shape of the API."""
 
 
-class ClientConnection:
+Work: TypeAlias = "Callable[[ClientConnection], Coroutine[Any, Any, None]]"
+
+
+class ClientConnection(Response):
     """
-    Sends the response to *request*.
-
-    Each method raises `ApiError` if the client does not take a message within *send_seconds*.
-    """
-
-    def __init__(self, request: ServiceRequest, send: Send, send_seconds: float) -> None:
-        self._request = request
-        self._send = send
-        self._send_seconds = send_seconds
-        self._failure: LastEvent | None = None
-        self.started = False
-        """Whether the response has begun."""
-        self.finished = False
-        """Whether the response is complete."""
-
-    async def start(
-        self,
-        headers: HttpHeaders,
-        status: int = 200,
-        *,
-        failure: LastEvent | None = None,
-    ) -> None:
-        """Send status and *headers*. *failure* makes the last event of a stream that fails."""
-        self._failure = failure
-        self.started = True
-        raw = [
-            (name.lower().encode(), value.encode("latin-1", "replace"))
-            for name, value in headers.items()
-        ]
-        await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def send(self, body: bytes) -> None:
-        """Send a further part of the body, if it is not empty."""
-        if body:
-            await self._deliver({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def finish(self, body: bytes = b"") -> None:
-        await self._deliver({"type": "http.response.body", "body": body, "more_body": False})
-        self.finished = True
-
-    async def fail(self, error: ApiError) -> None:
-        """
-        End the response with *error*, or raise *error* if the response has not started.
-
-        A stream gets a last event. Any other response stays incomplete, and the server cuts it off.
-        """
-        request = self._request
-        request.error = error
-        if not self.started:
-            raise error
-        if error.status == CLIENT_CLOSED:  # the client takes nothing
-            request.status = CLIENT_CLOSED
-        elif self._failure is not None and not self.finished:
-            error = request.in_its_api(error)
-            await self.finish(self._failure(error, request.error_body(error)))
-
-    async def send_json(self, body: bytes) -> None:
-        """Send a complete response."""
-        await self.start({"Content-Type": "application/json", "Content-Length": str(len(body))})
-        await self.finish(body)
-
-    async def _deliver(self, message: dict[str, object]) -> None:
-        try:
-            async with asyncio.timeout(self._send_seconds):
-                await self._send(message)
-        except TimeoutError:
-            raise ApiError(
-                CLIENT_CLOSED,
-                f"the client took nothing for {self._send_seconds:g} s",
-                code="client_stalled",
-            ) from None
-
-
-Work: TypeAlias = Callable[[ClientConnection], Coroutine[Any, Any, None]]
-
-
-class StreamedResponse(Response):
-    """
-    Runs *work*, which sends the response over its connection.
+    The connection over which *work* sends the response to *request*.
 
     *work* is cancelled when the client disconnects or *aborted* is set. The call ends when all
-    tasks of *work* have ended. A client that is still connected receives an error.
+    tasks of *work* have ended. An exception ends a stream with a last event, and is raised. Any
+    other response stays incomplete, and the server cuts it off.
+
+    The methods that send raise `ApiError` if the client does not take a message within
+    *send_seconds*.
     """
+
+    last_event: LastEvent | None = None
+    """Makes the last event if the response fails. None: the response is no stream."""
+    started = False
+    """Whether the response has begun."""
+    finished = False
+    """Whether the response is complete."""
+    _send: Send  # of the server, set by the call
 
     def __init__(
         self,
@@ -128,31 +66,80 @@ class StreamedResponse(Response):
         self._send_seconds = send_seconds
         self._aborted = aborted
 
+    async def start(self, headers: HttpHeaders, status: int = 200) -> None:
+        """Send *status* and *headers*."""
+        self.started = True
+        raw = [
+            (name.lower().encode(), value.encode("latin-1", "replace"))
+            for name, value in headers.items()
+        ]
+        await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def send(self, body: bytes) -> None:
+        """Send a further part of the body, if it is not empty."""
+        if body:
+            await self._deliver({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def finish(self, body: bytes = b"") -> None:
+        """Send the last part of the body."""
+        await self._deliver({"type": "http.response.body", "body": body, "more_body": False})
+        self.finished = True
+
+    async def send_whole(
+        self,
+        body: bytes,
+        headers: HttpHeaders = JSON_CONTENT,
+        status: int = 200,
+    ) -> None:
+        """Send a complete response."""
+        await self.start({**headers, "Content-Length": str(len(body))}, status)
+        await self.finish(body)
+
+    async def _deliver(self, message: dict[str, object]) -> None:
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                await self._send(message)
+        except TimeoutError:
+            raise ApiError(
+                CLIENT_CLOSED,
+                f"the client took nothing for {self._send_seconds:g} s",
+                code="client_stalled",
+            ) from None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = ClientConnection(self._request, send, self._send_seconds)
+        self._send = send
+        try:
+            await self._run(receive)
+        except ClientDisconnect:
+            raise
+        except Exception as exc:
+            error = self._request.error_of(exc)
+            can_receive = error.status != CLIENT_CLOSED and not self.finished
+            if self.last_event is not None and can_receive:
+                await self.finish(self.last_event(error, self._request.error_body(error)))
+            raise
+
+    async def _run(self, receive: Receive) -> None:
+        """Do the work. Raise its exception, `ClientDisconnect`, or `ApiError` if aborted."""
         async with background(
-            self._work(connection),
+            self._work(self),
             _disconnected(receive),
             self._aborted.wait(),
         ) as tasks:
             working, disconnecting, _ = tasks
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if connection.finished and not working.done():  # which counts as a disconnect
+            if self.finished and not working.done():  # which counts as a disconnect
                 await asyncio.wait([working])
-            done = working.done()
-            disconnected = disconnecting.done()
-        if done:
-            working.result()
-        elif disconnected:
-            self._request.status = CLIENT_CLOSED
-        else:
-            await connection.fail(
-                ApiError(
-                    503,
-                    "the service shut down before the answer was complete",
-                    code="shut_down",
-                    retry=True,
-                )
+            if working.done():
+                working.result()
+                return
+            if disconnecting.done():
+                raise ClientDisconnect
+            raise ApiError(
+                503,
+                "the service shut down before the answer was complete",
+                code="shut_down",
+                retry=True,
             )
 
 

@@ -23,19 +23,16 @@ LOG_SECONDS = 1.0
 
 def raise_limit() -> int:
     """
-    Raise the soft limit of this process to its hard one, and return it.
+    Set the soft limit of this process to its hard one, and return it.
 
     Some systems allow less than an infinite hard limit says. The soft limit then stays.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
-    if soft == resource.RLIM_INFINITY:
-        return MAX_DESCRIPTORS
-    if soft < wanted:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
-    return soft
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        limit = wanted
+    return limit
 
 
 def connections_left(descriptors: int, settings: ServiceSettings) -> int:

@@ -3,89 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
-from typing import Literal
 
-from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints import ModelEndpoint, ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable, LocalShortage
 
-from ..formats.requests import ROLES
+from ..formats.requests import ROLES, ModelCatalog
 from ..records import HealthChecked, ServiceObserver
 
 CHECK_SECONDS = 5.0
 """Seconds for one health check."""
 
 
-class HealthMonitor:
+async def check_every(seconds: float, models: ModelCatalog, observe: ServiceObserver) -> None:
     """
-    Checks the health of the servers. *observe* receives every result.
+    Check every server of *models* now and every *seconds*, for ever. *observe* the results.
 
     A server that fails a check is reported to its circuit breaker, which probes it from then on.
     """
-
-    def __init__(self, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver) -> None:
-        self._observe = observe
-        self._endpoints = dict(endpoints)
-        self.up = {role: endpoint.usable for role, endpoint in endpoints.items()}
-        """Whether a server of each role is up, by the last check."""
-
-    @property
-    def status(self) -> Literal["ready", "degraded", "down"]:
-        """
-        "degraded" while only the small model is down, as the large one answers alone.
-
-        "down" while the large model is down.
-        """
-        if not self.up["large"]:
-            return "down"
-        return "ready" if self.up["small"] else "degraded"
-
-    @asynccontextmanager
-    async def checking(self, seconds: float) -> AsyncGenerator[None]:
-        """Check every server now and every *seconds* while the block lasts."""
-
-        async def check() -> None:
-            while True:
-                await asyncio.gather(*map(self._check, ROLES))
-                await asyncio.sleep(seconds)
-
-        async with background(check()):
-            yield
-
-    async def _check(self, role: Role) -> None:
-        endpoint = self._endpoints[role]
-        assert isinstance(endpoint, ReplicatedEndpoint)
-        healthy = await asyncio.gather(*[is_healthy(endpoint, server) for server in endpoint.up])
-        self.up[role] = any(healthy)
-        self._observe(HealthChecked(role, self.up[role]))
+    while True:
+        for role in ROLES:
+            endpoint = models.endpoint(role)
+            assert isinstance(endpoint, ReplicatedEndpoint)
+            await asyncio.gather(*[check(endpoint, server) for server in endpoint.up])
+            observe(HealthChecked(role, endpoint.usable))
+        await asyncio.sleep(seconds)
 
 
-async def is_healthy(endpoint: ReplicatedEndpoint, server: Server) -> bool:
+async def check(endpoint: ReplicatedEndpoint, server: Server) -> None:
     """
-    Return whether *server* is healthy. Report to *endpoint* if it is not.
+    Report to *endpoint* if *server* is not healthy.
 
-    If this machine lacks what a check needs, nothing is known, and the server counts as healthy.
+    If this machine lacks what a check needs, nothing is known, and nothing is reported.
     """
     url = server.settings.url
     try:
         async with asyncio.timeout(CHECK_SECONDS):
             await server.check_health()
     except TimeoutError:
-        error: EndpointError = EndpointUnavailable(
-            f"/health does not answer within {CHECK_SECONDS:g} s",
-            role=endpoint.role,
-            url=url,
-            verb="health",
+        late = f"/health does not answer within {CHECK_SECONDS:g} s"
+        endpoint.report(
+            url,
+            EndpointUnavailable(late, role=endpoint.role, url=url, verb="health"),
         )
     except LocalShortage:
-        return True
+        pass
     except EndpointError as exc:
-        error = exc
-    else:
-        return True
-    endpoint.report(url, error)
-    return False
+        endpoint.report(url, exc)

@@ -5,18 +5,17 @@ of a request.
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import re
 import uuid
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError, api_error
+from ..errors import CLIENT_CLOSED, INTERNAL_ERROR, ApiError
 from ..json_types import HttpHeaders
 from ..records import (
     PUBLIC_PATHS,
@@ -33,20 +32,13 @@ SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """A client's id of a request that is safe in a header and in a log."""
 
 
-def service_request(connection: HTTPConnection) -> ServiceRequest:
-    """Return the record that `RequestMiddleware` made of this request."""
-    request = connection.scope["stepspec.request"]
-    assert isinstance(request, ServiceRequest)
-    return request
-
-
 class RequestMiddleware:
     """
     Makes a `ServiceRequest` of every HTTP request, and checks the request.
 
-    It refuses a request without a key, over a limit of its client, or too large. If the service has
-    no keys, it refuses requests from pages of other sites, unless the settings allow them. A slash
-    at the end of a path is ignored.
+    It refuses a request without a key, or over the limit of its client. If the service has no keys,
+    it refuses requests from pages of other sites, unless the settings allow them. A slash at the
+    end of a path is ignored.
     """
 
     def __init__(self, app: ASGIApp, context: ServiceContext) -> None:
@@ -70,45 +62,26 @@ class RequestMiddleware:
         )
         scope["stepspec.request"] = request
         self._context.observe(RequestArrived(request))
-        try:
-            await self._handle(
-                request,
-                scope,
-                receive,
-                self._with_headers(request, send),
-            )
-        finally:
-            request.status = request.status or CLIENT_CLOSED
-            self._context.clients.charge(request)
-            self._context.observe(RequestFinished(request))
-            forget_frames(request.error)
-
-    async def _handle(
-        self,
-        request: ServiceRequest,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+        send = self._with_headers(request, send)
         try:
             self._check(request)
-            await self._app(scope, self._limited(receive), send)
+            await self._app(scope, receive, send)
         except ClientDisconnect:
             request.status = CLIENT_CLOSED
         except Exception as exc:
-            error = request.in_its_api(api_error(exc))
-            request.error = error
+            request.error = error = request.error_of(exc)
             if error.code == INTERNAL_ERROR:
                 self._context.observe(RequestFailed(request, exc))
+            if error.status == CLIENT_CLOSED:
+                request.status = CLIENT_CLOSED
             if not request.status:  # otherwise the response has begun, and the server breaks it off
                 body = request.error_body(error)
-                response = Response(
-                    body,
-                    error.status,
-                    error.all_headers,
-                    "application/json",
-                )
+                response = Response(body, error.status, error.all_headers, "application/json")
                 await response(scope, receive, send)
+            forget_frames(exc)
+        finally:
+            request.status = request.status or CLIENT_CLOSED
+            self._context.observe(RequestFinished(request))
 
     def _check(self, request: ServiceRequest) -> None:
         """Raise `ApiError` if the request is refused."""
@@ -127,57 +100,22 @@ class RequestMiddleware:
             )
         request.client = client or ""
         self._context.clients.admit(request)
-        length = headers.get("content-length", "")
-        self._check_size(int(length) if length.isdecimal() else 0)
-
-    def _check_size(self, size: int) -> None:
-        """Raise `ApiError` if a body of *size* bytes is too large."""
-        limit = self._context.settings.max_body_bytes
-        if size > limit:
-            raise ApiError(
-                413,
-                f"the body is larger than {limit} bytes",
-                code="body_too_large",
-            )
-
-    def _limited(self, receive: Receive) -> Receive:
-        """Return *receive* with limits for the size of the body and the time until its end."""
-        size = 0
-        complete = False
-        seconds = self._context.settings.send_seconds
-        deadline = asyncio.get_running_loop().time() + seconds
-
-        async def limited() -> Message:
-            nonlocal size, complete
-            try:
-                async with asyncio.timeout_at(None if complete else deadline):
-                    message = await receive()
-            except TimeoutError:
-                raise ApiError(
-                    408,
-                    f"the body did not arrive within {seconds:g} s",
-                    retry=True,
-                ) from None
-            size += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            self._check_size(size)
-            return message
-
-        return limited
 
     def _with_headers(self, request: ServiceRequest, send: Send) -> Send:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 request.status = request.status or message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request.id
+                headers = {
+                    "X-Request-Id": request.id,
+                    "x-stepspec-version": self._context.offer.version,
+                    "x-stepspec-overhead-ms": f"{request.overhead * 1000:.2f}",
+                }
                 if self._context.admission.closed:
                     # the client has to send its next request to another process
                     headers["Connection"] = "close"
                 if request.anthropic:
                     headers["request-id"] = request.id
-                headers["x-stepspec-version"] = self._context.offer.version
-                headers["x-stepspec-overhead-ms"] = f"{request.overhead * 1000:.2f}"
+                MutableHeaders(scope=message).update(headers)
             await send(message)
 
         return send_with_headers
@@ -189,23 +127,23 @@ def request_path(scope: Scope) -> str:
 
     Starlette finds the route of a request by the same rule.
     """
-    path = str(scope["path"])
-    root = str(scope.get("root_path", "")).rstrip("/")
-    if root and f"{path}/".startswith(f"{root}/"):
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    if f"{path}/".startswith(f"{root}/"):
         return path.removeprefix(root) or "/"
     return path
 
 
-def forget_frames(error: ApiError | None) -> None:
+def forget_frames(exc: BaseException) -> None:
     """
-    Remove the tracebacks of *error* and its causes. Nobody reads them any more.
+    Remove the tracebacks of *exc* and its causes. Nobody reads them any more.
 
-    The frames of a traceback hold the parsed body, which may take a hundred megabytes. The request
-    holds the error, and a frame holds the request, so only a full garbage collection would free the
+    The frames of a traceback hold the parsed body, which may take a hundred megabytes. A frame
+    holds a task, and the task holds the exception, so only a full garbage collection would free the
     body.
     """
     seen: list[BaseException] = []  # causes may form a circle
-    cause: BaseException | None = error
+    cause: BaseException | None = exc
     while cause is not None and cause not in seen:
         seen.append(cause)
         cause.__traceback__ = None

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Self
 
 import aiohttp
 
@@ -25,11 +24,9 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Stopwatch
 
 from ..admission import Admission, Clients
-from ..errors import INTERNAL_ERROR, api_error
 from ..formats.reply_format import ReplyFormat, RequestRuns, RunItem
 from ..formats.requests import ModelCatalog, Offer, RunRequest
 from ..records import (
-    RequestFailed,
     RunEvent,
     RunResult,
     ServiceEvent,
@@ -37,8 +34,8 @@ from ..records import (
     ServiceRequest,
 )
 from ..settings import ServiceSettings
-from .connection import EVENT_STREAM, ClientConnection, StreamedResponse, Work
-from .health import HealthMonitor
+from .connection import EVENT_STREAM, ClientConnection
+from .health import check_every
 
 log = logging.getLogger("stepspec")
 
@@ -59,8 +56,6 @@ class ServiceContext:
 
     http: aiohttp.ClientSession
     """The connections for forwarded requests, while the context is `open`."""
-    health: HealthMonitor
-    """The health of the servers, while the context is `open`."""
 
     def __init__(
         self,
@@ -88,45 +83,44 @@ class ServiceContext:
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
         """Hold connections, and check the health of the servers, while the block lasts."""
-        engine = self.offer.engine
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
-        cookies = aiohttp.DummyCookieJar()
-        async with aiohttp.ClientSession(connector=connector, cookie_jar=cookies) as http:
-            self.http = http
-            self.health = HealthMonitor(
-                {"small": engine.small, "large": engine.large}, self.observe
-            )
-            async with self.health.checking(self.settings.health_every):
-                yield
+        self.http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        checking = check_every(self.settings.health_every, self.models, self.observe)
+        async with self.http, background(checking):
+            yield
 
-    @asynccontextmanager
-    async def admitted(self, request: ServiceRequest, priority: int = 0) -> AsyncGenerator[float]:
+    def respond(
+        self,
+        request: ServiceRequest,
+        work: Callable[[ClientConnection, float], Awaitable[None]],
+        priority: int = 0,
+    ) -> ClientConnection:
         """
-        Wait for admission, and yield the seconds that *request* may still take. Raise `ApiError`.
-        """
-        async with self.admission.enter(priority) as waited:
-            request.queued = waited
-            request.admitted = request.seconds
-            with waiting_at_most(self.settings.max_wait, waited):
-                yield max(self.settings.max_seconds - waited, MIN_SECONDS)
+        Admit *request*, and answer it by *work*.
 
-    def respond(self, request: ServiceRequest, work: Work) -> StreamedResponse:
-        return StreamedResponse(
+        *work* receives the connection, and the seconds that *request* may still take.
+        """
+
+        async def admitted_work(connection: ClientConnection) -> None:
+            async with self.admission.enter(priority) as waited:
+                request.queued = waited
+                request.admitted = request.seconds
+                seconds = max(self.settings.max_seconds - waited, MIN_SECONDS)
+                with waiting_at_most(self.settings.max_wait, waited):
+                    await work(connection, seconds)
+
+        return ClientConnection(
             request,
-            work,
+            admitted_work,
             self.settings.send_seconds,
             self.admission.aborted,
         )
 
 
 class Runs(RequestRuns):
-    """
-    The runs of a request, one for each of *run_requests*.
-
-    Each iteration yields the items since the last iteration, in order. The list is empty if nothing
-    happened for `keep_alive` seconds. If a run fails, its exception is raised after the items
-    before it.
-    """
+    """The runs of a request, one for each of *run_requests*."""
 
     def __init__(
         self,
@@ -137,67 +131,87 @@ class Runs(RequestRuns):
         super().__init__(run_requests, context.offer.engine.large)
         self._context = context
         self._request = request
-        self._keep_alive = context.settings.keep_alive
         self._items: list[RunItem] = []
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
 
-    @asynccontextmanager
-    async def _started(self) -> AsyncGenerator[None]:
-        """
-        Wait for admission, and run everything while the block lasts.
-
-        Raise `ApiError` if the request is refused. At the end of the block, runs that are not over
-        are cancelled and awaited.
-        """
+    def respond(self, format: ReplyFormat) -> ClientConnection:
+        """Answer with the runs in *format*."""
         priority = min(run_request.run.priority for run_request in self.run_requests)
-        async with self._context.admitted(self._request, priority) as seconds:
-            runs = [
-                self._run(choice, run_request.within(seconds))
-                for choice, run_request in enumerate(self.run_requests)
-            ]
-            try:
-                async with asyncio.timeout(seconds + GRACE_SECONDS), background(*runs):
-                    yield
-            finally:
-                ledgers = [Ledger.of(counts.events) for counts in self.counts]
-                self._request.ledgers = ledgers
-                self._request.large_tokens = sum(
-                    ledger.large.written + ledger.large.judging for ledger in ledgers
-                )
+        return self._context.respond(self._request, partial(self._answer, format), priority)
 
-    def __aiter__(self) -> Self:
-        return self
+    async def _answer(
+        self,
+        format: ReplyFormat,
+        connection: ClientConnection,
+        seconds: float,
+    ) -> None:
+        """Run everything within *seconds*, and answer over *connection*."""
+        request = self._request
+        runs = [
+            self._run(choice, run_request.within(seconds))
+            for choice, run_request in enumerate(self.run_requests)
+        ]
+        answer = self._stream if request.stream else self._whole
+        try:
+            async with asyncio.timeout(seconds + GRACE_SECONDS), background(*runs):
+                await answer(format, connection)
+        finally:
+            request.ledgers = [Ledger.of(counts.events) for counts in self.counts]
+            request.partial = any(counts.written for counts in self.counts)
 
-    async def __anext__(self) -> list[RunItem]:
-        if not self._items and len(self.solutions) == len(self.run_requests):
-            raise StopAsyncIteration
-        return await self._next(self._keep_alive)
+    async def _whole(self, format: ReplyFormat, connection: ClientConnection) -> None:
+        """Answer in one piece."""
+        async for items in self._batches():
+            for item in items:
+                format.render(item)
+        await connection.send_whole(write_json(await format.body()))
 
-    async def _until(self, events: tuple[type[Event], ...]) -> list[RunItem]:
+    async def _stream(self, format: ReplyFormat, connection: ClientConnection) -> None:
         """
-        Wait for the first of *events*, or for `keep_alive` seconds. Return the items until then.
+        Answer with a stream.
 
-        The headers of a stream wait for the event, so that an early failure gets its own status.
+        The headers wait for the first event that shows that a run goes well, but not longer than
+        `keep_alive` seconds. Then an early failure gets its own status.
         """
-        items: list[RunItem] = []
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._keep_alive):
-                while not any(_is_one_of(events, item) for item in items):
-                    items += await self._next(self._keep_alive)
-        return items
+        loop = asyncio.get_running_loop()
+        starts = loop.time() + self._context.settings.keep_alive
+        batches = self._batches()
+        first: list[RunItem] = []
+        async for items in batches:
+            first += items
+            has_begun = any(
+                isinstance(item, RunResult) or isinstance(item.event, format.starts_at)
+                for item in items
+            )
+            if has_begun or not items or loop.time() >= starts:
+                break
+        connection.last_event = format.failed
+        await connection.start(EVENT_STREAM)
+        await connection.send(await format.opening() + b"".join(map(format.render, first)))
+        async for items in batches:
+            events = b"".join(map(format.render, items)) if items else format.keep_alive
+            await connection.send(events)
+        await connection.finish(await format.closing())
 
-    async def _next(self, seconds: float) -> list[RunItem]:
-        if self._failure is None and not self._items:
-            self._changed.clear()
+    async def _batches(self) -> AsyncGenerator[list[RunItem]]:
+        """
+        Yield the items since the last batch, in order, until all runs are over.
+
+        A batch is empty if nothing happened for `keep_alive` seconds. If a run fails, its exception
+        is raised after the items before it.
+        """
+        while self._items or len(self.solutions) < len(self.run_requests):
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(self._context.settings.keep_alive):
                     await self._changed.wait()
-        if self._failure is not None and not self._items:
-            raise self._failure
-        items = self._items
-        self._items = []
-        return items
+            items = self._items
+            if self._failure is not None and not items:
+                raise self._failure
+            self._items = []
+            if self._failure is None:
+                self._changed.clear()
+            yield items
 
     async def _run(self, choice: int, run_request: RunRequest) -> None:
         CARRIED.set(self._request.forwarded)
@@ -235,45 +249,3 @@ class Runs(RequestRuns):
         self._context.observe(item)
         self._items.append(item)
         self._changed.set()
-
-    def respond(self, format: ReplyFormat) -> StreamedResponse:
-        """Answer with the runs in *format*."""
-        return self._context.respond(self._request, partial(self._answer, format))
-
-    async def _answer(self, format: ReplyFormat, connection: ClientConnection) -> None:
-        """
-        Run everything and answer over *connection*.
-
-        Raise `ApiError` before the response starts. Later errors end the response.
-        """
-        answer = self._stream if self._request.stream else self._whole
-        try:
-            async with self._started():
-                await answer(format, connection)
-        except Exception as exc:
-            error = api_error(exc, partial=any(counts.written for counts in self.counts))
-            if error.code == INTERNAL_ERROR:
-                self._context.observe(RequestFailed(self._request, exc))
-            await connection.fail(error)
-
-    async def _whole(self, format: ReplyFormat, connection: ClientConnection) -> None:
-        """Answer in one piece."""
-        async for items in self:
-            for item in items:
-                format.render(item)
-        await connection.send_json(write_json(await format.body()))
-
-    async def _stream(self, format: ReplyFormat, connection: ClientConnection) -> None:
-        """Answer with a stream."""
-        first = await self._until(format.starts_at)
-        await connection.start(EVENT_STREAM, failure=format.failed)
-        await connection.send(await format.opening() + b"".join(map(format.render, first)))
-        async for items in self:
-            events = b"".join(map(format.render, items)) if items else format.keep_alive
-            await connection.send(events)
-        await connection.finish(await format.closing())
-
-
-def _is_one_of(events: tuple[type[Event], ...], item: RunItem) -> bool:
-    """Return whether *item* is one of *events*, or the result of a run."""
-    return isinstance(item, RunResult) or isinstance(item.event, events)

@@ -7,8 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 import aiohttp
 from starlette.responses import Response
@@ -19,11 +18,9 @@ from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.breaker import UNUSABLE_STATUSES
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.request_context import SESSION, run_place
-from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
-    EndpointRejected,
     EndpointUnavailable,
 )
 from stepspec.orchestrator.http.client import connection_error
@@ -46,13 +43,12 @@ from stepspec.orchestrator.http.sse import (
 )
 from stepspec.orchestrator.json_values import write_json
 
-from ..errors import ApiError, api_error
+from ..errors import ApiError
 from ..formats.deltas import ANTHROPIC_ERROR_EVENT, OPENAI_ERROR_EVENT, response_failed
 from ..formats.requests import ServedModel, forwarded_priority
-from ..json_types import JsonFields
+from ..json_types import JsonFields, JsonObject
 from ..records import MESSAGES_PATH, ServiceRequest
 from .connection import EVENT_STREAM, ClientConnection
-from .health import is_healthy
 from .runs import ServiceContext
 
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
@@ -62,20 +58,7 @@ MAX_ANSWER_BYTES = 1 << 28
 """The service reads at most about this many bytes of an answer that is no stream."""
 SERVER_DIED = "did the server die?"
 
-
-async def send_anew_after_idle(
-    post: Callable[[], Awaitable[aiohttp.ClientResponse]],
-) -> aiohttp.ClientResponse:
-    """
-    Call *post*, which sends a request. Call it once more if the connection breaks.
-
-    aiohttp keeps idle connections. A server can close an idle connection just when the request is
-    sent.
-    """
-    try:
-        return await post()
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-        return await post()
+T = TypeVar("T")
 
 
 class BrokenAnswer(Exception):
@@ -84,86 +67,6 @@ class BrokenAnswer(Exception):
 
 class PriorityRefused(Exception):
     """A server refused a request because of the priority that the service added."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerReply:
-    """
-    A server's answer whose headers have arrived.
-
-    The methods raise `BrokenAnswer` if the connection breaks, or if no bytes come for too long.
-    """
-
-    server: VllmEndpoint
-    """The server."""
-    error_context: Call
-    """The request, as error messages describe it."""
-    response: aiohttp.ClientResponse
-    """The headers, and the body that is still to be read."""
-    prioritised: bool
-    """Whether the service added a priority to the request."""
-
-    @property
-    def deadlines(self) -> Deadlines:
-        return self.server.settings.deadlines
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers that the client receives."""
-        headers = self.response.headers
-        return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
-
-    async def read(
-        self,
-        seconds: float,
-        healthy: Callable[[], Awaitable[bool]] | None = None,
-    ) -> bytes:
-        """
-        Return the next bytes of the body. Return b"" at the end.
-
-        Wait at most *seconds*. With *healthy*, wait again as long as *healthy* returns True.
-        """
-        while True:
-            try:
-                async with asyncio.timeout(seconds):
-                    return await self.response.content.readany()
-            except TimeoutError:
-                if healthy is None or not await healthy():
-                    raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
-            except CONNECTION_ERRORS as exc:
-                raise BrokenAnswer(SERVER_DIED) from exc
-
-    async def rest(self, max_bytes: int) -> bytes:
-        """Return the rest of the body. Stop reading after *max_bytes*."""
-        rest = bytearray()
-        while len(rest) < max_bytes:
-            part = await self.read(self.deadlines.between)
-            if not part:
-                break
-            rest += part
-        return bytes(rest)
-
-    async def first_event(self, answer: ForwardedAnswer) -> bytes:
-        """
-        Read until one event is complete. Return the complete events that the client receives.
-
-        *answer* divides the body into events. Raise `EndpointError` if the body is no stream of
-        events.
-        """
-        received = b""
-        events = b""
-        while part := await self.read(self.deadlines.first):
-            received += part
-            if not begins_events(received):
-                break
-            events += answer.add(part)
-            if events.strip():
-                return events
-        # the server sent only a part of an event
-        if received.strip() and begins_events(received):
-            raise BrokenAnswer(SERVER_DIED)
-        # the server sent nothing, or no events: for example an error in JSON
-        raise no_stream(self.error_context, received + await self.rest(MAX_FAILURE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,334 +90,272 @@ class ClientRequest:
         return self.context.clients.best_priority(self.record.client)
 
     def forward(self, model: ServedModel) -> Response:
-        """Send the request to a server of *model*. Send the server's answer to the client."""
-        context = self.context
+        """
+        Send the request to a server of *model*. Send the server's answer to the client.
 
-        async def work(connection: ClientConnection) -> None:
-            priority = forwarded_priority(self.content, self.best_priority)
-            async with context.admitted(self.record, priority or 0) as remaining_seconds:
-                await Forwarding(self, model, priority, connection).run(remaining_seconds)
+        All requests with the same session header go to the same server. Other requests go to the
+        server with the fewest requests. If a server fails before its answer begins, the request
+        goes to the next server.
+        """
+        endpoint = model.endpoint
+        assert isinstance(endpoint, ReplicatedEndpoint)
+        priority = forwarded_priority(self.content, self.best_priority)
 
-        return context.respond(self.record, work)
+        async def work(connection: ClientConnection, seconds: float) -> None:
+            async def send_to(server: Server) -> None:
+                assert isinstance(server, VllmEndpoint)
+                attempt = Attempt(self, model, endpoint, server, connection)
+                await attempt.send(priority)
+
+            SESSION.set(self.record.session)  # a context variable: no other task sees the change
+            try:
+                async with asyncio.timeout(seconds):
+                    await endpoint.call(send_to)
+            except EndpointError as exc:
+                attempts = self.record.attempts
+                status = attempts[-1].status if attempts else 0
+                if status in (404, 405):  # the server does not know the path
+                    raise ApiError(status, str(exc), code="upstream_rejected") from exc
+                raise
+
+        return self.context.respond(self.record, work, priority or 0)
 
 
-class Forwarding:
+class Attempt:
     """
-    Forwards a request to a server of *model*. Sends the server's answer over *connection*.
+    Sends *client_request* to *server*, and the server's answer over *connection*.
 
-    All requests with the same session header go to the same server. Other requests go to the
-    server with the fewest requests. If a server fails before its answer begins, the request goes to
-    the next server. A server that orders requests by priority receives *priority*. With *priority*
-    None, the request keeps the priority in its body, if there is one.
+    The methods raise `EndpointError` only if the client has received nothing: then another server
+    of *endpoint* can answer. They raise `BrokenAnswer` or `EventTooLarge` if the answer breaks off.
     """
+
+    _response: aiohttp.ClientResponse  # the answer, whose headers have arrived
 
     def __init__(
         self,
         client_request: ClientRequest,
         model: ServedModel,
-        priority: int | None,
+        endpoint: ReplicatedEndpoint,
+        server: VllmEndpoint,
         connection: ClientConnection,
     ) -> None:
-        endpoint = model.endpoint
-        assert isinstance(endpoint, ReplicatedEndpoint)
-        self._http = client_request.context.http
-        self._endpoint = endpoint
+        settings = server.settings
         self._client_request = client_request
         self._record = client_request.record
         self._model = model
+        self._endpoint = endpoint
+        self._server = server
         self._connection = connection
-        self._priority = priority if endpoint.settings.priorities else None
-        content = {**client_request.content, "model": model.name}
-        # tokens of the large model count against the limits of the client's key
-        self._charged = bool(self._record.client) and model.role == "large"
-        # the service needs the usage (the numbers of tokens), but the client has not asked for it
-        self._adds_usage = self._charged and lacks_usage(self._record.path, content)
-        if self._adds_usage:
-            options = as_object(content.get("stream_options"))
-            content["stream_options"] = {**options, "include_usage": True}
-        self._content = content
-        self._failed_status = 0  # the status of the last failed answer that was not passed on
+        self._deadlines = settings.deadlines
+        self._call = Call(model.role, settings.url, "forward", settings.api_key is not None)
+        self._streams = client_request.content.get("stream") is True
 
-    async def run(self, seconds: float) -> None:
+    async def send(self, priority: int | None) -> None:
         """
-        Answer within *seconds*.
+        Send the request. Send the answer to the client.
 
-        Raise `ApiError` if the answer cannot begin. The client receives a later error in the
-        answer.
+        A server that orders requests by priority receives *priority*. With *priority* None, the
+        request keeps the priority in its body, if there is one.
         """
-        SESSION.set(self._record.session)  # a context variable: no other task sees the change
-        try:
-            async with asyncio.timeout(seconds):
-                await self._endpoint.call(self._send_to)
-        except EndpointError as exc:
-            raise self._refusal(exc) from exc
-        except ApiError as exc:
-            # the client does not read its answer: `fail` sends nothing, and notes the error
-            await self._connection.fail(exc)
-        except TimeoutError:
-            await self._connection.fail(
-                ApiError(
-                    504,
-                    f"the {self._model.role} model did not answer in time",
-                    code="deadline",
-                    retry=False,
-                )
-            )
-
-    async def _send_to(self, server: Server) -> None:
-        """
-        Send the request to *server*. Send the answer to the client.
-
-        Raise `EndpointError` only if the client has received nothing: then another server can
-        answer.
-        """
-        assert isinstance(server, VllmEndpoint)
-        settings = server.settings
-        error_context = Call(
-            self._model.role,
-            settings.url,
-            "forward",
-            settings.api_key is not None,
-        )
-        connection = server.connection
-        priority = self._priority if connection.priorities else None
+        content = {**self._client_request.content, "model": self._model.name}
+        server = self._server
         # vLLM loses the top log-probabilities of a request if its batch also has a question of
         # a judge, which asks for the log-probabilities of given tokens
-        exclusive = (
-            server.without_questions() if wants_top_logprobs(self._content) else nullcontext()
-        )
-        async with exclusive:
+        exclusive = wants_top_logprobs(content)
+        async with server.without_questions() if exclusive else nullcontext():
+            if priority is None or not server.connection.priorities:
+                await self._send(content)
+                return
+            prioritised = {**content, "priority": run_place(priority)}
             try:
-                await self._attempt(server, error_context, priority)
+                await self._send(prioritised, may_refuse_priority=True)
             except PriorityRefused:
-                await self._attempt(server, error_context, None)
+                await self._send(content)
                 # if the server accepts the request now, never send this server a priority again
-                if self._record.attempts[-1].status < 400:
-                    connection.priorities = False
+                if self._response.ok:
+                    server.connection.priorities = False
 
-    async def _attempt(
-        self,
-        server: VllmEndpoint,
-        error_context: Call,
-        priority: int | None,
-    ) -> None:
+    async def _send(self, content: JsonObject, *, may_refuse_priority: bool = False) -> None:
         """
-        Send the request once. Send the answer to the client.
+        Send *content* once. Send the answer to the client.
 
-        With *priority* None, the service adds no priority to the request.
-
-        Raise `PriorityRefused` or `EndpointError` only if the client has received nothing.
+        With *may_refuse_priority*, raise `PriorityRefused` if the server refuses the priority.
         """
         record = self._record
-        with record.attempt(self._model.role, self._model.name, error_context.url) as attempt:
-            async with await self._open(server, error_context, priority) as response:
-                attempt.answered(response.status, record.seconds)
-                reply = ServerReply(
-                    server,
-                    error_context,
-                    response,
-                    prioritised=priority is not None,
-                )
-                pass_on = self._pass_on_answer if response.ok else self._pass_on_failure
-                try:
-                    await pass_on(reply)
-                except (BrokenAnswer, EventTooLarge) as exc:
-                    raise error_context.error(EndpointUnavailable, f"no answer: {exc}") from exc
+        call = self._call
+        try:
+            with record.attempt(self._model.role, self._model.name, call.url) as attempt:
+                async with await self._open(content) as response:
+                    self._response = response
+                    attempt.status = response.status
+                    attempt.first = record.seconds - attempt.started
+                    if response.ok:
+                        await self._pass_on_answer()
+                    else:
+                        await self._pass_on_failure(may_refuse_priority=may_refuse_priority)
+        except (BrokenAnswer, EventTooLarge) as exc:
+            if not self._connection.started:
+                raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
+            message = f"the answer broke off: {exc}"
+            self._endpoint.report(call.url, call.error(EndpointUnavailable, message))
+            raise ApiError(503, message, code="upstream_error", retry=False) from exc
         record.upstream_seconds = record.seconds - (record.admitted or 0.0)
 
-    async def _open(
-        self,
-        server: VllmEndpoint,
-        error_context: Call,
-        priority: int | None,
-    ) -> aiohttp.ClientResponse:
+    async def _open(self, content: JsonObject) -> aiohttp.ClientResponse:
         """
-        Send the request. Return the answer when its headers have arrived.
+        Send *content*. Return the answer when its headers have arrived.
 
-        Raise `EndpointUnavailable` if the headers do not arrive in time. If the answer is not a
-        stream, the server sends even the headers only after the whole answer is written. Then the
-        service waits for the headers as long as the server is healthy.
+        If the answer is not a stream, the server sends even the headers only after the whole answer
+        is written. Then the service waits for the headers as long as the server is up.
         """
-        settings = server.settings
-        deadlines = settings.deadlines
-        proxy = server.connection.proxy
-        content = self._content
-        if priority is not None:
-            content = {**content, "priority": run_place(priority)}
-        # a request that stepspec does not change passes through byte by byte
-        unchanged = content == self._client_request.content
-        body = self._client_request.body if unchanged else write_json(content)
+        request = self._client_request
+        api_key = self._server.settings.api_key
+        proxy = self._server.connection.proxy
         headers = {
             **self._record.forwarded,
             "Content-Type": "application/json",
             "Accept-Encoding": "identity",
         }
-        if settings.api_key is not None:
-            headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
-        post = partial(
-            self._http.post,
-            f"{error_context.url}{self._record.path}",
-            data=body,
+        if api_key is not None:
+            headers["Authorization"] = f"Bearer {api_key.get_secret_value()}"
+        posting = request.context.http.post(
+            f"{self._call.url}{self._record.path}",
+            # a request that stepspec does not change passes through byte by byte
+            data=request.body if content == request.content else write_json(content),
             headers=headers,
-            timeout=aiohttp.ClientTimeout(sock_connect=deadlines.connect),
+            timeout=aiohttp.ClientTimeout(sock_connect=self._deadlines.connect),
             proxy=proxy,
         )
-        async with background(send_anew_after_idle(post)) as (sending,):
-            while True:
-                await asyncio.wait([sending], timeout=deadlines.first)
-                if sending.done():
-                    break
-                if self._streams or not await is_healthy(self._endpoint, server):
-                    late = f"no answer after {deadlines.first:g} s (deadlines.first)"
-                    raise error_context.error(EndpointUnavailable, late)
-            try:
-                return sending.result()
-            except CONNECTION_ERRORS as exc:
-                raise connection_error(error_context, exc, deadlines.connect, proxy) from exc
+        try:
+            async with background(posting) as (answering,):
+                return await self._within(
+                    self._deadlines.first,
+                    lambda: asyncio.shield(answering),
+                    patient=not self._streams,
+                )
+        except CONNECTION_ERRORS as exc:
+            raise connection_error(self._call, exc, self._deadlines.connect, proxy) from exc
 
-    async def _pass_on_failure(self, reply: ServerReply) -> None:
+    async def _within(
+        self,
+        seconds: float,
+        wait: Callable[[], Awaitable[T]],
+        *,
+        patient: bool,
+    ) -> T:
+        """
+        Return what *wait* returns. Raise `BrokenAnswer` if that takes more than *seconds*.
+
+        With *patient*, wait again as long as the server is up.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await wait()
+            except aiohttp.ServerTimeoutError:  # a connection was not opened in time
+                raise
+            except TimeoutError:
+                if not (patient and self._server in self._endpoint.up):
+                    raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
+
+    async def _read(self, seconds: float, *, patient: bool = False) -> bytes:
+        """
+        Return the next bytes of the body, which may take *seconds*. Return b"" at the end.
+
+        With *patient*, wait as long as the server is up.
+        """
+        try:
+            return await self._within(seconds, self._response.content.readany, patient=patient)
+        except CONNECTION_ERRORS as exc:
+            raise BrokenAnswer(SERVER_DIED) from exc
+
+    async def _rest(self, max_bytes: int) -> bytes:
+        """Return the rest of the body. Stop reading after *max_bytes*."""
+        rest = bytearray()
+        while len(rest) < max_bytes:
+            part = await self._read(self._deadlines.between)
+            if not part:
+                break
+            rest += part
+        return bytes(rest)
+
+    async def _pass_on_failure(self, *, may_refuse_priority: bool) -> None:
         """
         Send the client an answer whose status is an error.
 
-        Raise `PriorityRefused` if the server refuses the priority that the service added. Raise
-        `EndpointError` if another server can possibly answer, or if the prompt is too long.
+        Raise `EndpointError` if another server can possibly answer, or if the prompt is too long.
         """
-        status = reply.response.status
-        body = await reply.rest(MAX_FAILURE_BYTES)
-        if reply.prioritised and status == 400 and b"priority" in body.lower():
+        status = self._response.status
+        body = await self._rest(MAX_FAILURE_BYTES)
+        if may_refuse_priority and status == 400 and b"priority" in body.lower():
             raise PriorityRefused
-        error = http_error(reply.error_context, status, body, self._record.path)
+        error = http_error(self._call, status, body, self._record.path)
         if isinstance(error, EndpointUnavailable):
-            headers = reply.response.headers
+            headers = self._response.headers
             now = http_date(headers.get("Date")) or time.time()
             error.retry_after = retry_after(headers.get("Retry-After"), now)
         if status >= 500 or status in UNUSABLE_STATUSES or isinstance(error, ContextTooLong):
-            self._failed_status = status
             raise error
-        await self._pass_on_body(reply, body)
+        await self._connection.send_whole(body, self._headers, status)
 
-    async def _pass_on_answer(self, reply: ServerReply) -> None:
-        """
-        Send the client an answer without an error status, as a stream or in one piece.
-
-        Raise `BrokenAnswer`, `EventTooLarge` or `EndpointError` only if the client has received
-        nothing.
-        """
-        if self._streams or reply.response.content_type == "text/event-stream":
-            await self._pass_on_stream(reply)
+    async def _pass_on_answer(self) -> None:
+        """Send the client an answer without an error status, as a stream or in one piece."""
+        response = self._response
+        if self._streams or response.content_type == "text/event-stream":
+            await self._pass_on_stream()
             return
-        body = await reply.rest(MAX_ANSWER_BYTES)
-        failed = no_reply(reply.error_context, body)
-        if failed:
-            raise failed
-        self._charge(written_tokens(object_in(body)) or 0)
-        await self._pass_on_body(reply, body)
+        body = await self._rest(MAX_ANSWER_BYTES)
+        error = no_reply(self._call, body)
+        if error:
+            raise error
+        await self._connection.send_whole(body, self._headers, response.status)
 
-    async def _pass_on_body(self, reply: ServerReply, body: bytes) -> None:
-        """Send the client an answer in one piece."""
-        await self._connection.start(reply.headers, reply.response.status)
-        await self._connection.finish(body)
-
-    async def _pass_on_stream(self, reply: ServerReply) -> None:
-        """Send the client a stream. Raise the same errors as `_pass_on_answer`."""
+    async def _pass_on_stream(self) -> None:
+        """Send the client a stream."""
         connection = self._connection
-        error_context = reply.error_context
-        answer = ForwardedAnswer(self._record.path, hides_usage=self._adds_usage)
-        first = await reply.first_event(answer)
-        await connection.start(
-            {**EVENT_STREAM, **reply.headers},
-            reply.response.status,
-            failure=answer.failed,
-        )
-        try:
-            await connection.send(first)
-            # a healthy server can be silent, for example until a tool call is complete
-            healthy = partial(is_healthy, self._endpoint, reply.server)
-            while part := await reply.read(reply.deadlines.between, healthy):
-                await connection.send(answer.add(part))
-            rest = answer.finish()
-        except (BrokenAnswer, EventTooLarge) as exc:
-            message = f"the answer broke off: {exc}"
-            self._endpoint.report(
-                error_context.url,
-                error_context.error(EndpointUnavailable, message),
-            )
-            self._record.attempts[-1].failure = type(exc).__name__
-            await connection.fail(ApiError(503, message, code="upstream_error", retry=False))
-            return
-        finally:
-            self._charge(answer.written)
-        await connection.finish(rest)
+        answer = ForwardedAnswer(self._record.path)
+        first = await self._first_event(answer)
+        connection.last_event = answer.failed
+        await connection.start({**EVENT_STREAM, **self._headers}, self._response.status)
+        await connection.send(first)
+        # a server can be silent, for example until a tool call is complete
+        while part := await self._read(self._deadlines.between, patient=True):
+            await connection.send(answer.add(part))
+        await connection.finish(answer.finish())
+
+    async def _first_event(self, answer: ForwardedAnswer) -> bytes:
+        """
+        Read until one event is complete. Return the complete events.
+
+        *answer* divides the body into events. Raise `EndpointError` if the body is no stream of
+        events.
+        """
+        received = b""
+        events = b""
+        while part := await self._read(self._deadlines.first):
+            received += part
+            if not begins_events(received):
+                break
+            events += answer.add(part)
+            if events.strip():
+                return events
+        # the server sent only a part of an event
+        if received.strip() and begins_events(received):
+            raise BrokenAnswer(SERVER_DIED)
+        # the server sent nothing, or no events: for example an error in JSON
+        raise no_stream(self._call, received + await self._rest(MAX_FAILURE_BYTES))
 
     @property
-    def _streams(self) -> bool:
-        """Whether the client asks for a stream."""
-        return self._content.get("stream") is True
-
-    def _charge(self, tokens: int) -> None:
-        """With `_charged`, add *tokens* to the client's tokens of the large model."""
-        if self._charged:
-            limit = max_answer_tokens(self._content, self._endpoint.room)
-            self._record.large_tokens += min(tokens, limit)
-
-    def _refusal(self, exc: EndpointError) -> ApiError:
-        """
-        Return the error that the client receives after *exc*.
-
-        No server gave an answer that could be passed on.
-        """
-        # A server receives the key of the operator, and never the key of the client. So only the
-        # operator can correct the key.
-        if isinstance(exc, EndpointRejected) and exc.status in (401, 403):
-            role = self._model.role
-            refused = "the service's key for it"
-            if self._endpoint.settings.api_key is None:
-                refused = "a request without a key; the service has none"
-            return ApiError(
-                500,
-                f"the {role} model's server at {exc.url} refused {refused} (HTTP {exc.status}): the"
-                f" operator has to set STEPSPEC_{role.upper()}__API_KEY",
-                code="upstream_error",
-                retry=False,
-            )
-        # a server answered this request with 404 or 405: the server does not know the path
-        if exc.status in (404, 405) and exc.status == self._failed_status:
-            return ApiError(exc.status, str(exc), code="upstream_rejected")
-        return api_error(exc)
+    def _headers(self) -> dict[str, str]:
+        """The headers of the answer that the client receives."""
+        headers = self._response.headers
+        return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
 
 
 LAST_EVENTS = frozenset(
     {"response.completed", "response.failed", "response.incomplete", "message_stop", "error"}
 )
 """The types of events that end a stream."""
-USAGE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""The paths whose streams end with the usage only if the request asks for it."""
-
-
-def lacks_usage(path: str, content: JsonFields) -> bool:
-    """Return whether the answer has no usage. *path* and *content* are those of the request."""
-    if path not in USAGE_PATHS or content.get("stream") is not True:
-        return False
-    return not as_object(content.get("stream_options")).get("include_usage")
-
-
-def max_answer_tokens(content: JsonFields, context_length: int) -> int:
-    """
-    Return the largest number of tokens that the answer to *content* can have.
-
-    A request for n choices of each of p prompts gets n times p answers. Each answer has at most
-    *context_length* tokens. A list of numbers is one prompt, given as token ids.
-    """
-    prompt = content.get("prompt")
-    choices = content.get("n")
-    answers = 1
-    if isinstance(prompt, list):
-        prompts = cast("list[object]", prompt)
-        if any(type(item) is not int for item in prompts):
-            answers = len(prompts)
-    if type(choices) is int and choices > 0:
-        answers *= choices
-    return context_length * answers
 
 
 class ForwardedAnswer:
@@ -522,23 +363,15 @@ class ForwardedAnswer:
     A stream on its way from a server to the client: the answer to a request to *path*.
 
     The client receives complete events only, so that an event with an error can follow at any
-    point. With *hides_usage*, the client does not receive the event that has only the usage.
+    point.
     """
 
-    def __init__(self, path: str, *, hides_usage: bool = False) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._hides_usage = hides_usage
         self._reader = EventReader()
         self._first_data = b""  # the data of the first event
         self._last_object = b""  # the data of the last event whose data is a JSON object
-        self._events = 0  # the number of events that have a JSON object and no error
-        self._used_tokens: int | None = None  # written tokens, by the last usage in the stream
         self._done = False  # the event [DONE] has come
-
-    @property
-    def written(self) -> int:
-        """The tokens that the model has written. Without a usage, each event counts as a token."""
-        return self._events if self._used_tokens is None else self._used_tokens
 
     @property
     def _is_complete(self) -> bool:
@@ -547,16 +380,16 @@ class ForwardedAnswer:
 
         Otherwise the stream was cut off, even if the server closed the connection normally.
         """
-        if self._done:
-            return True
         last = object_in(self._last_object)
         kind = last.get("type")
+        choices: object = last.get("choices")
+        if self._done:
+            return True
         if isinstance(kind, str):
             return kind in LAST_EVENTS
-        choices: object = last.get("choices")
         if not isinstance(choices, list):
             # an error, or an event of an API whose last event is not known here
-            return True
+            return self._first_data != b""
         reasons = [
             as_object(choice).get("finish_reason") for choice in cast("list[object]", choices)
         ]
@@ -569,12 +402,10 @@ class ForwardedAnswer:
 
         Raise `EventTooLarge`.
         """
-        shown: list[bytes] = []
-        for data, _, raw in self._reader.feed(part):
-            self._note(data)
-            if not self._is_hidden(data):
-                shown.append(raw)
-        return b"".join(shown)
+        events = self._reader.feed(part)
+        for event in events:
+            self._note(event.data)
+        return b"".join(event.raw for event in events)
 
     def finish(self) -> bytes:
         """
@@ -585,19 +416,13 @@ class ForwardedAnswer:
         """
         rest = self._reader.rest
         data = self._reader.end()
-        is_comment = rest.startswith(b":")
-        has_event = rest.strip(b"\r\n") != b"" and not is_comment
-        is_whole = data.strip() == DONE or bool(object_in(data))
-        if has_event and not is_whole:
-            raise BrokenAnswer(SERVER_DIED)
         self._note(data)
-        if not self._first_data or not self._is_complete:
+        is_cut = not rest.startswith(b":") and rest.strip(b"\r\n") != b""
+        if data.strip() == DONE or object_in(data):
+            is_cut = False
+        if is_cut or not self._is_complete:
             raise BrokenAnswer(SERVER_DIED)
-        if self._is_hidden(data):
-            return b""
-        if data:
-            rest += b"\n\n"
-        return rest
+        return rest + b"\n\n" if data else rest
 
     def failed(self, error: ApiError, body: bytes) -> bytes:
         """
@@ -620,35 +445,8 @@ class ForwardedAnswer:
         self._first_data = self._first_data or data
         if data == DONE:
             self._done = True
-        if not data.startswith(b"{"):
-            return
-        self._last_object = data
-        if b'"error"' not in data:
-            self._events += 1
-        if b'"usage"' in data:
-            tokens = written_tokens(object_in(data))
-            if tokens is not None:
-                self._used_tokens = tokens
-
-    def _is_hidden(self, data: bytes) -> bool:
-        """Return whether the client does not receive the event with this *data*."""
-        if not self._hides_usage or b'"usage"' not in data:
-            return False
-        content = object_in(data)
-        return "usage" in content and not content.get("choices")
-
-
-def written_tokens(reply: JsonFields) -> int | None:
-    """
-    Return the number of tokens that the model has written, from the usage of a reply or an event.
-
-    Return None if there is no usage. An event of the Responses API has the usage within the field
-    ``response``.
-    """
-    holder = as_object(reply.get("response")) or reply
-    usage = as_object(holder.get("usage"))
-    tokens = usage.get("completion_tokens", usage.get("output_tokens"))
-    return tokens if type(tokens) is int and tokens >= 0 else None
+        if data.startswith(b"{"):
+            self._last_object = data
 
 
 def wants_top_logprobs(content: JsonFields) -> bool:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TextIO, cast
 
 import structlog
@@ -28,7 +27,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from structlog.tracebacks import ExceptionDictTransformer
 
-from stepspec.orchestrator.chain import Party, Role
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import GuardedStream
 from stepspec.orchestrator.events import (
     AnswerJudged,
@@ -38,13 +37,13 @@ from stepspec.orchestrator.events import (
     Event,
     FellBack,
     Moved,
-    Started,
 )
 from stepspec.orchestrator.ledger import Account
 from stepspec.orchestrator.solution import Solution
 
 from ..admission import Admission
-from ..formats.requests import ROLES
+from ..formats.requests import ROLES, Offer
+from ..json_types import JsonObject
 from ..records import (
     MODEL_PATHS,
     POLLED_PATHS,
@@ -58,23 +57,28 @@ from ..records import (
 )
 from ..settings import ServiceSettings
 
+WARNINGS: Mapping[type[Event], str] = {
+    Degraded: "degraded",
+    FellBack: "verifier_failed",
+    Moved: "moved",
+}
+"""What the log calls the events of a run that are warnings."""
+
 
 class RequestLog:
-    """
-    An observer that writes the log. Problems and answers appear in it only if `log_prompts` is set.
-    """
+    """An observer that writes the log, without problems and answers."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self._prompts = settings.log_prompts
         self._up: dict[Role, bool] = {}
         self.log = _logger(settings)
 
     def __call__(self, event: ServiceEvent) -> None:
         match event:
-            case RunEvent(request, choice, _, run_event):
-                self._run_event(request, choice, run_event)
-            case RunResult(request, choice, solution):
-                self._run_result(request, choice, solution)
+            case RunEvent(request, choice, _, Degraded() | FellBack() | Moved() as warning):
+                name = WARNINGS[type(warning)]
+                self.log.warning(name, request_id=request.id, choice=choice, **asdict(warning))
+            case RunResult(request, _, solution):
+                request.log_fields["finish"] = solution.finish_reason
             case RequestFailed(request, exception):
                 self.log.error(
                     "failed",
@@ -92,60 +96,26 @@ class RequestLog:
             case _:
                 pass
 
-    def _run_event(self, request: ServiceRequest, choice: int, event: Event) -> None:
-        log = self.log.bind(request_id=request.id, choice=choice)
-        match event:
-            case Started(messages=messages) if self._prompts:
-                log.info(
-                    "started", messages=[(message.role, message.content) for message in messages]
-                )
-            case Degraded(role=role, cause=cause):
-                log.warning("degraded", role=role, cause=cause)
-            case FellBack(stage=stage, cause=cause, fallback=fallback):
-                log.warning("verifier_failed", stage=stage, cause=cause, fallback=fallback)
-            case Moved(role=role, url=url, to=to, cause=cause):
-                log.warning("moved", role=role, url=url, to=to, cause=cause)
-            case _:
-                pass
-
-    def _run_result(self, request: ServiceRequest, choice: int, solution: Solution) -> None:
-        request.log_fields["finish"] = solution.finish_reason
-        ledger = solution.ledger
-        fields = {"answer": solution.answer} if self._prompts else {}
-        self.log.debug(
-            "solved",
-            request_id=request.id,
-            choice=choice,
-            finish=solution.finish_reason,
-            accept_rate=ledger.accept_rate,
-            share_large=round(ledger.share_large, 3),
-            kept=ledger.small.kept + ledger.large.kept,
-            **fields,
-        )
-
     def _request(self, request: ServiceRequest) -> None:
-        error = request.error
-        overhead = None
-        if request.upstream_seconds is not None:
-            overhead = round(request.overhead, 4)
-        fields = {
+        fields: JsonObject = {
             "status": request.status,
             "seconds": round(request.seconds, 4),
-            "client": request.client or None,
-            "model": request.model or None,
-            "stream": request.stream or None,
-            "queued": round(request.queued, 4) or None,
-            "overhead": overhead,
-            "error": error.code or error.message if error else None,
+            "client": request.client,
+            "model": request.model,
+            "stream": request.stream,
+            "queued": round(request.queued, 4),
             **request.log_fields,
         }
-        failed = request.status >= 500
+        if request.upstream_seconds is not None:
+            fields["overhead"] = round(request.overhead, 4)
+        if request.error is not None:
+            fields["error"] = request.error.code or request.error.message
         write = self.log.info
-        if failed:
+        if request.status >= 500:
             write = self.log.warning
         elif request.path in POLLED_PATHS:
             write = self.log.debug
-        known = {key: value for key, value in fields.items() if value is not None}
+        known = {name: value for name, value in fields.items() if value}
         write("request", request_id=request.id, method=request.method, path=request.path, **known)
 
 
@@ -164,9 +134,13 @@ def _logger(settings: ServiceSettings) -> Any:
             structlog.processors.JSONRenderer(),
         ]
     else:
-        plain = structlog.dev.plain_traceback
-        console = structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)
-        processors += [_printable, console]
+        console = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,
+            # clients choose paths and users, and a terminal obeys the escape sequences in them
+            repr_native_str=True,
+        )
+        processors.append(console)
     return structlog.wrap_logger(
         structlog.PrintLogger(cast("TextIO", stream)),
         processors=processors,
@@ -175,222 +149,174 @@ def _logger(settings: ServiceSettings) -> Any:
     )
 
 
-def _printable(logger: Any, name: str, fields: Any) -> Any:
-    """
-    Return *fields* with escaped control characters.
-
-    Clients choose paths and users, and a terminal obeys the escape sequences in them.
-    """
-    escaped = {
-        name: value.encode("unicode_escape").decode()
-        for name, value in fields.items()
-        if isinstance(value, str) and not value.isprintable()
-    }
-    return {**fields, **escaped}
-
-
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
-OUTCOMES = {True: "accepted", False: "rejected", None: "unjudged"}
-"""The label of a judged answer, by the verdict."""
+BUCKETS: Mapping[str, Sequence[float]] = {
+    "overhead_seconds": MILLISECONDS,
+    "waste_ratio": RATIOS,
+    "accept_ratio": RATIOS,
+}
+"""The buckets of a histogram by its name. The others have `SECONDS`."""
 NAMESPACE = "stepspec"
 """The beginning of the name of every metric."""
+COUNTERS: Mapping[str, Sequence[str]] = {
+    "requests": ("Answered requests, by HTTP status.", "endpoint", "model", "status"),
+    "refusals": ("Requests without an answer or with an incomplete one.", "endpoint", "code"),
+    "client_requests": ("Answered requests of a named client.", "client", "status"),
+    "runs": ("Finished runs, by finish reason.", "model", "reason"),
+    "steps": ("Written steps, by fate.", "model", "author", "fate"),
+    "tokens": ("Written tokens, by fate.", "model", "role", "fate"),
+    "prompt_tokens": ("Prompt tokens sent to a server.", "model", "role", "cached"),
+    "upstream_errors": ("Failed requests to a model.", "role", "verb"),
+    "decisions": ("Decisions of auto: the method, or the large model.", "model", "choice"),
+    "judged_answers": ("Answers that a verifier judged.", "model", "outcome"),
+    "verifier_failures": ("Failures of the verifier, by fallback.", "stage", "fallback"),
+}
+"""The description of each counter by its name, then its labels."""
+HISTOGRAMS: Mapping[str, Sequence[str]] = {
+    "request_seconds": ("Seconds from request to end of answer.", "endpoint", "model"),
+    "first_step_seconds": (
+        "Seconds from a request to its first verified step.",
+        "endpoint",
+        "model",
+    ),
+    "overhead_seconds": (
+        "Seconds in the service itself: no queue, no model.",
+        "endpoint",
+        "model",
+    ),
+    "queue_seconds": ("Seconds that a request waited for admission.",),
+    "upstream_seconds": ("Seconds of requests to a model.", "role", "verb"),
+    "waste_ratio": ("Discarded tokens over written ones, per run.", "model", "role"),
+    "accept_ratio": ("Accepted drafts over judged ones, per run.", "model"),
+}
+"""The description of each histogram by its name, then its labels."""
+GAUGES: Mapping[str, Sequence[str]] = {
+    "upstream_up": ("1 if a server of the role is up, else 0.", "role"),
+    "upstream_waiting": ("Requests to a model that wait for a slot of its endpoint.", "role"),
+    "requests_running": ("Requests that are running.",),
+    "requests_waiting": ("Requests that wait for admission.",),
+    "tasks": ("Tasks of the event loop; without requests, a few.",),
+}
+"""The description of each gauge by its name, then its labels."""
+OUTCOMES = {True: "accepted", False: "rejected", None: "unjudged"}
+"""The label of a judged answer, by the verdict."""
 NO_MODEL = "none"
 """The label of requests that name no model, or that were refused unread."""
 
 
 class Metrics:
-    """
-    An observer that counts; *waiting* returns the requests to models that wait for a slot, by role.
-    """
+    """An observer that counts what a service with *admission* and *offer* does."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        version: str,
-        waiting: Callable[[], Mapping[Party, int]] = dict[Party, int],
-    ) -> None:
-        self._waiting = waiting
+    def __init__(self, admission: Admission, offer: Offer) -> None:
+        self._admission = admission
+        self._offer = offer
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a sixth of all series
         self.registry = registry = CollectorRegistry()
-        labels = ("endpoint", "model")
-        counter = partial(Counter, namespace=NAMESPACE, registry=registry)
-        gauge = partial(Gauge, namespace=NAMESPACE, registry=registry)
-        histogram = partial(Histogram, namespace=NAMESPACE, registry=registry, buckets=SECONDS)
-        self._requests = counter(
-            "requests",
-            "Answered requests, by HTTP status.",
-            (*labels, "status"),
-        )
-        self._seconds = histogram(
-            "request_seconds",
-            "Seconds from request to end of answer.",
-            labels,
-        )
-        self._first = histogram(
-            "first_step_seconds",
-            "Seconds from a request to its first verified step.",
-            labels,
-        )
-        self._queued = histogram("queue_seconds", "Seconds that a request waited for admission.")
-        self._overhead = histogram(
-            "overhead_seconds",
-            "Seconds in the service itself: no queue, no model.",
-            labels,
-            buckets=MILLISECONDS,
-        )
-        self._refused = counter(
-            "refusals",
-            "Requests without an answer or with an incomplete one.",
-            ("endpoint", "code"),
-        )
-        self._add_run_metrics(counter, histogram)
-        self._clients = counter(
-            "client_requests",
-            "Answered requests of a named client.",
-            ("client", "status"),
-        )
-        self._client_tokens = counter(
-            "client_large_tokens",
-            "Tokens that the large model wrote, or read to judge, for a client.",
-            ["client"],
-        )
-        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", ["role"])
-        gauge("requests_running", "Requests that are running.").set_function(
-            lambda: admission.running
-        )
-        gauge("requests_waiting", "Requests that wait for admission.").set_function(
-            lambda: admission.waiting
-        )
-        self._upstream_waiting = gauge(
-            "upstream_waiting",
-            "Requests to a model that wait for a slot of its endpoint.",
-            ["role"],
-        )
-        self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
-        Info(NAMESPACE, "Version of the service.", registry=registry).info({"version": version})
-
-    def _add_run_metrics(
-        self,
-        counter: Callable[..., Counter],
-        histogram: Callable[..., Histogram],
-    ) -> None:
-        self._steps = counter("steps", "Written steps, by fate.", ("model", "author", "fate"))
-        self._tokens = counter("tokens", "Written tokens, by fate.", ("model", "role", "fate"))
-        self._prompt = counter(
-            "prompt_tokens",
-            "Prompt tokens sent to a server.",
-            ("model", "role", "cached"),
-        )
-        self._waste = histogram(
-            "waste_ratio",
-            "Discarded tokens over written ones, per run.",
-            ("model", "role"),
-            buckets=RATIOS,
-        )
-        self._accepted = histogram(
-            "accept_ratio",
-            "Accepted drafts over judged ones, per run.",
-            ["model"],
-            buckets=RATIOS,
-        )
-        self._ended = counter("runs", "Finished runs, by finish reason.", ("model", "reason"))
-        self._upstream = histogram(
-            "upstream_seconds",
-            "Seconds of requests to a model.",
-            ("role", "verb"),
-        )
-        self._failed = counter("upstream_errors", "Failed requests to a model.", ("role", "verb"))
-        self._decisions = counter(
-            "decisions",
-            "Decisions of auto: the method, or the large model.",
-            ("model", "choice"),
-        )
-        self._answers = counter(
-            "judged_answers",
-            "Answers that a verifier judged.",
-            ("model", "outcome"),
-        )
-        self._fallbacks = counter(
-            "verifier_failures",
-            "Failures of the verifier, by fallback.",
-            ("stage", "fallback"),
-        )
+        self._counters = {
+            name: Counter(name, about, labels, NAMESPACE, registry=registry)
+            for name, (about, *labels) in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(
+                name,
+                about,
+                labels,
+                NAMESPACE,
+                registry=registry,
+                buckets=BUCKETS.get(name, SECONDS),
+            )
+            for name, (about, *labels) in HISTOGRAMS.items()
+        }
+        self._gauges = {
+            name: Gauge(name, about, labels, NAMESPACE, registry=registry)
+            for name, (about, *labels) in GAUGES.items()
+        }
+        version = Info(NAMESPACE, "Version of the service.", registry=registry)
+        version.info({"version": offer.version})
 
     def scrape(self) -> tuple[bytes, str]:
         """Return the metrics as text, and its content type."""
-        with suppress(RuntimeError):  # outside of an event loop
-            self._tasks.set(len(asyncio.all_tasks()))
-        for role, number in self._waiting().items():
-            self._upstream_waiting.labels(role).set(number)
+        self._gauges["requests_running"].set(self._admission.running)
+        self._gauges["requests_waiting"].set(self._admission.waiting)
+        self._gauges["tasks"].set(len(asyncio.all_tasks()))
+        for role, number in self._offer.engine.waiting.items():
+            self._gauges["upstream_waiting"].labels(role).set(number)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def _count(self, name: str, *labels: str, by: float = 1) -> None:
+        self._counters[name].labels(*labels).inc(by)
+
+    def _measure(self, name: str, value: float, *labels: str) -> None:
+        self._histograms[name].labels(*labels).observe(value)
 
     def __call__(self, event: ServiceEvent) -> None:
         match event:
             case RunEvent(request, _, _, run_event):
-                self._run_event(request, run_event)
+                self._run_event(request.model, run_event)
             case RunResult(request, _, solution):
                 self._run_result(request.model, solution)
             case RequestFinished(request):
                 self._request(request)
             case HealthChecked(role, up):
-                self._up.labels(role).set(up)
+                self._gauges["upstream_up"].labels(role).set(up)
             case _:
                 pass
 
-    def _run_event(self, request: ServiceRequest, event: Event) -> None:
+    def _run_event(self, model: str, event: Event) -> None:
         match event:
-            case Called():
-                self._upstream.labels(event.role, event.verb).observe(event.seconds)
+            case Called(role=role, verb=verb):
+                self._measure("upstream_seconds", event.seconds, role, verb)
                 if event.fate == "failed":
-                    self._failed.labels(event.role, event.verb).inc()
+                    self._count("upstream_errors", role, verb)
             case Decided(choice=choice):
-                self._decisions.labels(request.model, choice).inc()
+                self._count("decisions", model, choice)
             case AnswerJudged(accepted=accepted):
-                self._answers.labels(request.model, OUTCOMES[accepted]).inc()
+                self._count("judged_answers", model, OUTCOMES[accepted])
             case FellBack(stage=stage, fallback=fallback):
-                self._fallbacks.labels(stage, fallback).inc()
+                self._count("verifier_failures", stage, fallback)
             case _:
                 pass
 
     def _run_result(self, model: str, solution: Solution) -> None:
-        self._ended.labels(model, solution.finish_reason).inc()
+        self._count("runs", model, solution.finish_reason)
         for step in solution.steps:
-            self._steps.labels(model, step.author, step.fate).inc()
+            self._count("steps", model, step.author, step.fate)
         ledger = solution.ledger
         for account in (ledger.small, ledger.large):
             if account.written:
-                self._waste.labels(model, account.role).observe(account.waste)
+                self._measure("waste_ratio", account.waste, model, account.role)
         # the baselines judge nothing
         if ledger.accept_rate is not None and model not in ROLES:
-            self._accepted.labels(model).observe(ledger.accept_rate)
+            self._measure("accept_ratio", ledger.accept_rate, model)
 
     def _request(self, request: ServiceRequest) -> None:
         endpoint = request.path if request.path in MODEL_PATHS else "other"
         model = request.model or NO_MODEL
-        self._requests.labels(endpoint, model, str(request.status)).inc()
+        status = str(request.status)
+        self._count("requests", endpoint, model, status)
         if request.client:
-            self._clients.labels(request.client, str(request.status)).inc()
-            self._client_tokens.labels(request.client).inc(request.large_tokens)
+            self._count("client_requests", request.client, status)
+        if request.error is not None:
+            self._count("refusals", endpoint, request.error.label)
         for ledger in request.ledgers:
             for account in (ledger.small, ledger.large, ledger.critic):
                 self._count_tokens(model, account)
-        if request.error is not None:
-            self._refused.labels(endpoint, request.error.label).inc()
         if endpoint == "other":
             return
-        self._seconds.labels(endpoint, model).observe(request.seconds)
+        self._measure("request_seconds", request.seconds, endpoint, model)
         if request.first_step is not None:
-            self._first.labels(endpoint, model).observe(request.first_step)
+            self._measure("first_step_seconds", request.first_step, endpoint, model)
         if request.admitted is not None:
-            self._queued.observe(request.queued)
+            self._histograms["queue_seconds"].observe(request.queued)
         if request.upstream_seconds is not None:
-            self._overhead.labels(endpoint, model).observe(request.overhead)
+            self._measure("overhead_seconds", request.overhead, endpoint, model)
 
     def _count_tokens(self, model: str, account: Account) -> None:
+        role = account.role
         for fate in ("kept", "discarded", "judging"):
-            self._tokens.labels(model, account.role, fate).inc(getattr(account, fate))
+            self._count("tokens", model, role, fate, by=getattr(account, fate))
         uncached = max(0, account.prompt - account.cached)
-        for cached, tokens in (("true", account.cached), ("false", uncached)):
-            self._prompt.labels(model, account.role, cached).inc(tokens)
+        self._count("prompt_tokens", model, role, "true", by=account.cached)
+        self._count("prompt_tokens", model, role, "false", by=uncached)

@@ -12,9 +12,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -52,6 +51,8 @@ Attributes: TypeAlias = Mapping[str, Any]
 """The attributes of a span, by name."""
 
 PROPAGATOR = TraceContextTextMapPropagator()
+NANOSECONDS = 1e9
+"""In one second."""
 FLUSH_SECONDS = 3.0
 """Seconds for the last spans to be sent."""
 
@@ -70,35 +71,31 @@ def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvide
     return provider
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSpan:
-    """The span of a request that is not answered yet."""
-
-    span: Span
-    """The span."""
-    models: dict[int, dict[str, str]] = field(default_factory=dict[int, dict[str, str]])
-    """The names of each run's models by role, by the index of the run's choice."""
-
-
 class Tracing:
     """An observer that makes spans with *provider*."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("stepspec")
-        self._open: dict[ServiceRequest, OpenSpan] = {}
+        self._spans: dict[ServiceRequest, Span] = {}  # of requests that are not answered yet
+        # the names of the models by role, of the requests whose runs have started
+        self._models: dict[ServiceRequest, Mapping[str, str]] = {}
 
     @asynccontextmanager
     async def flushed(self) -> AsyncGenerator[None]:
         """
         Send the remaining spans at the end of the block.
 
-        Spans that are not sent within `FLUSH_SECONDS` are lost.
+        Spans that are not sent within `FLUSH_SECONDS` are lost. The SDK does not keep its own
+        deadlines: it retries for ten seconds in any case.
         """
         try:
             yield
         finally:
-            if not await _finishes(self._provider.shutdown, FLUSH_SECONDS):
+            sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+            sending.start()
+            await asyncio.to_thread(sending.join, FLUSH_SECONDS)
+            if sending.is_alive():
                 log.warning(
                     "the last spans are lost: their receiver did not take them within %g s",
                     FLUSH_SECONDS,
@@ -110,33 +107,14 @@ class Tracing:
         request = event.request
         if isinstance(event, RequestArrived) and request.path in MODEL_PATHS:
             self._arrived(request)
-        elif request in self._open:
-            self._traced(event, self._open[request])
-
-    def _arrived(self, request: ServiceRequest) -> None:
-        parent = PROPAGATOR.extract(request.headers)
-        span = self._tracer.start_span(
-            f"{request.method} {request.path}",
-            parent,
-            SpanKind.SERVER,
-        )
-        span.set_attributes(
-            {
-                "http.request.method": request.method,
-                "url.path": request.path,
-                "stepspec.request": request.id,
-            }
-        )
-        self._open[request] = OpenSpan(span)
-        headers: dict[str, str] = {}
-        PROPAGATOR.inject(headers, set_span_in_context(span))
-        request.forwarded = {**request.forwarded, **headers}
-        request.log_fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
-
-    def _traced(self, event: ServiceEvent, traced: OpenSpan) -> None:
+        span = self._spans.get(request)
+        if span is None:
+            return
         match event:
-            case RunEvent():
-                self._run_event(traced, event)
+            case RunEvent(event=Started(models=models)):
+                self._models[request] = dict(models)
+            case RunEvent(event=Called() as call):
+                self._called(event, call, span)
             case RunResult(choice=0, solution=solution):
                 ledger = solution.ledger
                 summary = {
@@ -144,42 +122,64 @@ class Tracing:
                     "stepspec.share_large": ledger.share_large,
                     "stepspec.accept_rate": ledger.accept_rate,
                 }
-                traced.span.set_attributes(_known(summary))
+                span.set_attributes(_known(summary))
             case RequestFailed(_, exception):
-                traced.span.record_exception(exception)
-            case RequestFinished(request):
-                self._finished(request, self._open.pop(request).span)
+                span.record_exception(exception)
+            case RequestFinished():
+                self._finished(request, span)
             case _:
                 pass
 
-    def _run_event(self, traced: OpenSpan, run_event: RunEvent) -> None:
-        choice = run_event.choice
-        match run_event.event:
-            case Started(models=models):
-                traced.models[choice] = dict(models)
-            case Called() as call if choice in traced.models:
-                began = time.time_ns() - _nanoseconds(run_event.at)
-                names = traced.models[choice]
-                about = {
-                    "gen_ai.operation.name": "text_completion",
-                    "gen_ai.request.model": names.get(call.role, call.role),
-                    "gen_ai.usage.input_tokens": call.prompt,
-                    "gen_ai.usage.output_tokens": call.written,
-                    "gen_ai.usage.cache_read.input_tokens": call.cached,
-                    "error.type": "failed" if call.fate == "failed" else None,
-                    "stepspec.choice": choice,
-                    "stepspec.verb": call.verb,
-                    "stepspec.purpose": call.purpose or None,
-                    "stepspec.step": call.step if call.step >= 0 else None,
-                    "stepspec.fate": call.fate,
-                }
-                self._add_client_span(traced.span, began, call, about)
-            case _:
-                pass
+    def _arrived(self, request: ServiceRequest) -> None:
+        """Begin the span of *request*, and pass it on to the models."""
+        attributes = {
+            "http.request.method": request.method,
+            "url.path": request.path,
+            "stepspec.request": request.id,
+        }
+        span = self._tracer.start_span(
+            f"{request.method} {request.path}",
+            PROPAGATOR.extract(request.headers),
+            SpanKind.SERVER,
+            attributes,
+        )
+        self._spans[request] = span
+        headers = dict(request.forwarded)
+        PROPAGATOR.inject(headers, set_span_in_context(span))
+        request.forwarded = headers
+        request.log_fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
+
+    def _called(self, run_event: RunEvent, call: Called, span: Span) -> None:
+        """Make the span of *call* below *span*."""
+        names = self._models.get(run_event.request, {})
+        about = {
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.request.model": names.get(call.role, call.role),
+            "gen_ai.usage.input_tokens": call.prompt,
+            "gen_ai.usage.output_tokens": call.written,
+            "gen_ai.usage.cache_read.input_tokens": call.cached,
+            "error.type": "failed" if call.fate == "failed" else None,
+            "stepspec.choice": run_event.choice,
+            "stepspec.verb": call.verb,
+            "stepspec.purpose": call.purpose or None,
+            "stepspec.step": call.step if call.step >= 0 else None,
+            "stepspec.fate": call.fate,
+        }
+        self._add_client_span(span, run_event.at, call, about)
 
     def _finished(self, request: ServiceRequest, span: Span) -> None:
+        """End *span* and make the spans of the forwarded requests below it."""
+        del self._spans[request]
+        self._models.pop(request, None)
         operation = MODEL_PATHS[request.path]
-        error = request.error
+        for attempt in request.attempts:
+            about = {
+                "gen_ai.operation.name": operation,
+                "gen_ai.request.model": attempt.model,
+                "http.response.status_code": attempt.status or None,
+                "error.type": attempt.failure,
+            }
+            self._add_client_span(span, request.seconds, attempt, about)
         if request.model:
             span.update_name(f"{operation} {request.model}")
         about = {
@@ -188,34 +188,24 @@ class Tracing:
             "gen_ai.request.model": request.model,
             "http.response.status_code": request.status,
             "user.id": request.log_fields.get("user") or None,
-            "error.type": error.label if error else None,
+            "error.type": request.error.label if request.error else None,
         }
         span.set_attributes(_known(about))
         if request.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
-        arrived = time.time_ns() - _nanoseconds(request.seconds)
-        for attempt in request.attempts:
-            about = {
-                "gen_ai.operation.name": operation,
-                "gen_ai.request.model": attempt.model,
-                "http.response.status_code": attempt.status or None,
-                "error.type": attempt.failure,
-            }
-            self._add_client_span(span, arrived, attempt, about)
         span.end()
 
     def _add_client_span(
         self,
         parent: Span,
-        origin: int,
+        now: float,
         call: Called | UpstreamAttempt,
         about: Attributes,
     ) -> None:
         """
         Make the span of *call*, a request to a model, below *parent*.
 
-        The times of *call* count from *origin*, in nanoseconds since 1970. *about* has further
-        attributes.
+        The times of *call*, and *now*, are seconds of one clock. *about* has further attributes.
         """
         address = urlsplit(call.url)
         attributes = {
@@ -226,43 +216,19 @@ class Tracing:
             "stepspec.role": call.role,
             **about,
         }
+        started = time.time_ns() - int((now - call.started) * NANOSECONDS)
         span = self._tracer.start_span(
             f"{about['gen_ai.operation.name']} {about['gen_ai.request.model']}",
             set_span_in_context(parent),
             SpanKind.CLIENT,
             _known(attributes),
-            start_time=origin + _nanoseconds(call.started),
+            start_time=started,
         )
         if about["error.type"] is not None:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(origin + _nanoseconds(call.started + call.seconds))
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)
+        span.end(started + int(call.seconds * NANOSECONDS))
 
 
 def _known(attributes: Attributes) -> Attributes:
     """Return *attributes* without those that are None."""
     return {name: value for name, value in attributes.items() if value is not None}
-
-
-async def _finishes(work: Callable[[], object], seconds: float) -> bool:
-    """
-    Return whether *work* finishes within *seconds*. If it does not, a daemon thread goes on.
-
-    The SDK does not keep its own deadlines: it retries for ten seconds in any case.
-    """
-    loop = asyncio.get_running_loop()
-    finished = asyncio.Event()
-
-    def run() -> None:
-        work()
-        with suppress(RuntimeError):  # the loop is closed already
-            loop.call_soon_threadsafe(finished.set)
-
-    threading.Thread(target=run, name="last-spans", daemon=True).start()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await finished.wait()
-    return finished.is_set()

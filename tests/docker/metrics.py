@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from stepspec.service.admission import Admission
+from stepspec.service.formats.requests import Offer
 from stepspec.service.settings import ServiceSettings
 from stepspec.service.watch.observers import Metrics
 
@@ -29,7 +30,8 @@ def of_the_service() -> Known:
     Ask its own registry, in the only way there is to learn labels that nothing has been counted for
     yet.
     """
-    registry: Any = Metrics(Admission(ServiceSettings()), "0").registry
+    offer = Offer(engine=None, methods={})  # type: ignore[arg-type]  # nothing is run
+    registry: Any = Metrics(Admission(ServiceSettings()), offer).registry
     return dict(
         sample
         for metric in set(registry._names_to_collectors.values())

@@ -102,7 +102,10 @@ class Gate(RuleBasedStateMachine):
     @precondition(lambda self: self.running and self.waiting)
     @rule(index=INDEX)
     def give_up_as_the_slot_comes(self, index: int) -> None:
-        """It has the slot and does not know it yet: the slot goes on to the next."""
+        """
+        It may take the slot and does not know it yet: the slot goes on to the next. A slot counts
+        as handed over once it is taken.
+        """
         visit = self.running[index % len(self.running)]
         self.left(visit, "done")
         chosen = self.running[-1]
@@ -114,6 +117,7 @@ class Gate(RuleBasedStateMachine):
             await settle()
 
         self.do(both())
+        self.handed -= 1
         self.left(chosen, "cancelled")
 
     @rule(seconds=st.sampled_from([1.0, LONGEST / 2 + 0.25, LONGEST + 1]))
@@ -126,7 +130,7 @@ class Gate(RuleBasedStateMachine):
     @precondition(lambda self: len(self.expected) > 20)
     @rule()
     def shut(self) -> None:
-        self.gate.close()
+        self.gate.closed = True
 
     @invariant()
     def agrees(self) -> None:

@@ -18,8 +18,7 @@ from starlette.testclient import TestClient
 
 from stepspec import service_factory
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.service import ray as service_on_ray
-from stepspec.service.ray import build, guarded, merge_metrics
+from stepspec.service.ray import ScrapedMetrics, build, guarded
 from stepspec.service.settings import ServiceSettings
 
 from ..docker.files import DOCKER, read
@@ -60,14 +59,12 @@ def test_variables_the_file_and_arguments_are_its_settings(monkeypatch: pytest.M
     assert "file" not in repr(settings)
 
 
-def test_the_application_is_built_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_arguments_variables_name_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="no small model"):
-        _ = service_on_ray.app
+        build({})
     for role, url in URLS.items():
         monkeypatch.setenv(f"STEPSPEC_{role.upper()}", url)
-    assert deployment(service_on_ray.app).name == "replica"
-    with pytest.raises(AttributeError, match="no attribute 'apq'"):
-        _ = service_on_ray.apq
+    assert deployment(build({})).name == "replica"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +160,7 @@ def samples(text: bytes, **labels: str) -> dict[tuple[object, ...], float]:
 def test_every_sample_gets_the_label_of_its_replica_and_each_metric_is_described_once() -> None:
     first = counted(1)
     second = counted(3)
-    merged = merge_metrics({"a": first, "b": second})
+    merged = generate_latest(ScrapedMetrics({"a": first, "b": second}))
     assert samples(merged) == samples(first, replica="a") | samples(second, replica="b")
     assert samples(merged)["requests_total", ("replica", "b"), ("status", "200")] == 3
     lines = merged.decode().splitlines()

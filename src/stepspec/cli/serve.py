@@ -64,7 +64,6 @@ SERVICE = (
     flag("service.root_path", str, "Path under which a proxy serves the service."),
     flag("service.log_format", str, "console or json."),
     flag("service.log_level", str, "debug, info, warning or error."),
-    flag("service.log_prompts", bool, "Write problems and answers to the log."),
 )
 
 

@@ -356,7 +356,7 @@ async def test_each_status_has_its_own_error_with_the_reason() -> None:
             await create(**ASKED)
         assert (full.value.status_code, full.value.type) == (529, "overloaded_error")
         assert full.value.response.headers["Retry-After"]
-        served.service.context.admission.close()
+        served.service.context.admission.closed = True
         with pytest.raises(anthropic.ServiceUnavailableError, match="shutting down") as draining:
             await create(**ASKED)
         assert draining.value.type == "overloaded_error"

@@ -27,7 +27,7 @@ from stepspec.service.errors import ApiError
 from stepspec.service.formats.chat import ChatRequest, LiveRequest
 from stepspec.service.formats.requests import Offer, Resolver, RunRequest, ServedMethod
 from stepspec.service.formats.validation import parse_request
-from stepspec.service.http.connection import ClientConnection, StreamedResponse
+from stepspec.service.http.connection import ClientConnection
 from stepspec.service.records import ServiceRequest
 from stepspec.service.settings import ServiceSettings
 
@@ -478,7 +478,7 @@ def test_a_client_that_does_not_read_is_disconnected_in_time_and_its_run_cancell
             except ApiError as exc:
                 ended = f"{exc.status} {exc.code} after {asyncio.get_running_loop().time():g} s"
 
-        await StreamedResponse(request, work, 60.0, asyncio.Event())({}, present, never)
+        await ClientConnection(request, work, 60.0, asyncio.Event())({}, present, never)
         return ended, request.status
 
     assert run(main()) == (("499 client_stalled after 60 s", 0), 60)
@@ -503,7 +503,15 @@ def test_a_complete_response_is_no_disconnect_however_long_its_work_takes_to_end
             await asyncio.sleep(1)
             ended = True
 
-        await StreamedResponse(request, work, 60.0, asyncio.Event())({}, receive, send)
+        await ClientConnection(request, work, 60.0, asyncio.Event())({}, receive, send)
         return request.status, ended
 
     assert run(main())[0] == (0, True)
+
+
+async def test_an_empty_conversation_has_no_tokens_to_count() -> None:
+    async with serving() as served:
+        body = {"model": "auto", "messages": [{"role": "system", "content": ""}]}
+        reply = await served.post("/v1/messages/count_tokens", body)
+    assert reply.status == 400
+    assert "the conversation is empty" in reply.error["message"]

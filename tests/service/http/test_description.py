@@ -97,7 +97,13 @@ def description() -> Generator[Any]:
     ):
         # whatever passes through is answered
         portal.call(put_behind, served, Behind(), "small", "large")
-        yield schemathesis.openapi.from_url(f"{served.base}/openapi.json")
+        schema = schemathesis.openapi.from_url(f"{served.base}/openapi.json")
+        catalog = served.service.context.models
+        for name, body in schema.raw_schema["components"]["schemas"].items():
+            if "model" in body.get("properties", {}):  # most requests are for a model that exists
+                names = catalog.served if name == "ServedModelRequest" else catalog.methods
+                body["properties"]["model"] = {"type": "string", "enum": list(names)}
+        yield schema
 
 
 def send(

@@ -114,13 +114,8 @@ async def test_a_server_that_is_down_is_503() -> None:
     assert "ssl:default" not in reply.error["message"]
 
 
-@pytest.mark.parametrize(
-    ("status", "key", "words"),
-    [(401, "theirs", "refused the service's key for it"), (403, "", "without a key")],
-)
-async def test_a_key_that_a_server_refuses_is_not_the_clients(
-    status: int, key: str, words: str
-) -> None:
+@pytest.mark.parametrize(("status", "key"), [(401, "theirs"), (403, "")])
+async def test_a_key_that_a_server_refuses_is_not_the_clients(status: int, key: str) -> None:
     async with passing(Behind(status=status), chosen(keys=("mine",)), key=key) as served:
         reply = await served.post(
             "/v1/completions", {"model": "huge", "prompt": "x"}, authorization="Bearer mine"
@@ -130,7 +125,6 @@ async def test_a_key_that_a_server_refuses_is_not_the_clients(
         "upstream_error",
         "false",
     )
-    assert words in reply.error["message"]
     assert "STEPSPEC_LARGE__API_KEY" in reply.error["message"]
     assert "theirs" not in reply.error["message"]
 
