@@ -22,6 +22,7 @@ from functools import partial
 from math import inf
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -55,7 +56,6 @@ from .http_errors import (
 )
 from .paths import COMPLETIONS, HEALTH, METRICS, MODELS, PRIORITISED, WITHOUT_ENGINE, Body
 from .prompts import write_body
-from .proxies import proxy_of
 from .slots import Slots
 from .sse import CONNECTION_ERRORS, Events
 
@@ -222,7 +222,7 @@ class Connection:
         events = Events(
             call,
             pieces,
-            partial(_release, response),
+            response.release,
             self.endpoint.deadlines,
             ends,
         )
@@ -254,8 +254,6 @@ class Connection:
             except CONNECTION_ERRORS as exc:
                 broke = "the connection broke before the end of the answer: did the server die?"
                 raise call.error(EndpointUnavailable, broke) from exc
-            finally:
-                await _release(response)
 
         longest = self.endpoint.deadlines.unstreamed
         async with self._admitted(path):
@@ -481,12 +479,6 @@ async def _refusal(call: Call, response: aiohttp.ClientResponse, path: str) -> E
     return error
 
 
-async def _release(response: aiohttp.ClientResponse) -> None:
-    """Give the connection of *response* back if its body is read, else close it."""
-    response.release()
-    await response.wait_for_close()
-
-
 def _json(call: Call, body: Body) -> bytes:
     try:
         return write_body(body)
@@ -498,17 +490,17 @@ def _json(call: Call, body: Body) -> bytes:
 
 def _proxy(url: str) -> str | None:
     """
-    Return the proxy for *url* that the environment names; None without one. Raise
-    `ConfigurationError` for SOCKS.
+    Return the HTTP proxy for *url* that the environment names, as urllib reads it. None: there is
+    none.
     """
-    proxy = proxy_of(url)
-    if proxy is None:
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme)
+    if not proxy or proxy_bypass(parts.netloc):
         return None
     if proxy.startswith("socks"):
-        parts = urlsplit(url)
         raise ConfigurationError(
-            "the environment names a SOCKS proxy (all_proxy), which cannot be used: name another"
-            f" one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
+            f"{parts.scheme}_proxy names a SOCKS proxy, which cannot be used: name an HTTP proxy,"
+            f" or add {parts.hostname} to no_proxy"
         )
     return proxy if "://" in proxy else f"http://{proxy}"
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from .proxies import DEFAULT_PORTS
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 SHORTAGES = {
     errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n)",

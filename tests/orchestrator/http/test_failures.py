@@ -234,10 +234,10 @@ async def test_the_proxy_is_named_with_the_way_around_it(monkeypatch: pytest.Mon
 async def test_a_proxy_that_is_no_http_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("all_proxy", "socks5h://user:secret@127.0.0.1:1080")
+    monkeypatch.setenv("http_proxy", "socks5h://user:secret@127.0.0.1:1080")
     with pytest.raises(
         ConfigurationError,
-        match=r"SOCKS proxy .* another one in http_proxy, or add model.example to",
+        match=r"^http_proxy names a SOCKS proxy.* or add model.example to no_proxy$",
     ):
         Connection(Endpoint(role="large", url="http://model.example:8000"))
     monkeypatch.setenv("no_proxy", "model.example")
