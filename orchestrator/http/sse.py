@@ -14,7 +14,6 @@ import re
 from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 import aiohttp
@@ -24,7 +23,7 @@ from ..errors import EndpointError, EndpointUnavailable, MalformedReply
 from .http_errors import Call, no_stream
 
 CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
-"""The exceptions of a connection that breaks."""
+"""The exceptions of a connection that breaks, or is too late (`TimeoutError`)."""
 
 CLOSING_SECONDS = 1.0
 """For closing a stream. The socket closes at once, and a finished stream has no more events."""
@@ -171,10 +170,11 @@ class Events:
         if self._timer:
             self._timer.cancel()
         try:
-            with suppress(*CONNECTION_ERRORS):
-                async with asyncio.timeout(CLOSING_SECONDS):
-                    while self._done and await anext(self._pieces, b""):
-                        pass
+            async with asyncio.timeout(CLOSING_SECONDS):
+                while self._done and await anext(self._pieces, b""):
+                    pass
+        except CONNECTION_ERRORS:
+            return
         finally:
             self._release()
 
