@@ -42,7 +42,7 @@ class Replica:
 
     A probe connects anew, and `endpoint` takes over what the new connection has learnt: the server
     may have been started again with other flags. *refuse* returns a reason against what is served
-    now, or "". Each change of a state wakes the tasks that wait for *changed*.
+    now, or "".
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class Replica:
         settings: Endpoint,
         make: Callable[[Endpoint], Server],
         refuse: Callable[[Replica, Server], str],
-        changed: asyncio.Event,
     ) -> None:
         self.settings = settings
         self.endpoint: Server | None = None
@@ -62,10 +61,11 @@ class Replica:
         """Why the server failed last. None: it never did."""
         self.pause = 0.0
         """Seconds before the next probe."""
+        self.changed = asyncio.Event()
+        """Wakes the tasks that wait for a change of the state, here or at another replica."""
         self._closed_at = 0.0
         self._make = make
         self._refuse = refuse
-        self._changed = changed
         self._exit = AsyncExitStack()
 
     @property
@@ -108,8 +108,8 @@ class Replica:
     def become(self, state: State) -> None:
         """Change the *state*. An open circuit that becomes half-open is probed at once."""
         self.state = state
-        self._changed.set()
-        self._changed.clear()
+        self.changed.set()
+        self.changed.clear()
 
     def failure(self, kind: type[E], cause: str) -> E:
         """Make an error of this server."""
@@ -155,7 +155,7 @@ class Replica:
     async def _leave(self, state: State) -> None:
         """Wait until the circuit has another state than *state*."""
         while self.state == state:
-            await self._changed.wait()
+            await self.changed.wait()
 
     async def _probe(self) -> None:
         """

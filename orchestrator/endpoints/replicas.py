@@ -36,7 +36,6 @@ from .interfaces import (
     ParsedTokens,
     ParserState,
     Server,
-    SingleModel,
     Tools,
     or_now,
 )
@@ -110,7 +109,7 @@ class Placement:
             except EndpointUnavailable as exc:
                 raise rejection or exc from None
             try:
-                return await self._call_on(replica.server, verb, first=not failed)
+                return await self._call_on(replica.server, verb)
             except EndpointError as exc:
                 if _blames_request(exc):
                     raise
@@ -119,18 +118,12 @@ class Placement:
                 failed[replica.url] += 1
                 replica.fail(exc)
 
-    async def _call_on(
-        self,
-        server: Server,
-        verb: Callable[[Server], Awaitable[T]],
-        *,
-        first: bool,
-    ) -> T:
-        """Call *verb* on *server*. A *first* rejection may mean that the server has changed."""
+    async def _call_on(self, server: Server, verb: Callable[[Server], Awaitable[T]]) -> T:
+        """Call *verb* on *server*. A rejection may mean that the server has changed."""
         try:
             return await verb(server)
         except EndpointRejected as exc:
-            if first and _blames_request(exc):
+            if _blames_request(exc):
                 await server.check_unchanged()
             raise
 
@@ -193,24 +186,20 @@ def _blames_request(exc: EndpointError) -> bool:
     return isinstance(exc, EndpointRejected) and exc.status not in UNUSABLE_STATUSES
 
 
-class ReplicatedModel(SingleModel):
-    """The `Model` of one run, on the replica of its *placement*."""
+class ReplicatedModel(Placement):
+    """The `Model` of one run. *make* makes that of one server."""
 
-    def __init__(self, placement: Placement, make: Callable[[Server], Model]) -> None:
-        self._placement = placement
+    def __init__(
+        self,
+        endpoint: ReplicatedEndpoint,
+        observe: Observer,
+        make: Callable[[Server], Model],
+    ) -> None:
+        super().__init__(endpoint, observe)
         self._model = cache(make)
 
-    @property
-    def role(self) -> Role:
-        return self._placement.role
-
-    def leave(self) -> None:
-        self._placement.leave()
-
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        return await self._placement.call(
-            lambda endpoint: self._model(endpoint).write(chain, **options)
-        )
+        return await self.call(lambda endpoint: self._model(endpoint).write(chain, **options))
 
     async def branch(
         self,
@@ -220,7 +209,7 @@ class ReplicatedModel(SingleModel):
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
-        return await self._placement.call(
+        return await self.call(
             lambda endpoint: self._model(endpoint).branch(
                 chain,
                 beginnings,
@@ -230,9 +219,7 @@ class ReplicatedModel(SingleModel):
         )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        return await self._placement.call(
-            lambda endpoint: self._model(endpoint).score(chain, *spans, top=top)
-        )
+        return await self.call(lambda endpoint: self._model(endpoint).score(chain, *spans, top=top))
 
     async def ask(
         self,
@@ -242,7 +229,7 @@ class ReplicatedModel(SingleModel):
         *,
         opening: str = "",
     ) -> Mapping[str, float]:
-        return await self._placement.call(
+        return await self.call(
             lambda endpoint: self._model(endpoint).ask(
                 chain,
                 question,
@@ -275,11 +262,7 @@ class ReplicatedEndpoint:
         optional: bool = False,
     ) -> None:
         self.settings = settings
-        self.changed = asyncio.Event()
-        """Wakes the tasks that wait for it whenever a server begins to work or to fail."""
-        self.replicas = tuple(
-            [Replica(each, make, self._refuse, self.changed) for each in settings.each]
-        )
+        self.replicas = tuple([Replica(each, make, self._refuse) for each in settings.each])
         self.reason_to_refuse: Callable[[Server], str] = lambda server: ""
         """Returns a reason against a server, or ""."""
         self.patience = 0.0
@@ -291,6 +274,9 @@ class ReplicatedEndpoint:
 
     async def __aenter__(self) -> Self:
         self.stopped = False
+        self.changed = asyncio.Event()
+        for replica in self.replicas:
+            replica.changed = self.changed
         try:
             await self._connect_all()
             if not self._optional and not self.known:
@@ -492,7 +478,7 @@ class ReplicatedEndpoint:
 
     async def queue(self) -> QueueGauges | None:
         """Add up the queues of the servers; None if no server reports one."""
-        return QueueGauges.sum(await asyncio.gather(*(endpoint.queue() for endpoint in self.up)))
+        return total(await asyncio.gather(*(endpoint.queue() for endpoint in self.up)))
 
     async def acceptance(self) -> Acceptance | None:
         """Add up the servers' counters of token-level speculation; None if no server speculates."""
@@ -508,9 +494,9 @@ class ReplicatedEndpoint:
     ) -> ReplicatedModel:
         """Make the model of one run, as `ModelEndpoint.model` does."""
         clock = or_now(clock)
-        placement = Placement(self, observe)
         return ReplicatedModel(
-            placement,
+            self,
+            observe,
             lambda endpoint: endpoint.model(
                 sampling,
                 observe=observe,

@@ -171,6 +171,7 @@ class Events:
             self._timer.cancel()
         try:
             async with asyncio.timeout(CLOSING_SECONDS):
+                await asyncio.sleep(0)  # A task that was cancelled meanwhile ends here.
                 while self._done and await anext(self._pieces, b""):
                     pass
         except CONNECTION_ERRORS:

@@ -22,7 +22,7 @@ from .pair import VISIBLE, Pair, StartedServer
 
 SHARED_SETTINGS = {"template", "thinks", "suffix_scoring"}
 """Settings of both a `StartedServer` and an `Endpoint`."""
-OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
+OMITTED_SETTINGS = {"role", "url", "api_key"}
 """Settings of an `Endpoint` that are not printed, or printed as its URL."""
 
 IGNORED_FLAGS: Mapping[str, tuple[int, ...]] = {"mamba-cache-mode": (0, 33)}

@@ -370,7 +370,7 @@ class Forwarding:
             try:
                 return sending.result()
             except CONNECTION_ERRORS as exc:
-                raise connection_error(error_context, exc, deadlines.connect, proxy) from exc
+                raise connection_error(error_context, exc, deadlines.connect) from exc
 
     async def _pass_on_failure(self, reply: ServerReply) -> None:
         """

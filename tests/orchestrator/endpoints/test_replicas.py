@@ -628,7 +628,7 @@ async def test_over_http_a_broken_stream_continues_at_the_next_server() -> None:
     second = replace(first, faults=deque(), requests=[])  # They share their token ids.
     events: list[Event] = []
     async with first.serve("large", retries=0) as one, second.serve("large") as two:
-        settings = one.model_copy(update={"replicas": (two.url,)})
+        settings = one.model_copy(update={"url": f"{one.url},{two.url}"})
         async with connect(settings) as endpoint:
             model = endpoint.model(observe=events.append)
             chain = PROBLEM.extend(await model.write(PROBLEM))
@@ -651,7 +651,7 @@ LONGEST = 30.0
 
 def a_replica() -> Replica:
     settings = replicated(server(A), rest=LONGEST).settings
-    return Replica(settings, VllmEndpoint, lambda replica, fresh: "", asyncio.Event())
+    return Replica(settings, VllmEndpoint, lambda replica, fresh: "")
 
 
 def gone(cause: str) -> EndpointUnavailable:

@@ -47,14 +47,14 @@ def refused(text: str, complaint: str, folder: Path) -> None:
 
 def test_a_model_is_a_server_to_start_or_one_that_runs(tmp_path: Path) -> None:
     pair = read(FILE, tmp_path)
-    large = Endpoint(role="large", url="http://a:1", replicas=("http://b:1",))
+    large = Endpoint(role="large", url="http://a:1,http://b:1")
     assert pair.connected == {"large": large}
     small = StartedServer(model=str(tmp_path / "tiny"), gpus=(1,), port=8001)
     assert pair.started == {"small": small}
     assert list(pair.models) == ["large", "small"]
     plain = Pair.model_validate({"large": "http://a:1", "small": "http://b:1,http://c:1"})
     assert plain.started == {}
-    assert plain.small == Endpoint(role="small", url="http://b:1", replicas=("http://c:1",))
+    assert plain.small == Endpoint(role="small", url="http://b:1,http://c:1")
 
 
 def test_folders_are_relative_to_the_file_and_other_names_are_hub_ids(tmp_path: Path) -> None:
