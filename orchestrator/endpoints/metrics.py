@@ -11,7 +11,6 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import astuple, dataclass
-from functools import reduce
 from math import gcd
 from operator import add, sub
 from typing import TypeVar
@@ -53,7 +52,10 @@ class QueueGauges:
 def read_queue(metrics: bytes) -> QueueGauges | None:
     """Add up the gauges of every engine behind a server. None: there are none."""
     sums = _sums(metrics, RUNNING, WAITING)
-    return QueueGauges(*sums, cache=read_cache_tokens(metrics)) if sums else None
+    if sums is None:
+        return None
+    running, waiting = sums
+    return QueueGauges(running, waiting, read_cache_tokens(metrics))
 
 
 @asynccontextmanager
@@ -158,8 +160,11 @@ def _sums(metrics: bytes, *names: str) -> list[int] | None:
 
 def total(parts: Iterable[M | None]) -> M | None:
     """Add up what several servers report. None: no server reports anything."""
-    known = [part for part in parts if part is not None]
-    return reduce(add, known) if known else None
+    whole: M | None = None
+    for part in parts:
+        if part is not None:
+            whole = part if whole is None else whole + part
+    return whole
 
 
 # The prefix cache

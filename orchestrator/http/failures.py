@@ -65,9 +65,10 @@ REASONS = (
         (aiohttp.ClientResponseError, aiohttp.ClientPayloadError),
         "what listens at {place} does not speak HTTP; is the port right?",
     ),
-    (Exception, "{words} at {place}; is the server running, and is the URL right?"),
 )
 """Why a request failed, by the exception: the first row whose class fits."""
+OTHER_REASON = "{words} at {place}; is the server running, and is the URL right?"
+"""Why a request failed with any other exception."""
 
 
 def shortage(exc: BaseException) -> str:
@@ -104,7 +105,7 @@ def no_connection(exc: Exception, url: str, seconds: float) -> str:
         words = os.strerror(cause.errno).lower()
     elif isinstance(cause, aiohttp.ClientHttpProxyError):
         words = str(cause.status)
-    text = next(text for kinds, text in REASONS if isinstance(cause, kinds))
+    text = next((text for kinds, text in REASONS if isinstance(cause, kinds)), OTHER_REASON)
     reason = text.format(
         host=parts.hostname,
         place=place,

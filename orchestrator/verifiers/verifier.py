@@ -204,7 +204,9 @@ class Verifier:
             return Rating(1.0)
         judgement = await self._judge(candidate, chain)
         score = judgement.score
-        return Rating(judgement.accepted if score is None else score, judgement.reason)
+        if score is None:
+            score = float(judgement.accepted)
+        return Rating(score, judgement.reason)
 
     async def judge_answer(self, chain: Chain, text: str) -> Judgement:
         """Judge the answer *text*, which *chain* ends with."""
