@@ -63,7 +63,8 @@ class DecisionsVerifier(VerifierSettings, Address, frozen=True):
     @property
     def address(self) -> Address:
         """The server, whose requests have the seconds of a rating."""
-        deadlines = self.deadlines.model_copy(update={"total": self.seconds})
+        connect = min(self.deadlines.connect, self.seconds)
+        deadlines = self.deadlines.model_copy(update={"connect": connect, "total": self.seconds})
         return self.model_copy(update={"deadlines": deadlines})
 
 
