@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from copy import copy
-from functools import cache
 from hashlib import blake2b
 from typing import Self, TypeVar, Unpack
 
@@ -196,7 +195,8 @@ class ReplicatedModel(Placement):
         make: Callable[[Server], Model],
     ) -> None:
         super().__init__(endpoint, observe)
-        self._model = cache(make)
+        self._make = make
+        self._models: dict[str, Model] = {}
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
         return await self.call(lambda endpoint: self._model(endpoint).write(chain, **options))
@@ -237,6 +237,12 @@ class ReplicatedModel(Placement):
                 opening=opening,
             )
         )
+
+    def _model(self, server: Server) -> Model:
+        url = server.settings.url
+        if url not in self._models:
+            self._models[url] = self._make(server)
+        return self._models[url]
 
 
 class ReplicatedEndpoint:

@@ -172,8 +172,9 @@ class Events:
         try:
             async with asyncio.timeout(CLOSING_SECONDS):
                 await asyncio.sleep(0)  # A task that was cancelled meanwhile ends here.
-                while self._done and await anext(self._pieces, b""):
-                    pass
+                is_unread = self._done
+                while is_unread:
+                    is_unread = bool(await anext(self._pieces, b""))
         except CONNECTION_ERRORS:
             return
         finally:
