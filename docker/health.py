@@ -3,8 +3,7 @@ Exit with 0 if every server named is up: ``health.py [--wait SECONDS] URL[,URL..
 without curl.
 
 Up is what answers with a status below 500, as for the service itself. Of URLs with commas between
-them one is enough. A server on another machine is asked through the proxy that the service takes;
-that needs `proxies`, which the image has in the same folder.
+them one is enough. A server on another machine is asked through the proxy of the environment.
 """
 
 from __future__ import annotations
@@ -22,19 +21,9 @@ EVERY = 2.0  # seconds between two
 OWN = ("127.0.0.1", "::1", "localhost")  # hosts that no proxy reaches
 
 
-def proxies_for(url: str) -> dict[str, str]:
-    """Return the proxy for *url* by its scheme; {} if the environment names none."""
-    parts = urlsplit(url)
-    if parts.hostname in OWN:
-        return {}
-    from proxies import proxy_of  # not in the images of other servers
-
-    proxy = proxy_of(url)
-    return {parts.scheme: proxy} if proxy else {}
-
-
 def up(url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies_for(url)))
+    own = urlsplit(url).hostname in OWN
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({} if own else None))
     try:
         with opener.open(url, timeout=WITHIN):
             return True

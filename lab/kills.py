@@ -138,12 +138,12 @@ async def immortals(profile: str) -> AsyncGenerator[dict[Role, list[Immortal]]]:
 
 def settings(role: Role, servers: Sequence[Immortal]) -> Endpoint:
     """Return the settings of one model with all of its *servers*."""
-    first, *others = servers
+    first = servers[0]
     assert first.served is not None
     made = endpoint(first.served, role)
-    replicas = tuple(server.url for server in others)
+    urls = ",".join(server.url for server in servers)
     deadlines = made.deadlines.model_copy(update={"rest": 2.0})
-    return made.model_copy(update={"replicas": replicas, "deadlines": deadlines})
+    return made.model_copy(update={"url": urls, "deadlines": deadlines})
 
 
 async def measure(

@@ -46,7 +46,7 @@ def stream() -> Target:
         for at in range(0, len(content), size):
             yield content[at : at + size]
 
-    async def release() -> None:
+    def release() -> None:
         pass
 
     async def read(content: bytes, size: int) -> list[bytes]:

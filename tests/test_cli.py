@@ -70,7 +70,7 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["solve", "x", *DEAD, "--trace", "/proc/none/run.jsonl"],
             "--trace /proc/none/run.jsonl: ",
         ),
-        (["solve", "x", "--small", "localhost:9131"], "write it like http://localhost:9131/v1"),
+        (["solve", "x", "--small", "localhost:9131"], "write it like http://localhost:8000/v1"),
         (["solve", "x", "--small-api-key", "k"], "small.url"),
         (
             ["solve", "x", "--config", "nowhere.toml"],

@@ -134,9 +134,7 @@ def test_a_key_that_an_endpoint_has_stays(monkeypatch: pytest.MonkeyPatch) -> No
 def test_lists_are_lists_in_the_file_and_separated_by_commas_in_a_variable(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (nowhere / "stepspec.toml").write_text(
-        '[small]\nurl = "http://a:1/v1"\nreplicas = ["http://a:2/v1"]\n'
-    )
+    (nowhere / "stepspec.toml").write_text('[small]\nurl = "http://a:1/v1,http://a:2/v1"\n')
     monkeypatch.setenv("STEPSPEC_LARGE", "http://b:1,http://b:2/v1")
     monkeypatch.setenv("STEPSPEC_SERVICE__KEYS", "key-1, key-2")
     loaded = settings.load()
@@ -173,7 +171,7 @@ DECISIONS = {"kind": "decisions", "url": "http://c:1"}
         ({"polcy": "x"}, "unknown setting 'polcy' (did you mean 'policy'?)"),
         ({"budget": {"token": 1}}, "unknown setting 'budget.token'"),
         ({"small": "nonsense"}, "small.url: 'nonsense' is not the URL of a server"),
-        ({"large": "http://a,http://a"}, "large: a URL is given twice"),
+        ({"large": "http://a,http://a"}, "large.url: a URL is given twice"),
         ({"sampling": {"temperature": 9}}, "sampling.temperature"),
         ({"service": {"prot": 1}}, "unknown setting 'service.prot' (did you mean 'port'"),
         ({"service": {"host": "0.0.0.0"}}, "set STEPSPEC_SERVICE__KEYS"),

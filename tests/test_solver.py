@@ -70,7 +70,7 @@ async def serving() -> AsyncGenerator[Servers]:
         first.serve("large", retries=0) as one,
         second.serve("large") as two,
     ):
-        large = one.model_copy(update={"replicas": (two.url,)})
+        large = one.model_copy(update={"url": f"{one.url},{two.url}"})
         yield Servers(small, (first, second), (s, large), (one.url, two.url))
 
 
@@ -170,7 +170,7 @@ async def test_a_run_that_begins_without_the_small_model_goes_on_alone_until_it_
 
 async def test_a_stream_that_breaks_on_the_only_large_server_is_written_again() -> None:
     async with serving() as servers:
-        large = servers.endpoints[1].model_copy(update={"replicas": ()})
+        large = servers.endpoints[1].each[0]
         async with replace(servers, endpoints=(servers.endpoints[0], large)).solver() as solver:
             plain = await solver.solve(PROBLEM, policy="large")
             servers.large[0].faults.extend([None, Break(after=1)])

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ..chain import Step, Token, ToolCall, Toolset
 from ..events import Calling
-from .interfaces import ModelEndpoint, ParsedTokens, ParserState
+from .interfaces import ModelEndpoint, ParserState
 
 _CALL_SIGNS = re.compile("[^\\w\\s.,;:!?'\"()*/+=-]")
 """Signs that may begin a call, such as brackets. Plain text has none of them."""
@@ -40,6 +40,7 @@ class ServerParser:
         self._state: ParserState = {}
         self._text = ""  # the text of the tokens that were read
         self._content = ""  # what the parser made of that text
+        self._is_plain = True  # all of that text is content, and nothing is held back
 
     @property
     def live(self) -> bool:
@@ -48,41 +49,32 @@ class ServerParser:
     async def parse(self, tokens: Sequence[Token], *, finished: bool) -> Parsed:
         if len(self._state.get("output_chunk_lens", ())) > MAX_PIECES:
             return 0, "", ()
-        plain = [*takewhile(lambda token: not _CALL_SIGNS.search(token.text), tokens)]
-        if len(plain) > 1 and self._is_content(self._text, self._content):
-            parsed = await self._read(plain, finished=finished and len(plain) == len(tokens))
-            content = self._content + parsed.content
-            if self._is_content(self._text + _text(plain), content):
-                return self._take(plain, parsed)
-        first = tokens[:1]
-        parsed = await self._read(first, finished=finished and len(tokens) <= 1)
-        return self._take(first, parsed)
+        count = 1
+        if self._is_plain:
+            plain = [*takewhile(lambda token: not _CALL_SIGNS.search(token.text), tokens)]
+            count = max(1, len(plain))
+        return await self._parse(tokens, count, finished=finished)
+
+    async def _parse(self, tokens: Sequence[Token], count: int, *, finished: bool) -> Parsed:
+        """Read the first *count* of *tokens*, or only the first if they are not content alone."""
+        read = tokens[:count]
+        parsed = await self._endpoint.parse_tokens(
+            self._toolset,
+            read,
+            self._state,
+            finished=finished and len(read) == len(tokens),
+        )
+        text = self._text + "".join([token.text for token in read])
+        content = self._content + parsed.content
+        is_plain = text.lstrip() == content.lstrip()
+        if count > 1 and not is_plain:
+            return await self._parse(tokens, 1, finished=finished)
+        self._text = text
+        self._content = content
+        self._is_plain = is_plain
+        self._state = parsed.as_one_piece() if is_plain else parsed.state
+        return len(read), parsed.content, parsed.pieces
 
     async def parse_whole(self, answer: Step) -> tuple[str, Sequence[ToolCall]]:
         parsed = await self._endpoint.parse_answer(self._toolset, answer.tokens)
         return parsed.content, parsed.calls
-
-    async def _read(self, tokens: Sequence[Token], *, finished: bool) -> ParsedTokens:
-        return await self._endpoint.parse_tokens(
-            self._toolset,
-            tokens,
-            self._state,
-            finished=finished,
-        )
-
-    def _take(self, tokens: Sequence[Token], parsed: ParsedTokens) -> Parsed:
-        self._text += _text(tokens)
-        self._content += parsed.content
-        self._state = parsed.state
-        if self._is_content(self._text, self._content):
-            self._state = parsed.as_one_piece()
-        return len(tokens), parsed.content, parsed.pieces
-
-    @staticmethod
-    def _is_content(text: str, content: str) -> bool:
-        """Return whether the parser has taken all of *text* for content, and holds nothing back."""
-        return text.lstrip() == content.lstrip()
-
-
-def _text(tokens: Sequence[Token]) -> str:
-    return "".join([token.text for token in tokens])

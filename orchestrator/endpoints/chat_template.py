@@ -45,6 +45,7 @@ Some templates show further marks between the block and the reply, and one after
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -243,51 +244,25 @@ def template_from_renderings(rendered: Sequence[str], marks: Marks | None = None
     word.
     """
     question, reply, reasoned, wrapped, second_question = rendered
-    start = _after(question, _FIRST)
-    head = _between(reply, _FIRST, _REPLY)
-    turn = _between(second_question, _REPLY, _SECOND)
-    answer = _after(second_question, _SECOND)
+    [start] = _after(question, _FIRST)
+    head, end = _after(reply, _FIRST, _REPLY)
+    turn, answer = _after(second_question, _REPLY, _SECOND)
     if not turn or not answer:
         raise MissingCapability(
             "the chat template puts nothing between two turns, so that no question can be asked"
         )
-    pairs = (
-        (paired(*marks[:2]),)
-        if marks
-        else (
-            *KNOWN,
-            *_shown_pairs(start, head, reasoned),
-        )
-    )
-    reply_head, ending = _around_reply(start, head, reply, wrapped)
-    if marks and marks[2:]:
-        reply_head = marks[2]
-        pairs = (pairs[0].replying(reply_head),)
-    if marks and marks[3:]:
-        ending = marks[3]
-    pairs = tuple(
-        [
-            _handing_over(
-                markers,
-                start,
-                head,
-                reasoned,
-                reply_head,
-            )
-            for markers in pairs
-        ]
-    )
-    for markers in pairs:
-        found = _with_block(markers, start, head, turn, answer)
-        if found is not None:
-            reply_head = markers.handover or reply_head
-            return replace(
-                found,
-                pairs=pairs,
-                head=reply_head,
-                ending=ending,
-            )
-    return Template(
+    before_reasons, _, after_reasons = reasoned.partition(_REASONS)
+    between = after_reasons.partition(_REPLY)[0]
+    reply_head, ending = _around_reply(start, head, end, wrapped)
+    if marks is None:
+        pairs = (*KNOWN, *_shown_pairs(start, head, before_reasons, between))
+    else:
+        opening, closing, reply_opening, reply_closing = (*marks, "", "")[:4]
+        pairs = (paired(opening, closing).replying(reply_opening),)
+        reply_head = reply_opening or reply_head
+        ending = reply_closing or ending
+    pairs = tuple([_handing_over(pair, start, (between, head), reply_head) for pair in pairs])
+    plain = Template(
         turn,
         answer,
         markers=pairs[0],
@@ -295,11 +270,19 @@ def template_from_renderings(rendered: Sequence[str], marks: Marks | None = None
         head=reply_head,
         ending=ending,
     )
+    for markers in pairs:
+        head_of_pair = markers.handover or reply_head
+        found = _with_block(replace(plain, markers=markers, head=head_of_pair), start, head)
+        if found is not None:
+            return replace(found, source="template")
+    return plain
 
 
-def _around_reply(start: str, head: str, reply: str, wrapped: str) -> tuple[str, str]:
+def _around_reply(start: str, head: str, end: str, wrapped: str) -> tuple[str, str]:
     """
     Return the marks before a finished reply that the prompt *start* lacks, and the mark after it.
+
+    *head* stands before the reply, and *end* after it.
 
     "": there are none. A template that leaves a mark out of an earlier turn, as from *wrapped*, has
     its model write that mark.
@@ -307,9 +290,8 @@ def _around_reply(start: str, head: str, reply: str, wrapped: str) -> tuple[str,
     if _REPLY in wrapped and _WRAP not in wrapped:
         return f"\n{_WRAP}\n", closing_of(_WRAP)
     last = mark_before(head)
-    after = _after(reply, _REPLY)
     ending = ""
-    if last and after.lstrip().startswith(closing_of(last)):
+    if last and end.lstrip().startswith(closing_of(last)):
         ending = closing_of(last)
     marks = head.removeprefix(start) if head.startswith(start) else last
     is_block = any(word in marks.lower() for word in ("think", "thought", "reason"))
@@ -319,39 +301,35 @@ def _around_reply(start: str, head: str, reply: str, wrapped: str) -> tuple[str,
 def _handing_over(
     markers: ThinkingMarkers,
     start: str,
-    head: str,
-    reasoned: str,
+    shown: Sequence[str],
     reply_head: str,
 ) -> ThinkingMarkers:
     """
-    Return *markers* with the marks that the template shows between the thinking and the reply.
+    Return *markers* with the marks that the texts *shown* have between the thinking and the reply.
     """
     if markers.handover:
         return markers
-    between = reasoned.partition(_REASONS)[2].partition(_REPLY)[0]
-    for shown in (between, head):
-        _, closing, after = shown.rpartition(markers.closing)
+    for text in shown:
+        _, closing, after = text.rpartition(markers.closing)
         if closing and mark_before(after):
             return markers.replying(after)
     return markers.replying(reply_head if markers.open_at(start) >= 0 else "")
 
 
-def _shown_pairs(start: str, head: str, reasoned: str) -> Iterator[ThinkingMarkers]:
+def _shown_pairs(start: str, head: str, before: str, between: str) -> Iterator[ThinkingMarkers]:
     """
     Yield the pairs that a template shows and that are not known.
 
-    An earlier turn, as in *reasoned*, may have its reasoning between two marks, perhaps with more
-    marks before the reply. The generation prompt *start* may have an opening that speaks of
-    thinking.
+    An earlier turn may have its reasoning after a mark, at the end of *before*, and then a mark and
+    perhaps more marks, *between* reasoning and reply. The generation prompt *start* may have an
+    opening that speaks of thinking.
     """
-    before, shown, after = reasoned.partition(_REASONS)
-    between = after.partition(_REPLY)[0]
     opening = mark_before(before)
     closing = mark_after(between, opening)
     handover = between.lstrip().removeprefix(closing)
     known = any(pair.closing == closing and pair.handover in ("", handover) for pair in KNOWN)
     fits = opening and closing and (mark_before(handover) or not handover.strip())
-    if shown and fits and not known and not head.rstrip().endswith(opening):
+    if fits and not known and not head.rstrip().endswith(opening):
         yield paired(opening, closing)
     yield from pairs_in(start + head.removeprefix(start))
 
@@ -376,85 +354,53 @@ def disagreement(small: bool, large: bool) -> str:
     )
 
 
-def _with_block(
-    markers: ThinkingMarkers,
-    start: str,
-    head: str,
-    turn: str,
-    answer: str,
-) -> Template | None:
+def _with_block(template: Template, start: str, head: str) -> Template | None:
     """
-    Make the template of a model whose renderings show a block with *markers*. None: they do not.
+    Return *template* as that of a model whose renderings show a block with its markers. None: they
+    do not.
 
     *start* is the generation prompt, and *head* the text before a finished answer.
     """
+    markers = template.markers
+    answer = template.answer
     opened_at = markers.open_at(start)
     if opened_at >= 0:
-        return _with_open_block(
-            markers,
-            start[:opened_at],
-            start[opened_at:],
-            head,
-            turn,
-            answer,
-        )
-    added = head[len(start) :] if head.startswith(start) else ""
+        begun = start[opened_at:]
+        before = _rest(head, start[:opened_at])
+        skipped = before if markers.skips(before) else markers.skipped
+        closed = begun + markers.closing + markers.handover
+        for block in (markers.skipped, skipped):
+            if block.startswith(begun):
+                closed = block
+        answer_opened_at = markers.open_at(answer)
+        if answer_opened_at >= 0:
+            answer = answer[:answer_opened_at]
+        closed = closed.removeprefix(begun)
+        return replace(template, answer=answer + skipped, thinks=True, skipped=closed)
+    added = _rest(head, start)
     if markers.closed_in(start):
-        space = added if not added.strip() else ""
-        return Template(turn, answer + space, markers=markers, source="template")
+        return template if added.strip() else replace(template, answer=answer + added)
     if not markers.skips(added):
         return None
-    return Template(
-        turn,
-        answer + added,
-        markers.opened(added),
+    return replace(
+        template,
+        answer=answer + added,
+        opened=markers.opened(added),
         thinks=True,
-        markers=markers,
         skipped=added,
-        source="template",
     )
 
 
-def _with_open_block(
-    markers: ThinkingMarkers,
-    stem: str,
-    begun: str,
-    head: str,
-    turn: str,
-    answer: str,
-) -> Template:
-    """Make the template of a model whose generation prompt is *stem* and the *begun* block."""
-    before = head[len(stem) :] if head.startswith(stem) else ""
-    skipped = before if markers.skips(before) else markers.skipped
-    closed = begun + markers.closing + markers.handover
-    for block in (markers.skipped, skipped):
-        if block.startswith(begun):
-            closed = block
-    answer_opened_at = markers.open_at(answer)
-    if answer_opened_at >= 0:
-        answer = answer[:answer_opened_at]
-    return Template(
-        turn,
-        answer + skipped,
-        thinks=True,
-        markers=markers,
-        skipped=closed.removeprefix(begun),
-        source="template",
-    )
+def _rest(text: str, beginning: str) -> str:
+    """Return what follows *beginning* in *text*; "" if *text* begins otherwise."""
+    return text[len(beginning) :] if text.startswith(beginning) else ""
 
 
-def _around(text: str, sentinel: str) -> tuple[str, str]:
-    before, found, after = text.rpartition(sentinel)
-    if not found:
+def _after(text: str, *sentinels: str) -> Sequence[str]:
+    """Return the texts that follow the *sentinels* in *text*."""
+    found = re.fullmatch(".*" + "".join([f"{name}(.*)" for name in sentinels]), text, re.DOTALL)
+    if found is None:
         raise MissingCapability(
-            f"the chat template leaves out a turn: {sentinel!r} is not in {text!r}"
+            f"the chat template leaves out a turn: {' and '.join(sentinels)} in {text!r}"
         )
-    return before, after
-
-
-def _after(text: str, sentinel: str) -> str:
-    return _around(text, sentinel)[1]
-
-
-def _between(text: str, left: str, right: str) -> str:
-    return _after(_around(text, right)[0], left)
+    return found.groups()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from ..chain import Message, Role, Token, Tool, ToolCall, Toolset
@@ -99,13 +98,7 @@ class ModelEndpoint(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
+    async def __aexit__(self, *error: object) -> None: ...
 
 
 class Server(ModelEndpoint, Protocol):

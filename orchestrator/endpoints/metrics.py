@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import astuple, dataclass
 from math import gcd
 from operator import add, sub
+from typing import TypeVar
 
 from ..concurrency import background
 
@@ -21,6 +21,9 @@ POLL_SECONDS = 1.0
 """Between two readings of one server."""
 POLL_TIMEOUT_SECONDS = 5 * POLL_SECONDS
 """For one reading."""
+
+NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d{1,2})?"
+"""A number in the metrics. Neither NaN nor inf is one."""
 
 # The queue
 
@@ -39,26 +42,20 @@ class QueueGauges:
     cache: int | None = None
     """Tokens that the KV cache holds. None: the server does not show that."""
 
-    @classmethod
-    def sum(cls, servers: Iterable[QueueGauges | None]) -> QueueGauges | None:
-        """Add up what several servers report. None: no server reports anything."""
-        known = [gauges for gauges in servers if gauges is not None]
-        if not known:
-            return None
-        caches = [gauges.cache for gauges in known if gauges.cache is not None]
-        return cls(
-            running=sum(gauges.running for gauges in known),
-            waiting=sum(gauges.waiting for gauges in known),
-            cache=sum(caches) if len(caches) == len(known) else None,
-        )
+    def __add__(self, other: QueueGauges) -> QueueGauges:
+        cache: int | None = None
+        if self.cache is not None and other.cache is not None:
+            cache = self.cache + other.cache
+        return QueueGauges(self.running + other.running, self.waiting + other.waiting, cache)
 
 
 def read_queue(metrics: bytes) -> QueueGauges | None:
     """Add up the gauges of every engine behind a server. None: there are none."""
-    gauges = _sums(metrics)
-    if not gauges.keys() >= {RUNNING, WAITING}:
+    sums = _sums(metrics, RUNNING, WAITING)
+    if sums is None:
         return None
-    return QueueGauges(gauges[RUNNING], gauges[WAITING], read_cache_tokens(metrics))
+    running, waiting = sums
+    return QueueGauges(running, waiting, read_cache_tokens(metrics))
 
 
 @asynccontextmanager
@@ -129,23 +126,18 @@ class Acceptance:
         return f"{self.rate:.0%}, {self.length:.2f} a pass"
 
 
-PREFIX = "vllm:spec_decode_num_"
-COUNTERS = {
-    f"{PREFIX}drafts": "drafts",
-    f"{PREFIX}draft_tokens": "drafted",
-    f"{PREFIX}accepted_tokens": "accepted",
-}
-_NAMES = "|".join([*COUNTERS, RUNNING, WAITING])
-# a comment has no number there
-_LINE = re.compile(rf"^({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)
+M = TypeVar("M", QueueGauges, Acceptance)
+COUNTERS = (
+    "vllm:spec_decode_num_drafts",
+    "vllm:spec_decode_num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens",
+)
 
 
 def read_acceptance(metrics: bytes) -> Acceptance | None:
-    """
-    Add up the counters of every engine behind a server. None: it does not speculate.
-    """
-    counts = {COUNTERS[name]: value for name, value in _sums(metrics).items() if name in COUNTERS}
-    return Acceptance(**counts) if len(counts) == len(COUNTERS) else None
+    """Add up the counters of every engine behind a server. None: it does not speculate."""
+    sums = _sums(metrics, *COUNTERS)
+    return Acceptance(*sums) if sums else None
 
 
 def read_start(metrics: bytes) -> bytes:
@@ -154,18 +146,25 @@ def read_start(metrics: bytes) -> bytes:
     return found[1] if found else b""
 
 
-def _sums(metrics: bytes) -> Mapping[str, int]:
-    sums = Counter[str]()
-    for name, value in _LINE.findall(metrics):
-        with suppress(ValueError, OverflowError):  # NaN, inf
-            sums[name.decode()] += max(0, int(float(value)))
+def _sums(metrics: bytes, *names: str) -> list[int] | None:
+    """Add up each metric of *names* over all engines. None: one has no number."""
+    sums: list[int] = []
+    for name in names:
+        line = rf"^{name}(?:_total)?(?:{{.*}})? ({NUMBER})$"
+        values = re.findall(line.encode(), metrics, re.MULTILINE)
+        if not values:
+            return None
+        sums.append(sum(int(float(value)) for value in values))
     return sums
 
 
-def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
-    """Add up the counters of several servers. None: no server has any."""
-    known = [part for part in parts if part is not None]
-    return sum(known, Acceptance()) if known else None
+def total(parts: Iterable[M | None]) -> M | None:
+    """Add up what several servers report. None: no server reports anything."""
+    whole: M | None = None
+    for part in parts:
+        if part is not None:
+            whole = part if whole is None else whole + part
+    return whole
 
 
 # The prefix cache
@@ -176,6 +175,7 @@ FINE_BLOCK_TOKENS = 128
 """Tokens. No block of a model without recurrent layers is larger."""
 MATCH_UNIT = "prefix_match_unit"
 
+SWITCHES = {"True": True, "False": False}
 _CACHE_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -212,15 +212,15 @@ class CacheConfig:
 
 def read_cache_config(metrics: bytes) -> CacheConfig | None:
     """Read the configuration of the first engine behind a server. None: there is none."""
-    for labels in cache_labels(metrics):
-        enabled = labels.get("enable_prefix_caching")
-        return CacheConfig(
-            enabled=None if enabled is None else enabled == "True",
-            block=_number(labels, "block_size"),
-            unit=_number(labels, MATCH_UNIT),
-            known=tuple(sorted(labels)),
-        )
-    return None
+    labels = next(cache_labels(metrics), None)
+    if labels is None:
+        return None
+    return CacheConfig(
+        enabled=SWITCHES.get(labels.get("enable_prefix_caching", "")),
+        block=_number(labels, "block_size"),
+        unit=_number(labels, MATCH_UNIT),
+        known=tuple(sorted(labels)),
+    )
 
 
 def read_cache_tokens(metrics: bytes) -> int | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from copy import copy
 from hashlib import blake2b
 from typing import Self, TypeVar, Unpack
 
@@ -19,10 +21,11 @@ from ..errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
+    StepspecError,
 )
 from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
-from .breaker import UNUSABLE_STATUSES, ProbedServers, Replica
+from .breaker import PROBE_SECONDS, UNUSABLE_STATUSES, Replica
 from .chat_template import Template
 from .interfaces import (
     Clock,
@@ -32,7 +35,6 @@ from .interfaces import (
     ParsedTokens,
     ParserState,
     Server,
-    SingleModel,
     Tools,
     or_now,
 )
@@ -63,57 +65,7 @@ def in_order(urls: Iterable[str], session: str) -> list[str]:
     )
 
 
-async def choose(
-    servers: ProbedServers,
-    failed: Mapping[str, int],
-    patience: float = 0.0,
-) -> Replica:
-    """
-    Choose a replica that works. Wait for probes if none does.
-
-    *failed* counts the failures of the call at each URL. Replicas at which the call has not failed
-    go first. Raise `EndpointUnavailable` if all circuits stay open for *patience* seconds and in a
-    last probe after that, or if the call has failed too often everywhere.
-    """
-    loop = asyncio.get_running_loop()
-    until = loop.time() + patience
-    tries = MAX_PATIENT_TRIES if patience else MAX_TRIES
-    is_last = not patience  # whether the last probe has been asked for
-    while True:
-        left = [replica for replica in servers.replicas if failed.get(replica.url, 0) < tries]
-        closed = [replica for replica in left if replica.breaker.state == "closed"]
-        if closed:
-            unfailed = [replica for replica in closed if replica.url not in failed]
-            return _preferred(unfailed or closed)
-        probed = [replica for replica in left if replica.breaker.state == "half-open"]
-        seconds = until - loop.time()
-        is_over = not probed and seconds <= 0
-        if not left or (is_over and is_last) or servers.stopped:
-            raise servers.none_left()
-        if is_over:
-            is_last = True
-            for replica in left:
-                replica.breaker.wanted.set()
-            await _change(left, None, asyncio.ALL_COMPLETED)
-        else:
-            await _change(
-                probed or left,
-                None if probed else seconds,
-                asyncio.FIRST_COMPLETED,
-            )
-
-
-async def _change(replicas: Sequence[Replica], seconds: float | None, return_when: str) -> None:
-    """
-    Wait until the circuits of *replicas* change, at most *seconds*. None: for ever.
-
-    *return_when* is that of `asyncio.wait`.
-    """
-    async with background(*(replica.breaker.changed.wait() for replica in replicas)) as tasks:
-        await asyncio.wait(tasks, timeout=seconds, return_when=return_when)
-
-
-def _preferred(candidates: Sequence[Replica]) -> Replica:
+def preferred(candidates: Sequence[Replica]) -> Replica:
     """Return the replica that the session prefers. Without a session: with the fewest runs."""
     session = SESSION.get()
     if not session:
@@ -124,26 +76,19 @@ def _preferred(candidates: Sequence[Replica]) -> Replica:
 
 class Placement:
     """
-    The replica of one run. Calls may overlap: if the replica fails, the run moves once for all.
-
-    A call waits for *patience* seconds for a server while none works.
+    The replica of one run at *endpoint*. Calls may overlap: if the replica fails, the run moves
+    once for all.
     """
 
-    def __init__(
-        self,
-        servers: ProbedServers,
-        observe: Observer,
-        patience: float,
-    ) -> None:
-        self._servers = servers
+    def __init__(self, endpoint: ReplicatedEndpoint, observe: Observer) -> None:
+        self._endpoint = endpoint
         self._observe = observe
-        self._patience = patience
         self._replica: Replica | None = None
         self._moving = asyncio.Lock()
 
     @property
     def role(self) -> Role:
-        return self._servers.role
+        return self._endpoint.role
 
     async def call(self, verb: Callable[[Server], Awaitable[T]]) -> T:
         """
@@ -163,30 +108,22 @@ class Placement:
             except EndpointUnavailable as exc:
                 raise rejection or exc from None
             try:
-                return await self._call_on(replica, verb, first=not failed)
-            except EndpointRejected as exc:
-                if exc.status not in UNUSABLE_STATUSES:
-                    raise
-                rejection = exc
-                failure: EndpointError = exc
+                return await self._call_on(replica.server, verb)
             except EndpointError as exc:
-                failure = exc
-            failed[replica.url] += 1
-            replica.breaker.fail(failure)
+                if _blames_request(exc):
+                    raise
+                if isinstance(exc, EndpointRejected):
+                    rejection = exc
+                failed[replica.url] += 1
+                replica.fail(exc)
 
-    async def _call_on(
-        self,
-        replica: Replica,
-        verb: Callable[[Server], Awaitable[T]],
-        *,
-        first: bool,
-    ) -> T:
-        """Call *verb* on *replica*. A *first* rejection may mean that the server has changed."""
+    async def _call_on(self, server: Server, verb: Callable[[Server], Awaitable[T]]) -> T:
+        """Call *verb* on *server*. A rejection may mean that the server has changed."""
         try:
-            return await verb(replica.server)
+            return await verb(server)
         except EndpointRejected as exc:
-            if first and exc.status not in UNUSABLE_STATUSES:
-                await replica.server.check_unchanged()
+            if _blames_request(exc):
+                await server.check_unchanged()
             raise
 
     def leave(self) -> None:
@@ -198,10 +135,41 @@ class Placement:
         """Return the run's replica, or choose another if it has *failed* or its circuit is open."""
         async with self._moving:
             replica = self._replica
-            if replica is None or failed.get(replica.url) or replica.breaker.state != "closed":
-                replica = await choose(self._servers, failed, self._patience)
+            if replica is None or failed.get(replica.url) or replica.state != "closed":
+                replica = await self._choose(failed)
                 self._move(replica)
             return replica
+
+    async def _choose(self, failed: Mapping[str, int]) -> Replica:
+        """
+        Choose a replica that works. Wait for probes if none does.
+
+        *failed* counts the failures of the call at each URL. Replicas at which the call has not
+        failed go first. Raise `EndpointUnavailable` if all circuits stay open for `patience`
+        seconds and in a last probe after that, or if the call has failed too often everywhere.
+        """
+        loop = asyncio.get_running_loop()
+        patience = self._endpoint.patience
+        until = loop.time() + patience
+        tries = MAX_PATIENT_TRIES if patience else MAX_TRIES
+        is_last = not patience  # whether the last probe has been asked for
+        while True:
+            left = [each for each in self._endpoint.replicas if failed.get(each.url, 0) < tries]
+            closed = [replica for replica in left if replica.state == "closed"]
+            if closed:
+                unfailed = [replica for replica in closed if replica.url not in failed]
+                return preferred(unfailed or closed)
+            is_probed = any(replica.state == "half-open" for replica in left)
+            is_over = not is_probed and loop.time() >= until
+            if not left or (is_over and is_last) or self._endpoint.stopped:
+                raise self._endpoint.none_left()
+            if is_over:
+                is_last = True
+                for replica in left:
+                    replica.become("half-open")
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if is_probed or is_over else until):
+                    await self._endpoint.changed.wait()
 
     def _move(self, to: Replica) -> None:
         left = self._replica
@@ -209,28 +177,29 @@ class Placement:
         self._replica = to
         to.runs.add(self)
         if left is not None and left is not to:
-            self._observe(Moved(self.role, left.url, to.url, left.breaker.cause))
+            self._observe(Moved(self.role, left.url, to.url, left.cause))
 
 
-class ReplicatedModel(SingleModel):
-    """The `Model` of one run, on the replica of its *placement*."""
+def _blames_request(exc: EndpointError) -> bool:
+    """Return whether *exc* is a rejection that another request to the server may not get."""
+    return isinstance(exc, EndpointRejected) and exc.status not in UNUSABLE_STATUSES
 
-    def __init__(self, placement: Placement, make: Callable[[Server], Model]) -> None:
-        self._placement = placement
+
+class ReplicatedModel(Placement):
+    """The `Model` of one run. *make* makes that of one server."""
+
+    def __init__(
+        self,
+        endpoint: ReplicatedEndpoint,
+        observe: Observer,
+        make: Callable[[Server], Model],
+    ) -> None:
+        super().__init__(endpoint, observe)
         self._make = make
         self._models: dict[str, Model] = {}
 
-    @property
-    def role(self) -> Role:
-        return self._placement.role
-
-    def leave(self) -> None:
-        self._placement.leave()
-
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        return await self._placement.call(
-            lambda endpoint: self._model(endpoint).write(chain, **options)
-        )
+        return await self.call(lambda endpoint: self._model(endpoint).write(chain, **options))
 
     async def branch(
         self,
@@ -240,7 +209,7 @@ class ReplicatedModel(SingleModel):
         stop: Sequence[str] | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> tuple[Step, ...]:
-        return await self._placement.call(
+        return await self.call(
             lambda endpoint: self._model(endpoint).branch(
                 chain,
                 beginnings,
@@ -250,9 +219,7 @@ class ReplicatedModel(SingleModel):
         )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        return await self._placement.call(
-            lambda endpoint: self._model(endpoint).score(chain, *spans, top=top)
-        )
+        return await self.call(lambda endpoint: self._model(endpoint).score(chain, *spans, top=top))
 
     async def ask(
         self,
@@ -262,7 +229,7 @@ class ReplicatedModel(SingleModel):
         *,
         opening: str = "",
     ) -> Mapping[str, float]:
-        return await self._placement.call(
+        return await self.call(
             lambda endpoint: self._model(endpoint).ask(
                 chain,
                 question,
@@ -271,14 +238,14 @@ class ReplicatedModel(SingleModel):
             )
         )
 
-    def _model(self, endpoint: Server) -> Model:
-        url = endpoint.settings.url
+    def _model(self, server: Server) -> Model:
+        url = server.settings.url
         if url not in self._models:
-            self._models[url] = self._make(endpoint)
+            self._models[url] = self._make(server)
         return self._models[url]
 
 
-class ReplicatedEndpoint(ProbedServers):
+class ReplicatedEndpoint:
     """
     The servers of one model, or the only one, as *settings* list them; *make* makes the endpoint of
     each.
@@ -286,7 +253,7 @@ class ReplicatedEndpoint(ProbedServers):
     Entering succeeds if one server is up, or if the model is *optional*; `down` lists the others.
     Raise `EndpointUnavailable`, with every URL and its cause, if none is up, and `EndpointRejected`
     for a server with another model, vocabulary or chat template than the others, or that
-    `refuses` gives a reason against.
+    `reason_to_refuse` gives a reason against.
 
     Each server has a circuit breaker. A failed call has the server probed at once, and until it
     passes a probe no other call is sent there. While no server works, a call waits for one for
@@ -300,17 +267,66 @@ class ReplicatedEndpoint(ProbedServers):
         *,
         optional: bool = False,
     ) -> None:
-        super().__init__(settings, make)
+        self.settings = settings
+        self.replicas = tuple([Replica(each, make, self._refuse) for each in settings.each])
+        self.reason_to_refuse: Callable[[Server], str] = lambda server: ""
+        """Returns a reason against a server, or ""."""
         self.patience = 0.0
         """Seconds for which a call waits while no server works."""
+        self.stopped = False
+        """Whether nothing is probed any more."""
         self._optional = optional
+        self._probing = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self.start(optional=self._optional)
+        self.stopped = False
+        self.changed = asyncio.Event()
+        for replica in self.replicas:
+            replica.changed = self.changed
+        try:
+            await self._connect_all()
+            if not self._optional and not self.known:
+                raise self.none_left()
+            watching = background(*(replica.watch() for replica in self.replicas))
+            await self._probing.enter_async_context(watching)
+        except BaseException:
+            await self._disconnect_all()
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.stop()
+        await self._probing.aclose()
+        self.stopped = True
+        for replica in self.replicas:  # A run that goes on would wait for ever for a probe.
+            replica.open(replica.failure(EndpointUnavailable, "the solver is closed"))
+        await self._disconnect_all()
+
+    async def _connect_all(self) -> None:
+        """
+        Connect to all servers.
+
+        Once one is up, the others have `PROBE_SECONDS`: one that hangs must not hold up the rest.
+        """
+        async with background(*(replica.start() for replica in self.replicas)) as connecting:
+            waiting: Collection[asyncio.Task[None]] = connecting
+            while waiting and not self.known:
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if waiting:
+                await asyncio.wait(waiting, timeout=PROBE_SECONDS)
+        for replica, task in zip(self.replicas, connecting, strict=True):
+            if task.cancelled():
+                late = f"no connection {PROBE_SECONDS:g} s after another server"
+                replica.open(replica.failure(EndpointUnavailable, late))
+            else:
+                task.result()
+
+    async def _disconnect_all(self) -> None:
+        for replica in self.replicas:
+            await replica.disconnect()
+
+    @property
+    def role(self) -> Role:
+        return self.settings.role
 
     @property
     def name(self) -> str:
@@ -321,12 +337,12 @@ class ReplicatedEndpoint(ProbedServers):
 
     @property
     def known(self) -> bool:
-        return any(self.entered)
+        return bool(self.entered)
 
     @property
     def usable(self) -> bool:
         """Whether a server works, or is being probed."""
-        return any(replica.breaker.state != "open" for replica in self.replicas)
+        return any(replica.state != "open" for replica in self.replicas)
 
     @property
     def template(self) -> Template:
@@ -351,8 +367,75 @@ class ReplicatedEndpoint(ProbedServers):
         return sum(endpoint.waiting for endpoint in self.entered)
 
     @property
+    def entered(self) -> list[Server]:
+        """The servers that were up at least once."""
+        return [replica.endpoint for replica in self.replicas if replica.endpoint is not None]
+
+    @property
+    def up(self) -> list[Server]:
+        """The servers whose circuits are closed."""
+        return [
+            replica.endpoint
+            for replica in self.replicas
+            if replica.endpoint is not None and replica.state == "closed"
+        ]
+
+    @property
+    def down(self) -> Mapping[str, str]:
+        """The URL and the cause of every server that failed and has passed no probe since."""
+        return {
+            replica.url: replica.cause for replica in self.replicas if replica.state != "closed"
+        }
+
+    @property
     def _first(self) -> Server:
-        return next(iter(self.up or self.entered))
+        return (self.up or self.entered)[0]
+
+    def report(self, url: str, exc: StepspecError) -> None:
+        """
+        Have the server at *url* probed after *exc*, which no call of a run has raised.
+
+        A health check has failed, for example, or a forwarded stream.
+        """
+        for replica in self.replicas:
+            if replica.url == url:
+                replica.fail(exc)
+
+    def none_left(self) -> EndpointUnavailable:
+        """Make the error for a call when no server works."""
+        errors = [replica.error for replica in self.replicas]
+        if len(errors) == 1 and isinstance(errors[0], EndpointUnavailable):
+            return copy(errors[0])
+        causes = "; ".join([f"{replica.url}: {replica.cause}" for replica in self.replicas])
+        error = EndpointUnavailable(
+            f"no replica is left: {causes}",
+            role=self.role,
+            url=", ".join(self.settings.urls),
+        )
+        error.retry_after = min([getattr(failure, "retry_after", 0.0) for failure in errors])
+        return error
+
+    def _refuse(self, replica: Replica, fresh: Server) -> str:
+        """
+        Return why *fresh* must not serve as *replica*; "" if it may.
+
+        It must serve what the other servers do that are up, and the model that was served here
+        before. The names of all servers have to be equal: while a server is down, its model may
+        have been updated.
+        """
+        for other in self.replicas:
+            known = other.endpoint
+            if known is None:
+                continue
+            place = f"its replica at {other.url}"
+            if fresh.name != known.name:
+                where = "before" if other is replica else place
+                return f"serves {fresh.name!r}, and {where} {known.name!r}"
+            if other.state == "closed" and fresh.vocabulary != known.vocabulary:
+                return f"has another vocabulary than {place}"
+            if other.state == "closed" and fresh.template != known.template:
+                return f"has another chat template than {place}"
+        return self.reason_to_refuse(fresh)
 
     async def call(self, verb: Callable[[Server], Awaitable[T]]) -> T:
         """
@@ -361,7 +444,7 @@ class ReplicatedEndpoint(ProbedServers):
 
         A server that fails is probed. The call counts as a run of its server meanwhile.
         """
-        placement = Placement(self, lambda event: None, self.patience)
+        placement = Placement(self, lambda event: None)
         try:
             return await placement.call(verb)
         finally:
@@ -401,7 +484,7 @@ class ReplicatedEndpoint(ProbedServers):
 
     async def queue(self) -> QueueGauges | None:
         """Add up the queues of the servers; None if no server reports one."""
-        return QueueGauges.sum(await asyncio.gather(*(endpoint.queue() for endpoint in self.up)))
+        return total(await asyncio.gather(*(endpoint.queue() for endpoint in self.up)))
 
     async def acceptance(self) -> Acceptance | None:
         """Add up the servers' counters of token-level speculation; None if no server speculates."""
@@ -417,9 +500,9 @@ class ReplicatedEndpoint(ProbedServers):
     ) -> ReplicatedModel:
         """Make the model of one run, as `ModelEndpoint.model` does."""
         clock = or_now(clock)
-        placement = Placement(self, observe, self.patience)
         return ReplicatedModel(
-            placement,
+            self,
+            observe,
             lambda endpoint: endpoint.model(
                 sampling,
                 observe=observe,

@@ -73,7 +73,7 @@ RUN: ContextVar[int] = ContextVar("RUN", default=0)
 def run_place(run_priority: int = 0) -> int:
     """Return the place of a run that begins now, in seconds that are the same in all programs."""
     began = int(asyncio.get_running_loop().time())
-    return run_priority * PRIORITY_SECONDS + _OFFSET.seconds() + began
+    return run_priority * PRIORITY_SECONDS + CLOCK_OFFSET + began
 
 
 PRIORITY_SECONDS = 2**32
@@ -84,26 +84,8 @@ No run is that much older than another. All runs of one priority go before the r
 """
 
 
-class ClockOffset:
-    """
-    The whole seconds from the clock of an event loop to the computer's clock.
-
-    They change only if the computer's clock is set: runs on a virtual clock have the same order
-    every time.
-    """
-
-    def __init__(self) -> None:
-        self._seconds = 0
-
-    def seconds(self) -> int:
-        """Return the offset, measured again if the computer's clock was set."""
-        now = time.time() - time.monotonic()
-        if abs(now - self._seconds) > 1:
-            self._seconds = int(now)
-        return self._seconds
-
-
-_OFFSET = ClockOffset()
+CLOCK_OFFSET = int(time.time() - time.monotonic())
+"""The whole seconds from the clock of an event loop to the computer's clock."""
 
 
 def priority(request: RequestContext, run: int = 0) -> int | None:

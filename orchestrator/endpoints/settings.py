@@ -6,7 +6,7 @@ import random
 import re
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self, cast
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import (
     AfterValidator,
@@ -16,18 +16,11 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
-    model_validator,
 )
 
 from ..chain import DELIMITER, Chain, Party, Role
 from ..errors import ConfigurationError
 from ..events import Verb
-
-
-def _meant(url: str) -> str:
-    """Return the URL that somebody who wrote *url* may mean."""
-    address = re.fullmatch(r"([A-Za-z0-9.-]+):(\d+)(?:/.*)?", url.strip())
-    return f"http://{address[1]}:{address[2]}/v1" if address else "http://localhost:8000/v1"
 
 
 def base_url(url: str) -> str:
@@ -41,21 +34,27 @@ def base_url(url: str) -> str:
         raise ValueError(
             "no name and no password may stand in a URL, which messages show: set api_key"
         )
+    try:
+        host = (parts.hostname or "").encode("idna")
+        _ = parts.port
+    except ValueError:
+        # A part between two dots is empty or longer than 63 characters. No port has such a number.
+        host = b""
     is_http = parts.scheme in ("http", "https")
-    if not is_http or parts.query or parts.fragment or not _names_server(parts):
-        raise ValueError(f"{url!r} is not the URL of a server; write it like {_meant(url)}")
+    if not is_http or not re.fullmatch(rb"\S+", host) or parts.query or parts.fragment:
+        raise ValueError(
+            f"{url!r} is not the URL of a server; write it like http://localhost:8000/v1"
+        )
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
-def _names_server(parts: SplitResult) -> bool:
-    try:
-        name = (parts.hostname or "").encode("idna")
-        _ = parts.port
-    except ValueError:
-        # A part between two dots is empty or longer than 63 characters. No port has such a number.
-        return False
-    return bool(name) and not re.search(rb"\s", name)
+def base_urls(urls: str) -> str:
+    """Return *urls*, divided by commas, each as `base_url` does. Raise `ValueError`."""
+    found = [base_url(url) for url in urls.split(",")]
+    if len(set(found)) < len(found):
+        raise ValueError(f"a URL is given twice: {', '.join(found)}")
+    return ",".join(found)
 
 
 def key_variable(table: str) -> str:
@@ -151,12 +150,15 @@ class Address(BaseModel, frozen=True, extra="forbid"):
 
 
 class Endpoint(Address, frozen=True):
-    """A model that writes. Its URL may also be several URLs of its servers, divided by commas."""
+    """A model that writes."""
 
     role: Role
     """``small`` or ``large``. In a file it follows from the table and is left out."""
-    replicas: tuple[Annotated[str, AfterValidator(base_url)], ...] = ()
-    """URLs of more servers of the same model."""
+    url: Annotated[str, AfterValidator(base_urls)]
+    """
+    Base URL of the server; it may end in ``/v1``. Several servers of the same model are divided by
+    commas.
+    """
     template: dict[str, Any] = {}
     """Variables of the chat template (vLLM's ``chat_template_kwargs``)."""
     thinks: bool | None = None
@@ -180,35 +182,20 @@ class Endpoint(Address, frozen=True):
     that vLLM does not check, and an unknown version might crash.
     """
 
-    @model_validator(mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        fields = cast("dict[str, Any]", value)
-        if not isinstance(value, dict) or "," not in str(fields.get("url")):
-            return fields
-        first, *others = str(fields["url"]).split(",")
-        return {**fields, "url": first, "replicas": (*others, *fields.get("replicas", ()))}
-
-    @model_validator(mode="after")
-    def _differ(self) -> Self:
-        if len(set(self.urls)) < len(self.urls):
-            raise ValueError(f"a URL is given twice: {', '.join(self.urls)}")
-        return self
-
     @property
     def urls(self) -> tuple[str, ...]:
-        return (self.url, *self.replicas)
+        return tuple(self.url.split(","))
 
     @property
     def each(self) -> tuple[Endpoint, ...]:
         """The settings of each server by itself."""
-        return tuple([self.model_copy(update={"url": url, "replicas": ()}) for url in self.urls])
+        return tuple([self.model_copy(update={"url": url}) for url in self.urls])
 
     def turned(self, places: int) -> Endpoint:
         """Return the servers rotated by *places*: several processes begin with different ones."""
         start = places % len(self.urls)
-        first, *others = self.urls[start:] + self.urls[:start]
-        return self.model_copy(update={"url": first, "replicas": tuple(others)})
+        turned = self.urls[start:] + self.urls[:start]
+        return self.model_copy(update={"url": ",".join(turned)})
 
 
 class CriticEndpoint(Address, frozen=True):
@@ -316,22 +303,20 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
             return None
         turns = [(message.role, message.content) for message in chain.messages]
         totals = chain.totals
-        text = totals.count, totals.tokens, totals.hashed.digest(), opening
-        return _digest(
+        key: list[object] = [
             self.seed,
             role,
             verb,
             turns,
-            *text,
-            *(["again"] if again else []),
-        )
-
-
-def _digest(*key: object) -> int:
-    """Hash *key* to a number of 32 bits."""
-    return int.from_bytes(
-        blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=4).digest()
-    )
+            totals.count,
+            totals.tokens,
+            totals.hashed.digest(),
+            opening,
+        ]
+        if again:
+            key.append("again")
+        text = repr(tuple(key)).encode("utf-8", "surrogatepass")
+        return int.from_bytes(blake2b(text, digest_size=4).digest())
 
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0)

@@ -16,12 +16,13 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
@@ -38,11 +39,11 @@ from ..errors import (
     EndpointUnreachable,
     LocalShortage,
     ModelGone,
+    StepspecError,
 )
 from ..interfaces import REQUEST
 from .failures import no_connection, shortage
 from .http_errors import (
-    JUDGE,
     Call,
     Reply,
     checked,
@@ -50,12 +51,10 @@ from .http_errors import (
     http_error,
     parse_object,
     reading,
-    refused_elsewhere,
     retry_after,
 )
 from .paths import COMPLETIONS, HEALTH, METRICS, MODELS, PRIORITISED, WITHOUT_ENGINE, Body
 from .prompts import write_body
-from .proxies import proxy_of
 from .slots import Slots
 from .sse import CONNECTION_ERRORS, Events
 
@@ -160,8 +159,7 @@ class Connection:
         *shorten* leaves out of the reply's JSON what nobody reads, before it is parsed.
         """
         answer = await self.fetch(call, path, body, retries=retries)
-        reply = parse_object(call, shorten(answer))
-        return reply if call.verb == JUDGE else checked(call, reply)
+        return checked(call, parse_object(call, shorten(answer)))
 
     async def model_name(self) -> str:
         """
@@ -192,25 +190,16 @@ class Connection:
         Send *body* to *path* and yield the events of the stream. Leaving the block early aborts the
         request.
         """
-        deadlines = self.endpoint.deadlines
         async with self.slots.held():
-            ends = asyncio.get_running_loop().time() + deadlines.total
-            beginning = self._retry(
-                partial(
-                    self._begin,
-                    call,
-                    path,
-                    body,
-                    ends,
-                ),
-                deadlines.first,
-            )
-            events = await _within(
+            ends = asyncio.get_running_loop().time() + self.endpoint.deadlines.total
+            begin = partial(
+                self._begin,
                 call,
-                deadlines.unstreamed,
-                "no token in the first {:g} s",
-                beginning,
+                path,
+                body,
+                ends,
             )
+            events = await self._in_time(call, begin, "no token in the first {:g} s")
             try:
                 yield events
             finally:
@@ -222,7 +211,7 @@ class Connection:
         events = Events(
             call,
             pieces,
-            partial(_release, response),
+            response.release,
             self.endpoint.deadlines,
             ends,
         )
@@ -254,17 +243,9 @@ class Connection:
             except CONNECTION_ERRORS as exc:
                 broke = "the connection broke before the end of the answer: did the server die?"
                 raise call.error(EndpointUnavailable, broke) from exc
-            finally:
-                await _release(response)
 
-        longest = self.endpoint.deadlines.unstreamed
         async with self._admitted(path):
-            return await _within(
-                call,
-                longest,
-                "no answer after {:g} s",
-                self._retry(fetch_once, longest, retries),
-            )
+            return await self._in_time(call, fetch_once, "no answer after {:g} s", retries)
 
     @asynccontextmanager
     async def _admitted(self, path: str) -> AsyncGenerator[None]:
@@ -328,19 +309,29 @@ class Connection:
             if response.status >= 400:
                 raise await _refusal(call, response, path)
         except CONNECTION_ERRORS as exc:
-            raise connection_error(
-                call,
-                exc,
-                self.endpoint.deadlines.connect,
-                self.proxy,
-            ) from exc
+            raise connection_error(call, exc, self.endpoint.deadlines.connect) from exc
         return response
+
+    async def _in_time(
+        self,
+        call: Call,
+        send: Callable[[], Awaitable[T]],
+        late: str,
+        retries: int | None = None,
+    ) -> T:
+        """Call *send* until it succeeds. The message *late* has a place for the seconds."""
+        seconds = self.endpoint.deadlines.unstreamed
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._retry(send, seconds, retries)
+        except TimeoutError:
+            raise call.error(EndpointUnavailable, late.format(seconds)) from None
 
     async def _retry(
         self,
         send: Callable[[], Awaitable[T]],
         deadline: float,
-        retries: int | None = None,
+        retries: int | None,
     ) -> T:
         """Call *send*, again after each failure that may pass, if that ends by the *deadline*."""
         loop = asyncio.get_running_loop()
@@ -431,17 +422,16 @@ def connection_error(
     call: Call,
     exc: Exception,
     seconds: float,
-    proxy: str | None,
 ) -> EndpointUnreachable | LocalShortage:
     """
     Make the error of a request without an answer, with the exception *exc* of the HTTP client.
 
-    *seconds* is the deadline for a connection, and *proxy* the URL of the proxy, if there is one.
+    *seconds* is the deadline for a connection.
     """
     reason = shortage(exc) or _shortage_of_names(exc)
     if reason:
         return LocalShortage(reason)
-    return call.error(EndpointUnreachable, no_connection(exc, call.url, seconds, proxy))
+    return call.error(EndpointUnreachable, no_connection(exc, call.url, seconds))
 
 
 def model_names(call: Call, reply: Reply) -> list[str]:
@@ -477,14 +467,15 @@ async def _refusal(call: Call, response: aiohttp.ClientResponse, path: str) -> E
         now = http_date(response.headers.get("date")) or time.time()
         error.retry_after = retry_after(response.headers.get("retry-after"), now)
     elif response.history and response.status in UNUSABLE_STATUSES:
-        return refused_elsewhere(error, str(response.url).removesuffix(path))
+        # A redirection may lose the key or the body.
+        place = str(response.url).removesuffix(path)
+        status = f"(HTTP {response.status})"
+        moved = (
+            f"this URL redirects to {place}, which refuses the request {status}: set that as url"
+        )
+        error = call.error(EndpointRejected, moved)
+        error.status = response.status
     return error
-
-
-async def _release(response: aiohttp.ClientResponse) -> None:
-    """Give the connection of *response* back if its body is read, else close it."""
-    response.release()
-    await response.wait_for_close()
 
 
 def _json(call: Call, body: Body) -> bytes:
@@ -498,17 +489,17 @@ def _json(call: Call, body: Body) -> bytes:
 
 def _proxy(url: str) -> str | None:
     """
-    Return the proxy for *url* that the environment names; None without one. Raise
-    `ConfigurationError` for SOCKS.
+    Return the HTTP proxy for *url* that the environment names, as urllib reads it. None: there is
+    none.
     """
-    proxy = proxy_of(url)
-    if proxy is None:
+    parts = urlsplit(url)
+    proxy = getproxies().get(parts.scheme)
+    if not proxy or proxy_bypass(parts.netloc):
         return None
     if proxy.startswith("socks"):
-        parts = urlsplit(url)
         raise ConfigurationError(
-            "the environment names a SOCKS proxy (all_proxy), which cannot be used: name another"
-            f" one in {parts.scheme}_proxy, or add {parts.hostname} to no_proxy"
+            f"{parts.scheme}_proxy names a SOCKS proxy, which cannot be used: name an HTTP proxy,"
+            f" or add {parts.hostname} to no_proxy"
         )
     return proxy if "://" in proxy else f"http://{proxy}"
 
@@ -525,7 +516,7 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
     return create_ssl_context()
 
 
-def _pause(failure: EndpointUnavailable | LocalShortage, failures: int) -> float:
+def _pause(failure: StepspecError, failures: int) -> float:
     """
     Return the seconds before the next try of a request that has failed *failures* times.
 
@@ -533,20 +524,4 @@ def _pause(failure: EndpointUnavailable | LocalShortage, failures: int) -> float
     """
     longest = FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, MAX_DOUBLINGS)
     pause = random.uniform(0, min(longest, MAX_PAUSE_SECONDS))
-    if isinstance(failure, EndpointUnavailable):
-        return max(pause, failure.retry_after)
-    return pause
-
-
-async def _within(
-    call: Call,
-    seconds: float,
-    message: str,
-    work: Coroutine[Any, Any, T],
-) -> T:
-    """Wait for *work*. Raise `EndpointUnavailable` with the *message* after that many *seconds*."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await work
-    except TimeoutError:
-        raise call.error(EndpointUnavailable, message.format(seconds)) from None
+    return max(pause, getattr(failure, "retry_after", 0.0))

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from .proxies import DEFAULT_PORTS
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 SHORTAGES = {
     errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n)",
@@ -24,6 +24,51 @@ SHORTAGES = {
     errno.EADDRNOTAVAIL: "this machine has no free port left for a connection",
 }
 """What this machine lacks, by the number of the operating system's error."""
+
+PROXY_CURE = (
+    "; the environment names this proxy (http_proxy or https_proxy): add {host} to no_proxy if the"
+    " server needs no proxy"
+)
+REASONS = (
+    (FileNotFoundError, "no certificates are where SSL_CERT_FILE or SSL_CERT_DIR says"),
+    (
+        ssl.SSLCertVerificationError,
+        "the TLS certificate of {host} is refused ({words}); SSL_CERT_FILE may name an authority to"
+        " trust",
+    ),
+    (ssl.SSLError, "no TLS is spoken at {place}; write http:// instead of https://"),
+    (
+        socket.gaierror,
+        "no address is known for the host {host!r}; is the name in the URL right?",
+    ),
+    (
+        TimeoutError,
+        "{place} did not accept it within {seconds:g} s (deadlines.connect); is the host up, and"
+        " does a firewall block the port?",
+    ),
+    (
+        ConnectionRefusedError,
+        "nothing listens at {place} (connection refused); start the server, wait until it has"
+        " loaded its model, or correct the port",
+    ),
+    (
+        (aiohttp.ServerDisconnectedError, ConnectionError),
+        "{place} closed it before the answer; did the server die, or does it expect the other of"
+        " http:// and https://?",
+    ),
+    (
+        (aiohttp.TooManyRedirects, aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError),
+        "{place} redirects to no page; is this the URL of a vLLM server?",
+    ),
+    (aiohttp.ClientHttpProxyError, "the proxy answers with HTTP {words}" + PROXY_CURE),
+    (
+        (aiohttp.ClientResponseError, aiohttp.ClientPayloadError),
+        "what listens at {place} does not speak HTTP; is the port right?",
+    ),
+)
+"""Why a request failed, by the exception: the first row whose class fits."""
+OTHER_REASON = "{words} at {place}; is the server running, and is the URL right?"
+"""Why a request failed with any other exception."""
 
 
 def shortage(exc: BaseException) -> str:
@@ -37,81 +82,36 @@ def shortage(exc: BaseException) -> str:
     return ""
 
 
-def no_connection(
-    exc: Exception,
-    url: str,
-    seconds: float,
-    proxy: str | None = None,
-) -> str:
+def no_connection(exc: Exception, url: str, seconds: float) -> str:
     """
     Return why a request to *url* failed before its answer, with the exception *exc*.
 
-    *seconds* is the deadline for a connection. *proxy* is the URL of the proxy that the environment
-    names, if it names one.
+    *seconds* is the deadline for a connection.
     """
-    if not isinstance(exc, aiohttp.ClientHttpProxyError | aiohttp.ClientProxyConnectionError):
-        return f"no connection: {_reason(exc, url, seconds)}"
-    scheme, _, rest = (proxy or "").partition("//")
-    shown = f"{scheme}//{rest.rpartition('@')[2]}"  # without a name and a password
-    around = (
-        "the environment names it (http_proxy, https_proxy or all_proxy): add"
-        f" {urlsplit(url).hostname} to no_proxy if the server needs no proxy"
-    )
-    if isinstance(exc, aiohttp.ClientHttpProxyError):
-        return f"no connection: the proxy {shown} answers with HTTP {exc.status}; {around}"
-    reason = _reason(exc.os_error, proxy or url, seconds)
-    return f"no connection to the proxy {shown}: {reason.partition(';')[0]}; {around}"
-
-
-def _reason(exc: Exception, url: str, seconds: float) -> str:
     parts = urlsplit(url)
-    host = parts.hostname
-    place = f"{host}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
+    place = f"{parts.hostname}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
     cause = exc
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
         cause = exc.certificate_error
     elif isinstance(exc, aiohttp.ClientConnectorError):
         cause = exc.os_error
-    match cause:
-        case FileNotFoundError():
-            return "no certificates are where SSL_CERT_FILE or SSL_CERT_DIR says"
-        case ssl.SSLCertVerificationError():
-            why = cause.verify_message.rstrip(".")
-            return (
-                f"the TLS certificate of {host} is refused ({why}); SSL_CERT_FILE may name an"
-                " authority to trust"
-            )
-        case ssl.SSLError():
-            return f"no TLS is spoken at {place}; write http:// instead of https://"
-        case socket.gaierror():
-            return f"no address is known for the host {host!r}; is the name in the URL right?"
-        case TimeoutError():
-            return (
-                f"{place} did not accept it within {seconds:g} s (deadlines.connect); is the"
-                " host up, and does a firewall block the port?"
-            )
-        case ConnectionRefusedError():
-            return (
-                f"nothing listens at {place} (connection refused); start the server, wait"
-                " until it has loaded its model, or correct the port"
-            )
-        case (
-            aiohttp.ServerDisconnectedError()
-            | ConnectionError()
-            | OSError(errno=errno.ECONNRESET | errno.EPIPE)
-        ):
-            scheme = "does it expect https://"
-            if parts.scheme == "https":
-                scheme = "does it speak no TLS (http://)"
-            return f"{place} closed it before the answer; did the server die, or {scheme}?"
-        case aiohttp.TooManyRedirects() | aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            return f"{place} redirects to no page; is this the URL of a vLLM server?"
-        case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
-            return f"what listens at {place} does not speak HTTP; is the port right?"
-        case OSError(errno=int(number)) if number > 0:
-            return (
-                f"{os.strerror(number).lower()} at {place}; is the server running, and is the"
-                " URL right?"
-            )
-        case _:
-            return f"the request to {place} failed; is the server running, and is the URL right?"
+        place = f"{exc.host}:{exc.port}"  # of the proxy, if there is one
+    elif isinstance(exc, aiohttp.ClientOSError) and exc.errno:
+        cause = OSError(exc.errno, "")  # of the class for this number
+    words = "the request failed"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        words = cause.verify_message.rstrip(".")
+    elif isinstance(cause, OSError) and cause.errno and cause.errno > 0:
+        words = os.strerror(cause.errno).lower()
+    elif isinstance(cause, aiohttp.ClientHttpProxyError):
+        words = str(cause.status)
+    text = next((text for kinds, text in REASONS if isinstance(cause, kinds)), OTHER_REASON)
+    reason = text.format(
+        host=parts.hostname,
+        place=place,
+        seconds=seconds,
+        words=words,
+    )
+    if isinstance(exc, aiohttp.ClientProxyConnectionError):
+        reason = reason.partition(";")[0] + PROXY_CURE.format(host=parts.hostname)
+    return f"no connection: {reason}"

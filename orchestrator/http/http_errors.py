@@ -25,7 +25,7 @@ from ..errors import (
     MissingCapability,
     ModelGone,
 )
-from .paths import COMPLETIONS, DETOKENIZE, MODELS, PRIORITISED, TOKENIZE
+from .paths import COMPLETIONS, DECISIONS, DETOKENIZE, MODELS, PRIORITISED, TOKENIZE
 
 Reply: TypeAlias = Mapping[str, Any]
 """The JSON object of a response."""
@@ -39,6 +39,9 @@ CONTEXT_COMPLAINT = re.compile(
 )
 
 LOGPROBS_COMPLAINT = "greater than max allowed"
+LOGPROBS_CURE = (
+    "; start vLLM with a larger --max-logprobs (by default 20), or choose another method"
+)
 
 TEMPLATE_COMPLAINT = "must provide a chat template"
 TEMPLATE_CURE = (
@@ -46,11 +49,26 @@ TEMPLATE_CURE = (
     " was trained on conversations (its name often ends in Instruct, Chat or Thinking)"
 )
 
+BAD_REQUEST = re.compile("(bad|invalid)_?request", re.IGNORECASE)
+"""In the type of an error for whose status the server sent 200."""
+
+NOT_A_VLLM_SERVER = (
+    ", which every vLLM server has: is this another server, or a proxy that forwards only /v1? Let"
+    " it forward all paths, or use vLLM's own URL"
+)
+NOT_FOUND_CURES = {
+    MODELS: (
+        f", at {MODELS}: no OpenAI-compatible server is at this URL; is the port right, and does"
+        " the URL end where /v1 begins, or in /v1, such as http://localhost:8000/v1?"
+    ),
+    TOKENIZE: f", at {TOKENIZE}{NOT_A_VLLM_SERVER}",
+    DETOKENIZE: f", at {DETOKENIZE}{NOT_A_VLLM_SERVER}",
+    DECISIONS: f", at {DECISIONS}; does this server have the Decisions API?",
+}
+"""What follows the message of a server that does not know a path."""
+
 MAX_MESSAGE_LENGTH = 500
 """Characters of a server's message that are shown."""
-
-JUDGE = "judge"
-"""The verb of requests to a verifier, whose server may be any."""
 
 NOT_READY_STATUSES = (502, 503, 504)
 """Of a gateway, or of a server that has not loaded its model."""
@@ -109,75 +127,36 @@ def http_date(header: str | None) -> float | None:
 
 def http_error(call: Call, status: int, body: bytes, path: str = "") -> EndpointError:
     """Make the error for a response of *path* with an HTTP *status* of 400 or more."""
-    error = _http_error(call, status, _error_message(body), path)
+    return _status_error(call, status, _body_message(body), path)
+
+
+def _status_error(call: Call, status: int, message: str, path: str) -> EndpointError:
+    kind: type[EndpointError] = EndpointRejected
+    cause = f"HTTP {status}: {message}"
+    if status in (401, 403):
+        reason = "the key was refused" if call.keyed else "a key is needed, and none is set"
+        setting = f"api_key in [{call.role}], or {key_variable(call.role)}"
+        cause = f"{reason} ({cause}); set {setting}"
+    elif status == 404 and path in PRIORITISED and "model" in message.lower():
+        kind = ModelGone
+        cure = f"does the server serve another model now? Correct model in [{call.role}]"
+        cause = f"{cause.rstrip('.')}; {cure}"
+    elif status in (404, 501):
+        cause += NOT_FOUND_CURES.get(path, "; is a vLLM server at this URL?")
+    elif status in (408, 429) or status >= 500:
+        kind = EndpointUnavailable
+        if status in NOT_READY_STATUSES:
+            cause += "; wait until the server is ready: it may be loading or overloaded"
+    elif CONTEXT_COMPLAINT.search(message):
+        kind = ContextTooLong
+        cause = message
+    elif LOGPROBS_COMPLAINT in message:
+        cause += LOGPROBS_CURE
+    elif TEMPLATE_COMPLAINT in message:
+        cause = TEMPLATE_CURE
+    error = call.error(kind, cause)
     error.status = status
     return error
-
-
-def _http_error(call: Call, status: int, message: str, path: str) -> EndpointError:
-    if status in (401, 403):
-        return call.error(EndpointRejected, _refused_key(call, status, message))
-    cause = f"HTTP {status}: {message}"
-    if status == 404 and path in PRIORITISED and "model" in message.lower():
-        cure = f"does the server serve another model now? Correct model in [{call.role}]"
-        return call.error(ModelGone, f"{cause.rstrip('.')}; {cure}")
-    if status == 404:
-        return call.error(EndpointRejected, cause + _not_found_cure(path))
-    if status in NOT_READY_STATUSES:
-        cause += "; wait until the server is ready: it may be loading or overloaded"
-    if status in (408, 429) or status >= 500:
-        return call.error(EndpointUnavailable, cause)
-    if CONTEXT_COMPLAINT.search(message):
-        return call.error(ContextTooLong, message)
-    if LOGPROBS_COMPLAINT in message:
-        cause += (
-            "; start vLLM with a larger --max-logprobs (by default 20), or choose another method"
-        )
-    if TEMPLATE_COMPLAINT in message:
-        cause = TEMPLATE_CURE
-    return call.error(EndpointRejected, cause)
-
-
-def _refused_key(call: Call, status: int, message: str) -> str:
-    setting = f"api_key in [{call.role}], or {key_variable(call.role)}"
-    if call.keyed:
-        return f"the key was refused (HTTP {status}: {message}); set the right {setting}"
-    return f"a key is needed, and none is set (HTTP {status}: {message}); set it as {setting}"
-
-
-def _not_found_cure(path: str) -> str:
-    """Return what follows the message of a server that does not know *path*."""
-    if path == MODELS:
-        return (
-            f", at {path}: no OpenAI-compatible server is at this URL; is the port right, and does"
-            " the URL end where /v1 begins, or in /v1, such as http://localhost:8000/v1?"
-        )
-    if path in (TOKENIZE, DETOKENIZE):
-        return (
-            f", at {path}, which every vLLM server has: is this another server, or a proxy that"
-            " forwards only /v1? Let it forward all paths, or use vLLM's own URL"
-        )
-    return "; is a vLLM server at this URL?"
-
-
-def refused_elsewhere(error: EndpointError, url: str) -> EndpointError:
-    """
-    Make the error for a request that was redirected to *url* and rejected there.
-
-    A redirection may lose the key or the body.
-    """
-    cause = (
-        f"this URL redirects to {url}, which refuses the request (HTTP {error.status}): set that"
-        " as url"
-    )
-    moved = EndpointRejected(
-        cause,
-        role=error.role,
-        url=error.url,
-        verb=error.verb,
-    )
-    moved.status = error.status
-    return moved
 
 
 def reply_error(call: Call, reply: Reply) -> EndpointError | None:
@@ -188,15 +167,13 @@ def reply_error(call: Call, reply: Reply) -> EndpointError | None:
     error = reply.get("error")
     if not error:
         return None
-    fields = as_object(error)
-    code = str(fields.get("code"))
-    kind = str(fields.get("type")).lower().replace("_", "")
-    body = orjson.dumps(reply)
+    message = _message(reply)
+    code = str(as_object(error).get("code"))
     if re.fullmatch("[45][0-9]{2}", code):
-        return http_error(call, int(code), body, COMPLETIONS)
-    if "badrequest" in kind or "invalidrequest" in kind:
-        return http_error(call, 400, body, COMPLETIONS)
-    return call.error(EndpointUnavailable, f"an error with HTTP 200: {_error_message(body)}")
+        return _status_error(call, int(code), message, COMPLETIONS)
+    if BAD_REQUEST.search(str(as_object(error).get("type"))):
+        return _status_error(call, 400, message, COMPLETIONS)
+    return call.error(EndpointUnavailable, f"an error with HTTP 200: {message}")
 
 
 def no_reply(call: Call, body: bytes) -> EndpointError | None:
@@ -208,7 +185,7 @@ def no_reply(call: Call, body: bytes) -> EndpointError | None:
         cause = "an empty answer: did the server, or a proxy in front of it, give up?"
         return call.error(EndpointUnavailable, cause)
     try:
-        reply = parse_object(call, body.removeprefix(BOM_UTF8))
+        reply = parse_object(call, body)
     except MalformedReply as exc:
         return exc
     return None if reply.get("object") == "response" else reply_error(call, reply)
@@ -221,53 +198,62 @@ def no_stream(call: Call, body: bytes) -> EndpointError:
     error = no_reply(call, body)
     if error is not None:
         return error
-    cause = f"no stream, but {_error_message(body)}; is this the URL of a vLLM server?"
-    if "choices" in parse_object(call, body.removeprefix(BOM_UTF8)):
+    cause = f"no stream, but {_body_message(body)}; is this the URL of a vLLM server?"
+    if "choices" in parse_object(call, body):
         cause = "the answer in one piece, not as a stream: does a proxy collect it?"
     return call.error(MalformedReply, cause)
 
 
-def _error_message(body: bytes) -> str:
-    """Return the server's message in the *body* of an error, in any of the usual shapes."""
-    try:
-        reply: object = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return one_line(_page_text(body))[:MAX_MESSAGE_LENGTH] or "no reason given"
+def _message(reply: object) -> str:
+    """Return the server's message in *reply*, in any of the usual shapes."""
     for key in ("error", "message", "detail"):
         reply = as_object(reply).get(key) or reply
     return one_line(str(reply))[:MAX_MESSAGE_LENGTH]
 
 
-def _page_text(body: bytes) -> str:
+def _body_message(body: bytes) -> str:
+    """Return the server's message in *body*, which may be JSON, a web page or any other text."""
+    reply = _json(body)
+    if reply is None:
+        return _text(body)[:MAX_MESSAGE_LENGTH] or "no reason given"
+    return _message(reply)
+
+
+def _text(body: bytes) -> str:
     """Return the title of a web page, or its text if it has none. Any other text stays."""
     text = body.decode(errors="replace").strip()
-    if not text.startswith("<"):
-        return text
-    title = PAGE_TITLE.search(text)
-    return title[1] if title else PAGE_TAG.sub(" ", text)
+    if text.startswith("<"):
+        title = PAGE_TITLE.search(text)
+        text = title[1] if title else PAGE_TAG.sub(" ", text)
+    return one_line(text)
 
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _json(body: bytes) -> object:
+    """Parse JSON. None: there is none."""
+    try:
+        return orjson.loads(body.removeprefix(BOM_UTF8))
+    except orjson.JSONDecodeError:
+        return None
+
+
 def parse_object(call: Call, body: bytes) -> Reply:
     """Parse a JSON object. Raise `MalformedReply` for anything else."""
-    with suppress(orjson.JSONDecodeError):
-        reply = orjson.loads(body)
-        if isinstance(reply, dict):
-            return cast("Reply", reply)
+    reply = _json(body)
+    if isinstance(reply, Mapping):
+        return cast("Reply", reply)
     found = f"not a JSON object: {body[:200]!r}"
     if body.lstrip().startswith(b"<"):
-        found = f"a web page ({one_line(_page_text(body))[:80]!r}), not JSON"
+        found = f"a web page ({_text(body)[:80]!r}), not JSON"
     raise call.error(MalformedReply, f"{found}; is this the URL of a vLLM server?")
 
 
 def object_in(body: bytes) -> Reply:
     """Parse a JSON object. Return an empty one for anything else."""
-    with suppress(orjson.JSONDecodeError):
-        return as_object(orjson.loads(body))
-    return {}
+    return as_object(_json(body))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ..chain import Party
 from ..endpoints.interfaces import Clock
-from ..errors import EndpointError, EndpointUnreachable
+from ..errors import EndpointUnreachable
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST
 
@@ -70,7 +70,9 @@ def metered(
         fate = "done"
     except Exception as exc:
         fate = "failed"
-        if _was_refused(exc):
+        was_refused = getattr(exc, "status", 0) >= 400
+        if was_refused or isinstance(exc, EndpointUnreachable):
+            # The server has read nothing.
             meter.prompt = 0
             meter.cached = 0
         raise
@@ -92,10 +94,3 @@ def metered(
                 last_step=request.step if request.purpose else -1,
             )
         )
-
-
-def _was_refused(exc: Exception) -> bool:
-    """Return whether the server read nothing of a request that ended with *exc*."""
-    if isinstance(exc, EndpointUnreachable):
-        return True
-    return isinstance(exc, EndpointError) and exc.status >= 400

@@ -8,10 +8,11 @@ as it takes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
+    AsyncExitStack,
     asynccontextmanager,
     nullcontext,
 )
@@ -72,51 +73,39 @@ class Slots:
 
         Raise `LocalShortage` if none becomes free within the limit of the client's request.
         """
-        await self._wait(self._take)
-        try:
+        async with AsyncExitStack() as stack:
+            async with self._waiting():
+                await stack.enter_async_context(self._free)
+                async with self._starts:
+                    pass
             yield
-        finally:
-            self._free.release()
 
     async def start(self) -> None:
         """Wait until a request may start that needs no slot. Raise `LocalShortage` as `held`."""
-        await self._wait(self._start)
+        async with self._waiting(), self._starts:
+            pass
 
-    async def _wait(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for *work*, at most as long as the client's request may wait."""
+    @asynccontextmanager
+    async def _waiting(self) -> AsyncGenerator[None]:
+        """Limit the wait of the block to what the client's request may wait."""
         limit = WAIT_LIMIT.get()
         timeout = asyncio.timeout(None if limit is None else limit.left)
         self.waiting += 1
         try:
             async with timeout:
-                await work()
+                yield
         except TimeoutError:
             if limit is None or not timeout.expired():
                 raise
-            raise self._shortage(limit) from None
+            role = self._endpoint.role
+            raise LocalShortage(
+                f"no slot of the {role} model became free within {limit.seconds:g} s (max_wait):"
+                f" raise max_concurrency in [{role}], or lower max_running of the service"
+            ) from None
         finally:
             self.waiting -= 1
         if limit is not None:
             limit.left = limit.seconds
-
-    async def _start(self) -> None:
-        async with self._starts:
-            return
-
-    async def _take(self) -> None:
-        await self._free.acquire()
-        try:
-            await self._start()
-        except BaseException:
-            self._free.release()
-            raise
-
-    def _shortage(self, limit: WaitLimit) -> LocalShortage:
-        role = self._endpoint.role
-        return LocalShortage(
-            f"no slot of the {role} model became free within {limit.seconds:g} s (max_wait):"
-            f" raise max_concurrency in [{role}], or lower max_running of the service"
-        )
 
 
 def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:

@@ -10,10 +10,10 @@ stream.
 from __future__ import annotations
 
 import asyncio
+import re
 from codecs import BOM_UTF8
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 import aiohttp
@@ -23,7 +23,7 @@ from ..errors import EndpointError, EndpointUnavailable, MalformedReply
 from .http_errors import Call, no_stream
 
 CONNECTION_ERRORS = (aiohttp.ClientError, OSError)
-"""The exceptions of a connection that breaks."""
+"""The exceptions of a connection that breaks, or is too late (`TimeoutError`)."""
 
 CLOSING_SECONDS = 1.0
 """For closing a stream. The socket closes at once, and a finished stream has no more events."""
@@ -36,6 +36,8 @@ MAX_HEAD_BYTES = 1 << 16
 
 DONE = b"[DONE]"
 FIELD_NAMES = (b"data", b"event", b"id", b"retry", b"")
+BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r){2}")
+"""The end of a line and the blank line after it."""
 
 
 class EventTooLarge(ValueError):
@@ -61,18 +63,13 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._line: list[bytes] = []  # the parts of a line that has not ended
-        self._lines: list[bytes] = []  # the lines of an event that has not ended
-        self._data: list[bytes] = []
-        self._name = b""
-        self._size = 0
-        self._first = True  # no line of the stream has ended
-        self._after_cr = False  # the last line ended with CR, to which an LF may belong
+        self._unread = bytearray()
+        self._mark = BOM_UTF8  # what the next event may begin with
 
     @property
     def rest(self) -> bytes:
         """The bytes of the event that has not ended."""
-        return b"".join([*self._lines, *self._line])
+        return bytes(self._unread)
 
     def end(self) -> bytes:
         """
@@ -85,58 +82,41 @@ class EventReader:
         Read the next *part* of the stream and return the events that end in it. Raise
         `EventTooLarge`.
         """
-        if self._after_cr and part:
-            self._after_cr = False
-            if part[:1] == b"\n":
-                self._lines.append(b"\n")
-                part = part[1:]
+        # The end of the last line may be there already.
+        searched = max(0, len(self._unread) - 2)
+        self._unread += part
         events: list[ServerEvent] = []
-        # Bytes are split at LF and CR only.
-        for piece in part.splitlines(keepends=True):
-            self._size += len(piece)
-            if piece[-1] not in b"\r\n":
-                self._line.append(piece)
-            else:
-                events += self._end_line(piece)
-            if self._size > MAX_EVENT_BYTES:
-                mib = MAX_EVENT_BYTES >> 20
-                raise EventTooLarge(f"an event of a stream has more than {mib} MiB")
-        self._after_cr = part[-1:] == b"\r" or (self._after_cr and not part)
+        begin = 0
+        for blank in BLANK_LINE.finditer(self._unread, searched):
+            events.append(self._event(bytes(self._unread[begin : blank.end()])))
+            begin = blank.end()
+        del self._unread[:begin]
+        if len(self._unread) > MAX_EVENT_BYTES:
+            mib = MAX_EVENT_BYTES >> 20
+            raise EventTooLarge(f"an event of a stream has more than {mib} MiB")
         return events
 
-    def _end_line(self, piece: bytes) -> Sequence[ServerEvent]:
-        """End a line with *piece*. Return the event that ends with the line, if one does."""
-        if self._line:
-            piece = b"".join([*self._line, piece])
-            self._line.clear()
-        self._lines.append(piece)
-        line = piece.rstrip(b"\r\n")
-        if self._first:
-            line = line.removeprefix(BOM_UTF8)
-            self._first = False
-        if line:
+    def _event(self, raw: bytes) -> ServerEvent:
+        data: list[bytes] = []
+        name = b""
+        # Bytes are split at LF and CR only.
+        for line in raw.removeprefix(self._mark).splitlines():
             field, _, value = line.partition(b":")
             if field == b"data":
-                self._data.append(value.removeprefix(b" "))
+                data.append(value.removeprefix(b" "))
             elif field == b"event":
-                self._name = value.removeprefix(b" ")
-            return ()
-        event = ServerEvent(b"\n".join(self._data), self._name, b"".join(self._lines))
-        self._lines.clear()
-        self._data.clear()
-        self._name = b""
-        self._size = 0
-        return (event,)
+                name = value.removeprefix(b" ")
+        self._mark = b""
+        return ServerEvent(b"\n".join(data), name, raw)
 
 
 def begins_events(head: bytes) -> bool:
     """Return whether *head*, the beginning of a body, may be that of a stream of events."""
-    lines = head.lstrip(BOM_UTF8 + b"\r\n").splitlines(keepends=True)
-    line = lines[0] if lines else b""
-    name, colon, _ = line.partition(b":")
-    if colon or line.endswith((b"\r", b"\n")):
-        return name.strip(b"\r\n") in FIELD_NAMES
-    return any(field.startswith(name) for field in FIELD_NAMES)
+    line = head.lstrip(BOM_UTF8 + b"\r\n")
+    name = re.split(rb"[:\r\n]", line)[0]
+    if name == line:
+        return any(field.startswith(name) for field in FIELD_NAMES)
+    return name in FIELD_NAMES
 
 
 class Events:
@@ -153,7 +133,7 @@ class Events:
         self,
         call: Call,
         pieces: AsyncIterator[bytes],
-        release: Callable[[], Awaitable[None]],
+        release: Callable[[], None],
         deadlines: Deadlines,
         ends: float,
     ) -> None:
@@ -170,22 +150,17 @@ class Events:
         self._loop = asyncio.get_running_loop()
         self._arrived = self._loop.time()
         self._late = ""  # the deadline that has passed
-        self._closing: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def prime(self) -> None:
         """Wait for the first event, within the caller's own deadline, and start the timer."""
-        while not self._ready and not self._done:
-            await self._read()
+        await self._fill()
         self._watch()
 
     async def next(self) -> bytes | None:
         """Return the next event's data. None: the stream has ended."""
-        while not self._ready:
-            if self._done:
-                return None
-            await self._read()
-        return self._ready.popleft()
+        await self._fill()
+        return self._ready.popleft() if self._ready else None
 
     async def close(self) -> None:
         """
@@ -194,21 +169,21 @@ class Events:
         """
         if self._timer:
             self._timer.cancel()
-        with suppress(*CONNECTION_ERRORS, TimeoutError):
-            async with asyncio.timeout(CLOSING_SECONDS):
-                await self._finish()
-
-    async def _finish(self) -> None:
         try:
-            if self._done:
-                async for _ in self._pieces:
-                    pass
+            async with asyncio.timeout(CLOSING_SECONDS):
+                await asyncio.sleep(0)  # A task that was cancelled meanwhile ends here.
+                is_unread = self._done
+                while is_unread:
+                    is_unread = bool(await anext(self._pieces, b""))
+        except CONNECTION_ERRORS:
+            return
         finally:
-            await asyncio.shield(self._close())
+            self._release()
 
-    def _close(self) -> asyncio.Future[None]:
-        self._closing = self._closing or asyncio.ensure_future(self._release())
-        return self._closing
+    async def _fill(self) -> None:
+        """Read until an event with data has arrived, or the stream has ended."""
+        while not self._ready and not self._done:
+            await self._read()
 
     async def _read(self) -> None:
         """Read what has arrived. Raise an `EndpointError` if the stream ends or breaks."""
@@ -235,7 +210,6 @@ class Events:
             if event.data:
                 self._ready.append(event.data)
                 self._begun = True
-                self._head = b""
 
     def _failure(self, exc: BaseException) -> EndpointError:
         """Make the error of a stream that ended with *exc* before ``[DONE]``."""
@@ -255,4 +229,4 @@ class Events:
         self._late = f"no token for {self._deadlines.between:g} s (deadlines.between)"
         if due == self._ends:
             self._late = f"not finished after {self._deadlines.total:g} s (deadlines.total)"
-        self._close()
+        self._release()

@@ -5,7 +5,7 @@ deadline and a fallback.
 
 from .functions import VERIFIERS, Candidate, VerifierFunction
 from .settings import DecisionsVerifier, FunctionVerifier
-from .verifier import AnswerCheck, CheckedAnswer, ConnectedVerifier, LargeJudge, Verifier
+from .verifier import AnswerCheck, CheckedAnswer, ConnectedVerifier, Verifier, yes_or_no
 
 __all__ = [
     "VERIFIERS",
@@ -15,7 +15,7 @@ __all__ = [
     "ConnectedVerifier",
     "DecisionsVerifier",
     "FunctionVerifier",
-    "LargeJudge",
     "Verifier",
     "VerifierFunction",
+    "yes_or_no",
 ]

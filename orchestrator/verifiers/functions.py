@@ -23,7 +23,7 @@ from typing import TypeAlias, cast
 
 from ..answer import extract
 from ..chain import THINK_END, Chain, Message, Rating
-from ..errors import ConfigurationError, VerifierFailed
+from ..errors import ConfigurationError
 from ..events import Stage
 from ..registry import Registry, behind
 
@@ -72,19 +72,21 @@ class Candidate:
         return self.problem[-1].content
 
 
-def read_rating(value: object, reason: object = "") -> Rating:
+def read_rating(value: object) -> Rating:
     """
     Return *value* as a rating: a `Rating`, a number from 0 to 1, or True or False.
 
-    *reason* is the reason of a number. Raise `ValueError` for anything else.
+    Raise `ValueError` for anything else.
     """
+    score = value
+    reason: object = ""
     if isinstance(value, Rating):
-        return read_rating(value.score, value.reason)
-    if not isinstance(value, int | float) or not 0 <= value <= 1:  # nor NaN
-        raise ValueError(f"its score is {value!r:.80}, and has to be a number from 0 to 1")
-    return Rating(
-        float(value), str(reason or "").replace(THINK_END, "").strip()[:MAX_REASON_LENGTH]
-    )
+        score = value.score
+        reason = value.reason
+    if not isinstance(score, int | float) or not 0 <= score <= 1:  # nor NaN
+        raise ValueError(f"its score is {score!r:.80}, and has to be a number from 0 to 1")
+    text = str(reason or "").replace(THINK_END, "").strip()
+    return Rating(float(score), text[:MAX_REASON_LENGTH])
 
 
 VerifierFunction: TypeAlias = Callable[[Candidate], Rating | float | Awaitable[Rating | float]]
@@ -126,42 +128,7 @@ def named(verifier: object) -> object:
     return VERIFIERS.add(verifier) if callable(verifier) else verifier
 
 
-class FunctionRater:
-    """Calls the *function* of a verifier, for at most *slots* candidates at a time."""
-
-    def __init__(self, function: VerifierFunction, name: str, slots: int) -> None:
-        self._function = function
-        self._name = name
-        self._slots = asyncio.Semaphore(slots)
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-    async def rate(self, candidate: Candidate) -> Rating:
-        """
-        Return the function's rating. Raise `VerifierFailed` if it raises an exception, or returns
-        no rating.
-        """
-        try:
-            value = await self._call(candidate)
-        except Exception as exc:  # whatever the code of somebody else raises
-            raise VerifierFailed(
-                f"it raised {type(exc).__name__}: {exc}", verifier=self._name
-            ) from exc
-        try:
-            return read_rating(value)
-        except ValueError as exc:
-            raise VerifierFailed(str(exc), verifier=self._name) from exc
-
-    async def _call(self, candidate: Candidate) -> object:
-        if _is_async(self._function):
-            async with self._slots:
-                return await cast("Awaitable[object]", self._function(candidate))
-        await self._slots.acquire()
-        return await in_thread(self._function, candidate, self._slots.release)
-
-
-def _is_async(function: object) -> bool:
+def is_async(function: object) -> bool:
     """Whether *function* is a coroutine function, or an instance that is called as one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         type(function).__call__

@@ -7,21 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    SecretStr,
-)
+from pydantic import BaseModel, BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from ..endpoints.settings import Address, Deadlines, base_url, none_if_empty
+from ..endpoints.settings import Address
 from ..events import Fallback, Stage
 from . import functions
-
-CONNECT = 5.0  # seconds until a connection stands
 
 
 class VerifierSettings(BaseModel, frozen=True, extra="forbid"):
@@ -52,7 +42,7 @@ class VerifierSettings(BaseModel, frozen=True, extra="forbid"):
         return self.judges in (stage, "both")
 
 
-class DecisionsVerifier(VerifierSettings, frozen=True):
+class DecisionsVerifier(VerifierSettings, Address, frozen=True):
     """
     A classifier or judge behind the Decisions API (``/v1/decisions``): vLLM 0.33, SGLang and OpenAI
     have it.
@@ -60,19 +50,11 @@ class DecisionsVerifier(VerifierSettings, frozen=True):
 
     kind: Literal["decisions"] = "decisions"
     """Always ``decisions``."""
-    url: Annotated[str, AfterValidator(base_url)]
-    """Base URL of the server; it may end in ``/v1``."""
-    model: str | None = Field(default=None, min_length=1)
-    """The served name; none: the first that the server lists."""
     question: str = Field(
         default="The candidate is correct, given the problem and the reasoning before it.",
         min_length=1,
     )
     """The statement whose probability is the score."""
-    api_key: Annotated[SecretStr | None, BeforeValidator(none_if_empty)] = None
-    """The key that the server expects as a bearer token."""
-    retries: int = Field(default=2, ge=0, le=10)
-    """Further attempts after a failed connection, a 408, a 429 or a 5xx."""
 
     @property
     def name(self) -> str:
@@ -80,21 +62,10 @@ class DecisionsVerifier(VerifierSettings, frozen=True):
 
     @property
     def address(self) -> Address:
-        """The server, as the HTTP client knows one."""
-        deadlines = Deadlines(
-            connect=min(CONNECT, self.seconds),
-            first=self.seconds,
-            total=self.seconds,
-        )
-        return Address(
-            role="critic",
-            url=self.url,
-            model=self.model,
-            api_key=self.api_key,
-            deadlines=deadlines,
-            retries=self.retries,
-            max_concurrency=self.max_concurrency,
-        )
+        """The server, whose requests have the seconds of a rating."""
+        connect = min(self.deadlines.connect, self.seconds)
+        deadlines = self.deadlines.model_copy(update={"connect": connect, "total": self.seconds})
+        return self.model_copy(update={"deadlines": deadlines})
 
 
 class FunctionVerifier(VerifierSettings, frozen=True):

@@ -9,27 +9,25 @@ One that fails, or is too late, is replaced for that candidate alone: the next o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, cast
 
 from ..answer import answer_text
 from ..chain import Chain, Rating, Step
 from ..endpoints.interfaces import or_now
 from ..errors import (
     EndpointError,
-    EndpointRejected,
-    EndpointUnavailable,
     MalformedReply,
     VerifierFailed,
 )
 from ..events import AnswerJudged, FellBack, Observer, Stage
 from ..http.client import Connection
-from ..http.http_errors import JUDGE, reading
+from ..http.http_errors import reading
 from ..http.paths import DECISIONS, Body
 from ..http.request_meter import metered
 from ..interfaces import REQUEST, Model, RequestContext, requesting
-from .functions import VERIFIERS, Candidate, FunctionRater, read_rating
+from .functions import VERIFIERS, Candidate, in_thread, is_async, read_rating
 from .settings import DecisionsVerifier, FunctionVerifier
 
 YES = "Yes"
@@ -56,7 +54,7 @@ class DecisionsRater:
         Return the probability. Raise an `EndpointError` if there is none, as where the model
         declines to judge.
         """
-        call = self._connection.call(JUDGE)
+        call = self._connection.call("judge")
         questions = [
             {"type": "predicate", "name": QUESTION, "instructions": self._settings.question}
         ]
@@ -68,15 +66,9 @@ class DecisionsRater:
                 "questions": questions,
             }
             reply = await self._connection.post(call, DECISIONS, body)
-        except (EndpointRejected, EndpointUnavailable) as exc:
+        except EndpointError:
             self._model = self._settings.model  # It may serve another one by now.
-            if exc.status not in (404, 501):
-                raise
-            cure = (
-                f"no {DECISIONS} for this model here ({exc.cause}); does this server have the"
-                " Decisions API?"
-            )
-            raise call.error(EndpointRejected, cure) from exc
+            raise
         with reading(call, "decision", reply):
             [answer] = [each for each in reply["answers"] if each.get("name", QUESTION) == QUESTION]
             if answer["type"] == "refusal":
@@ -97,20 +89,45 @@ def _evidence(candidate: Candidate) -> str:
     return "\n\n".join(f"{name}:\n{text}" for name, text in parts if text)
 
 
-@dataclass(frozen=True, slots=True)
-class LargeJudge:
-    """Judges by a Yes or No of the large model."""
+class FunctionRater:
+    """Calls the function of a verifier, for as many candidates at a time as *settings* say."""
 
-    large: Model
-    """The model."""
-    ask: Callable[[Stage], tuple[str, str]]
-    """Returns the question of a stage, and the opening of the reply."""
+    def __init__(self, settings: FunctionVerifier) -> None:
+        self._function = VERIFIERS.find(settings.function)
+        self._name = settings.name
+        self._slots = asyncio.Semaphore(settings.max_concurrency)
 
-    async def __call__(self, chain: Chain, stage: Stage) -> Rating:
-        """Rate the last step of *chain*, which may be the answer."""
-        question, opening = self.ask(stage)
-        answer = await self.large.ask(chain, question, (YES, NO), opening=opening)
-        return Rating(min(1.0, answer[YES]))
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def rate(self, candidate: Candidate) -> Rating:
+        """
+        Return the function's rating. Raise `VerifierFailed` if it raises an exception, or returns
+        no rating.
+        """
+        try:
+            value = await self._call(candidate)
+        except Exception as exc:  # whatever the code of somebody else raises
+            raise VerifierFailed(
+                f"it raised {type(exc).__name__}: {exc}", verifier=self._name
+            ) from exc
+        try:
+            return read_rating(value)
+        except ValueError as exc:
+            raise VerifierFailed(str(exc), verifier=self._name) from exc
+
+    async def _call(self, candidate: Candidate) -> object:
+        if is_async(self._function):
+            async with self._slots:
+                return await cast("Awaitable[object]", self._function(candidate))
+        await self._slots.acquire()
+        return await in_thread(self._function, candidate, self._slots.release)
+
+
+async def yes_or_no(model: Model, chain: Chain, question: str, opening: str) -> Rating:
+    """Return the probability with which *model* answers Yes to a *question* about *chain*."""
+    answer = await model.ask(chain, question, (YES, NO), opening=opening)
+    return Rating(min(1.0, answer[YES]))
 
 
 class ConnectedVerifier:
@@ -121,7 +138,10 @@ class ConnectedVerifier:
         self.name = settings.name
 
     async def __aenter__(self) -> Self:
-        self._rater = _rater(self.settings)
+        if isinstance(self.settings, DecisionsVerifier):
+            self._rater: DecisionsRater | FunctionRater = DecisionsRater(self.settings)
+        else:
+            self._rater = FunctionRater(self.settings)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -142,20 +162,13 @@ class ConnectedVerifier:
             ) from None
 
 
-def _rater(settings: AnyVerifier) -> DecisionsRater | FunctionRater:
-    if isinstance(settings, DecisionsVerifier):
-        return DecisionsRater(settings)
-    function = VERIFIERS.find(settings.function)
-    return FunctionRater(function, settings.name, settings.max_concurrency)
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What became of a candidate."""
 
     accepted: bool
     """Whether it was accepted."""
-    rating: Rating | None
+    score: float | None = None
     """Its rating. None: the verifier failed, and nobody judged in its place."""
     reason: str = ""
     """The reason of the rating, or the cause of the failure."""
@@ -172,7 +185,7 @@ class Verifier:
     def __init__(
         self,
         connected: ConnectedVerifier,
-        instead: LargeJudge | None = None,
+        instead: Callable[[Chain, Stage], Awaitable[Rating]] | None = None,
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -190,7 +203,10 @@ class Verifier:
         if not candidate.text.strip():
             return Rating(1.0)
         judgement = await self._judge(candidate, chain)
-        return judgement.rating or Rating(float(judgement.accepted), judgement.reason)
+        score = judgement.score
+        if score is None:
+            score = float(judgement.accepted)
+        return Rating(score, judgement.reason)
 
     async def judge_answer(self, chain: Chain, text: str) -> Judgement:
         """Judge the answer *text*, which *chain* ends with."""
@@ -198,38 +214,26 @@ class Verifier:
 
     async def _judge(self, candidate: Candidate, chain: Chain) -> Judgement:
         settings = self._connected.settings
+        url = getattr(settings, "url", "")
         try:
-            return self._judgement(await self._rate(candidate))
+            with metered("critic", "rate", self._observe, self._clock, url=url):
+                return self._judgement(await self._connected.rate(candidate))
         except EndpointError as exc:
             failure = exc
-        cause = failure.cause
+        fallback = settings.fallback
         step = REQUEST.get().step
-        self._observe(FellBack(candidate.stage, step, cause, settings.fallback))
-        match settings.fallback:
-            case "accept":
-                return Judgement(accepted=True, rating=None)
-            case "reject":
-                return Judgement(
-                    accepted=False,
-                    rating=None,
-                    reason=cause,
-                )
-            case "large" if self._instead is not None:
-                return self._judgement(await self._instead(chain, candidate.stage))
-            case _:
-                raise VerifierFailed(cause, verifier=settings.name) from failure
+        self._observe(FellBack(candidate.stage, step, failure.cause, fallback))
+        if fallback == "accept":
+            return Judgement(accepted=True)
+        if fallback == "reject":
+            return Judgement(accepted=False, reason=failure.cause)
+        if fallback == "large" and self._instead is not None:
+            return self._judgement(await self._instead(chain, candidate.stage))
+        raise VerifierFailed(failure.cause, verifier=settings.name) from failure
 
     def _judgement(self, rating: Rating) -> Judgement:
-        return Judgement(
-            rating.score >= self._connected.settings.threshold,
-            rating,
-            rating.reason,
-        )
-
-    async def _rate(self, candidate: Candidate) -> Rating:
-        url = getattr(self._connected.settings, "url", "")
-        with metered("critic", "rate", self._observe, self._clock, url=url):
-            return await self._connected.rate(candidate)
+        accepted = rating.score >= self._connected.settings.threshold
+        return Judgement(accepted, rating.score, rating.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +255,10 @@ class CheckedAnswer:
 
     def judged(self, judgement: Judgement) -> CheckedAnswer:
         """Return the answer with what *judgement* says."""
-        if judgement.accepted:
-            verified = None if judgement.rating is None else True
-            return replace(self, verified=verified, rejection="")
-        return replace(self, verified=False, rejection=judgement.reason)
+        if judgement.accepted and judgement.score is None:
+            return replace(self, verified=None, rejection="")
+        rejection = "" if judgement.accepted else judgement.reason
+        return replace(self, verified=judgement.accepted, rejection=rejection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,19 +299,15 @@ class AnswerCheck:
             answer = answer.judged(judgement)
             noted = answer.chain.extend(Step(self.note(judgement.reason), self.author.role))
             limit = left(noted) if repairs and not judgement.accepted else 0
-            score = judgement.rating.score if judgement.rating else None
-            verified = answer.verified
-            reason = judgement.reason
-            observe(
-                AnswerJudged(
-                    index,
-                    answer.step,
-                    verified,
-                    score,
-                    reason,
-                    final=limit < 1,
-                )
+            verdict = AnswerJudged(
+                index,
+                answer.step,
+                answer.verified,
+                judgement.score,
+                judgement.reason,
+                final=limit < 1,
             )
+            observe(verdict)
             keep(answer)
             if limit < 1:
                 return

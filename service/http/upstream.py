@@ -234,7 +234,7 @@ class Attempt:
                     patient=not self._streams,
                 )
         except CONNECTION_ERRORS as exc:
-            raise connection_error(self._call, exc, self._deadlines.connect, proxy) from exc
+            raise connection_error(self._call, exc, self._deadlines.connect) from exc
 
     async def _within(
         self,

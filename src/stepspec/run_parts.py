@@ -7,14 +7,14 @@ answer. Policies are checked before anything is connected.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from stepspec.orchestrator.auto import AutoRun
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
 from stepspec.orchestrator.budget import Budget, Budgeted
-from stepspec.orchestrator.chain import Chain, Role, Toolset
+from stepspec.orchestrator.chain import Chain, Rating, Role, Toolset
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import (
     CriticEndpoint,
@@ -44,8 +44,8 @@ from stepspec.orchestrator.verifiers import (
     AnswerCheck,
     ConnectedVerifier,
     FunctionVerifier,
-    LargeJudge,
     Verifier,
+    yes_or_no,
 )
 
 from . import policies, prompts
@@ -324,14 +324,14 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
     return room
 
 
-def _instead(large: Model) -> LargeJudge:
+def _instead(large: Model) -> Callable[[Chain, Stage], Awaitable[Rating]]:
     """Return the judge that replaces a verifier that fails: the large model."""
 
-    def ask(stage: Stage) -> tuple[str, str]:
+    async def judge(chain: Chain, stage: Stage) -> Rating:
         prompt = STEP_QUESTION if stage == "step" else ANSWER_QUESTION
-        return prompt.text, prompt.opening
+        return await yes_or_no(large, chain, prompt.text, prompt.opening)
 
-    return LargeJudge(large, ask)
+    return judge
 
 
 def rejected(reason: str) -> str:

@@ -71,7 +71,7 @@ class TestReplicatedModel(ModelContract):
         first = FakeVllm(SCRIPT, digits={"7": -0.7, "9": -1.4})
         second = replace(first, faults=deque(), requests=[])
         async with first.serve() as one, second.serve() as two:
-            settings = one.model_copy(update={"replicas": (two.url,)})
+            settings = one.model_copy(update={"url": f"{one.url},{two.url}"})
             async with connect(settings) as endpoint:
                 yield Subject(endpoint.model(observe=events.append), PROBLEM, events)
 

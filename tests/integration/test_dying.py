@@ -51,8 +51,8 @@ def root(served: Served) -> str:
 
 def connect(small: Served, *large: Served) -> Solver:
     """A greedy solver; the servers of *large* are replicas."""
-    first, *replicas = (server.base_url for server in large)
-    endpoint = Endpoint(role="large", url=first, replicas=tuple(replicas))
+    urls = ",".join(server.base_url for server in large)
+    endpoint = Endpoint(role="large", url=urls)
     return Solver(small.base_url, endpoint, sampling=GREEDY, auto=False)
 
 

@@ -231,7 +231,7 @@ async def serving(
             (await stack.enter_async_context(each.serve("large", **endpoints))).url
             for each in replicas
         ]
-        other = other.model_copy(update={"replicas": tuple(urls)})
+        other = other.model_copy(update={"url": ",".join((other.url, *urls))})
         solver = await stack.enter_async_context(Solver(one, other, **solving))
         http = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))

@@ -76,7 +76,7 @@ async def test_a_solver_warms_up_all_of_its_servers() -> None:
         servers[0].serve("small") as small,
         servers[1].serve("large") as large,
         servers[2].serve("large") as other,
-        Solver(small, large.model_copy(update={"replicas": (other.url,)})) as solver,
+        Solver(small, large.model_copy(update={"url": f"{large.url},{other.url}"})) as solver,
     ):
         await solver.warm_up()
     assert [set(kinds(server)) for server in servers] == [KINDS] * 3

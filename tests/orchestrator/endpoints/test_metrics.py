@@ -87,9 +87,9 @@ def test_the_tokens_of_the_cache_are_those_of_all_engines_and_servers() -> None:
     gauges = read_queue(QUEUE + info % (0, 100) + info % (1, 50))
     assert gauges is not None
     assert gauges.cache == 2400
-    assert QueueGauges.sum([gauges, None, QueueGauges(1, 1, 600)]) == QueueGauges(6, 6, 3000)
-    assert QueueGauges.sum([gauges, QueueGauges(1, 1)]) == QueueGauges(6, 6)
-    assert QueueGauges.sum([None]) is None
+    assert total([gauges, None, QueueGauges(1, 1, 600)]) == QueueGauges(6, 6, 3000)
+    assert total([gauges, QueueGauges(1, 1)]) == QueueGauges(6, 6)
+    assert total([None, None]) is None
 
 
 def test_servers_that_do_not_speculate_are_left_out_of_the_total() -> None:

@@ -20,7 +20,7 @@ from stepspec.orchestrator.backends.vllm import VllmEndpoint, connect
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Template
-from stepspec.orchestrator.endpoints.breaker import Breaker
+from stepspec.orchestrator.endpoints.breaker import Replica
 from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.replicas import in_order
 from stepspec.orchestrator.endpoints.request_context import carrying
@@ -448,7 +448,7 @@ async def test_a_single_server_has_a_breaker_too_and_calls_fail_at_once_while_it
         await asyncio.sleep(3)
         with pytest.raises(EndpointUnavailable, match=f"^the large model at {A}: {A} is dead$"):
             await endpoint.model().write(PROBLEM)
-        assert (now(), endpoint.usable, endpoint.up) == (3.5, False, ())
+        assert (now(), endpoint.usable, endpoint.up) == (3.5, False, [])
         calls = only.calls
         await asyncio.sleep(20)
         with pytest.raises(EndpointUnavailable):
@@ -628,7 +628,7 @@ async def test_over_http_a_broken_stream_continues_at_the_next_server() -> None:
     second = replace(first, faults=deque(), requests=[])  # They share their token ids.
     events: list[Event] = []
     async with first.serve("large", retries=0) as one, second.serve("large") as two:
-        settings = one.model_copy(update={"replicas": (two.url,)})
+        settings = one.model_copy(update={"url": f"{one.url},{two.url}"})
         async with connect(settings) as endpoint:
             model = endpoint.model(observe=events.append)
             chain = PROBLEM.extend(await model.write(PROBLEM))
@@ -649,6 +649,11 @@ async def test_over_http_a_broken_stream_continues_at_the_next_server() -> None:
 LONGEST = 30.0
 
 
+def a_replica() -> Replica:
+    settings = replicated(server(A), rest=LONGEST).settings
+    return Replica(settings, VllmEndpoint, lambda replica, fresh: "")
+
+
 def gone(cause: str) -> EndpointUnavailable:
     return EndpointUnavailable(cause, role="large", url="http://a")
 
@@ -663,13 +668,13 @@ def gone(cause: str) -> EndpointUnavailable:
         (ConfigurationError(""), "failed"),
     ],
 )
-def test_the_cause_of_a_breaker_is_that_of_the_last_failure(
+def test_the_cause_of_a_replica_is_that_of_the_last_failure(
     error: StepspecError | None, cause: str
 ) -> None:
-    breaker = Breaker(LONGEST)
+    replica = a_replica()
     if error:
-        breaker.open(error)
-    assert breaker.cause == cause
+        replica.open(error)
+    assert replica.cause == cause
 
 
 @pytest.mark.parametrize(
@@ -679,14 +684,14 @@ def test_the_cause_of_a_breaker_is_that_of_the_last_failure(
 async def test_a_server_that_fails_again_soon_is_paused_on_from_where_it_was(
     good: float, pause: float
 ) -> None:
-    breaker = Breaker(LONGEST)
+    replica = a_replica()
     await asyncio.sleep(100)
-    breaker.fail(gone("reset"))
-    breaker.open(gone("reset"))
-    breaker.open(gone("reset"))
-    assert breaker.pause == 2
-    breaker.close()
+    replica.fail(gone("reset"))
+    replica.open(gone("reset"))
+    replica.open(gone("reset"))
+    assert replica.pause == 2
+    replica.close()
     await asyncio.sleep(good)
-    breaker.fail(gone("reset"))
-    breaker.open(gone("reset"))
-    assert breaker.pause == pause
+    replica.fail(gone("reset"))
+    replica.open(gone("reset"))
+    assert replica.pause == pause

@@ -192,14 +192,15 @@ async def test_a_new_model_of_the_same_name_is_refused_while_its_replica_serves_
         FakeVllm(SCRIPT).listening() as url,
         started(FakeVllm(SCRIPT), FakeVllm(SCRIPT, spelling=9)) as (one, again),
     ):
-        settings = one.settings.model_copy(update={"replicas": (url,)})
+        restarted = one.settings.url
+        settings = one.settings.model_copy(update={"url": f"{restarted},{url}"})
         async with connect(settings) as endpoint:
             await restart(again)
-            endpoint.report(settings.url, EndpointUnavailable("reset"))
+            endpoint.report(restarted, EndpointUnavailable("reset"))
             assert (await endpoint.model().write(PROBLEM)).text
 
             def refused() -> bool:
-                return "vocabulary" in endpoint.down.get(settings.url, "")
+                return "vocabulary" in endpoint.down.get(restarted, "")
 
             while endpoint.usable and not refused():  # noqa: ASYNC110
                 await asyncio.sleep(0)

@@ -45,14 +45,13 @@ def test_a_key_that_is_empty_is_none(value: str | None, key: str | None) -> None
     "value",
     [
         {"url": "http://a/v1, http://b/,http://c"},
-        {"url": "http://a", "replicas": ["http://b/v1", "http://c"]},
-        {"url": "http://a,http://b", "replicas": ["http://c"]},
+        {"url": "http://a,http://b/v1/ ,http://c/"},
     ],
 )
 def test_replicas_are_further_urls_in_any_notation(value: dict[str, object]) -> None:
     endpoint = Endpoint.model_validate({"role": "small", "model": "m", **value})
     assert endpoint.urls == ("http://a", "http://b", "http://c")
-    assert endpoint.url == "http://a"
+    assert endpoint.url == "http://a,http://b,http://c"
     assert [each.urls for each in endpoint.each] == [("http://a",), ("http://b",), ("http://c",)]
     assert {each.model for each in endpoint.each} == {"m"}
 
@@ -62,7 +61,7 @@ def test_replicas_are_further_urls_in_any_notation(value: dict[str, object]) -> 
     [
         ({"url": "http://a,http://a/v1"}, "a URL is given twice: http://a, http://a"),
         ({"url": "http://a,"}, "'' is not the URL of a server"),
-        ({"url": "http://a", "replicas": ["b"]}, "'b' is not the URL of a server"),
+        ({"url": "http://a,b"}, "'b' is not the URL of a server"),
     ],
 )
 def test_replicas_that_are_none_are_refused(value: dict[str, object], complaint: str) -> None:

@@ -144,12 +144,14 @@ async def test_a_host_that_does_not_answer() -> None:
         (
             b"",
             "http",
-            "closed it before the answer; did the server die, or does it expect https://?",
+            "closed it before the answer; did the server die, or does it expect the other of"
+            " http:// and https://?",
         ),
         (
             b"",
             "https",
-            "closed it before the answer; did the server die, or does it speak no TLS (http://)?",
+            "closed it before the answer; did the server die, or does it expect the other of"
+            " http:// and https://?",
         ),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "http", "does not speak HTTP; is the port right?"),
         (
@@ -203,7 +205,7 @@ async def test_certificates(certificate: Path, monkeypatch: pytest.MonkeyPatch) 
         error = await failure(f"https://localhost:{port}")
         assert "no model 'at all' is served here" in error.cause
         error = await failure(f"http://127.0.0.1:{port}")
-        assert "does it expect https://?" in error.cause
+        assert "does it expect the other of http:// and https://?" in error.cause
         monkeypatch.setenv("SSL_CERT_FILE", "gone")
         error = await failure(f"https://localhost:{port}")
         assert (
@@ -218,8 +220,10 @@ async def test_the_proxy_is_named_with_the_way_around_it(monkeypatch: pytest.Mon
     proxy = f"http://127.0.0.1:{unused_port()}"
     monkeypatch.setenv("http_proxy", proxy.replace("//", "//user:secret@"))
     error = await failure("http://model.example:8000")
+    place = proxy.removeprefix("http://")
     assert error.cause.startswith(
-        f"no connection to the proxy {proxy}: nothing listens at 127.0.0.1:"
+        f"no connection: nothing listens at {place} (connection refused); the environment names"
+        " this proxy"
     )
     assert error.cause.endswith("add model.example to no_proxy if the server needs no proxy")
     monkeypatch.setenv("http_proxy", proxy.removeprefix("http://"))  # as other programs take it
@@ -228,16 +232,16 @@ async def test_the_proxy_is_named_with_the_way_around_it(monkeypatch: pytest.Mon
         monkeypatch.setenv("https_proxy", f"http://{address}")
         error = await failure("https://model.example:8000")
         # aiohttp knows no CONNECT
-        assert f"the proxy http://{address} answers with HTTP 404; " in error.cause
+        assert "the proxy answers with HTTP 404; the environment names this proxy" in error.cause
 
 
 async def test_a_proxy_that_is_no_http_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("all_proxy", "socks5h://user:secret@127.0.0.1:1080")
+    monkeypatch.setenv("http_proxy", "socks5h://user:secret@127.0.0.1:1080")
     with pytest.raises(
         ConfigurationError,
-        match=r"SOCKS proxy .* another one in http_proxy, or add model.example to",
+        match=r"^http_proxy names a SOCKS proxy.* or add model.example to no_proxy$",
     ):
         Connection(Endpoint(role="large", url="http://model.example:8000"))
     monkeypatch.setenv("no_proxy", "model.example")
@@ -322,13 +326,13 @@ async def test_keys() -> None:
         error = await failure(server.url)
         assert (
             error.cause
-            == "a key is needed, and none is set (HTTP 401: Unauthorized); set it as api_key in"
+            == "a key is needed, and none is set (HTTP 401: Unauthorized); set api_key in"
             " [large], or STEPSPEC_LARGE__API_KEY"
         )
         error = await failure(server.url, api_key="wrong")
         assert (
             error.cause
-            == "the key was refused (HTTP 401: Unauthorized); set the right api_key in [large], or"
+            == "the key was refused (HTTP 401: Unauthorized); set api_key in [large], or"
             " STEPSPEC_LARGE__API_KEY"
         )
 
@@ -375,7 +379,7 @@ async def test_a_model_without_a_chat_template() -> None:
         (OSError(113, "No route to host"), "no route to host at host:80"),
         (OSError(24, "Too many open files"), "too many open files at host:80"),
         (aiohttp.InvalidURL("x"), "redirects to no page"),
-        (aiohttp.ClientError("anything"), "the request to host:80 failed"),
+        (aiohttp.ClientError("anything"), "the request failed at host:80"),
     ],
 )
 def test_causes_that_are_hard_to_make(exc: Exception, words: str) -> None:

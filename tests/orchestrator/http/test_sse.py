@@ -21,7 +21,7 @@ def events(pieces: Sequence[bytes]) -> Events:
         for piece in pieces:
             yield piece
 
-    async def release() -> None:
+    def release() -> None:
         pass
 
     return Events(
@@ -48,7 +48,7 @@ async def test_a_response_that_goes_on_after_the_end_of_its_stream_is_closed(
         yield b"data: [DONE]\n\n"
         await asyncio.sleep(9)
 
-    async def release() -> None:
+    def release() -> None:
         released.append(True)
 
     stream = Events(

@@ -14,7 +14,15 @@ import pytest
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Rating
 from stepspec.orchestrator.errors import EndpointUnavailable, VerifierFailed
-from stepspec.orchestrator.events import Answered, Answering, AnswerJudged, Called, Event, FellBack
+from stepspec.orchestrator.events import (
+    Answered,
+    Answering,
+    AnswerJudged,
+    Called,
+    Event,
+    FellBack,
+    Stage,
+)
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
@@ -24,8 +32,8 @@ from stepspec.orchestrator.verifiers import (
     Candidate,
     ConnectedVerifier,
     FunctionVerifier,
-    LargeJudge,
     Verifier,
+    yes_or_no,
 )
 from stepspec.policies import make
 
@@ -102,12 +110,14 @@ class Checked:
             await asyncio.sleep(self.takes)
             return self.rate(candidate)
 
+        async def judge(chain: Chain, stage: Stage) -> Rating:
+            return await yes_or_no(self.large, chain, f"Is this {stage} right?", "")
+
         loop = asyncio.get_running_loop()
         recorder = self.recorder = Recorder(loop.time)
         self.small.observe = self.large.observe = recorder
         settings = FunctionVerifier.model_validate({"function": rated, **self.settings})
         async with ConnectedVerifier(settings) as connected:
-            judge = LargeJudge(self.large, lambda stage: (f"Is this {stage} right?", ""))
             verifier = Verifier(connected, judge, recorder, loop.time)
             return await solve(
                 RunParts(

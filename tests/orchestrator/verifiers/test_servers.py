@@ -170,7 +170,6 @@ async def test_the_decisions_api_is_asked_for_the_probability_of_a_statement(
         ({}, "no decision"),
         *[(dict[str, Any](answers=each), "no decision") for each in ((), {"candidate": 1}, None)],
         ({"answers": [{"type": "refusal", "name": "candidate"}]}, "declined to judge"),
-        ({"error": {"message": "the engine is dead"}}, "no decision .*the engine is dead"),
         (predicate(0.9, name="other"), "no decision"),
         *[(predicate(0.9, type=kind), "no decision") for kind in ("choice", "score", None)],
         *[(predicate(wrong), "no decision") for wrong in (1.5, -0.1, "high", None)],
@@ -181,6 +180,13 @@ async def test_a_reply_without_a_probability_is_malformed(
 ) -> None:
     async with Judge(lambda body: reply).serve(model="d1") as verifier:
         with pytest.raises(MalformedReply, match=words):
+            await verifier.rate(FINAL)
+
+
+async def test_an_error_with_the_status_of_success_is_a_failure() -> None:
+    error = {"error": {"message": "the engine is dead"}}
+    async with Judge(lambda body: error).serve(model="d1", retries=0) as verifier:
+        with pytest.raises(EndpointUnavailable, match="the engine is dead"):
             await verifier.rate(FINAL)
 
 

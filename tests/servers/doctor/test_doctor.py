@@ -516,7 +516,7 @@ async def test_a_reward_model_that_cannot_be_used_is_a_finding(server: FakePooli
 
 async def test_of_several_replicas_the_first_that_can_be_used_speaks_for_the_others() -> None:
     async with serving().serve("large") as up:
-        large = up.model_copy(update={"url": GONE.url, "replicas": (up.url,)})
+        large = up.model_copy(update={"url": f"{GONE.url},{up.url}"})
         diagnosis = await diagnose(GONE, large)
     assert (diagnosis.large.url, diagnosis.large.problem) == (up.url, "")
     assert [other.url for other in diagnosis.others] == [GONE.url]

@@ -102,7 +102,7 @@ def test_a_name_that_is_not_found_without_descriptors_is_a_shortage(
     if not descriptors:
         monkeypatch.setattr(socket, "socket", opened)
     call = Call("large", "http://x:1", "write")
-    error = connection_error(call, unknown, 5.0, None)
+    error = connection_error(call, unknown, 5.0)
     assert isinstance(error, LocalShortage) is not descriptors
 
 
