@@ -17,6 +17,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, cast
 from unicodedata import category, normalize
 
@@ -52,6 +53,7 @@ def may_spell(text: str) -> bool:
     return any(map(MARK_SIGN.search, (text, normalize("NFKC", text))))
 
 
+@cache
 def is_mark(piece: str) -> bool:
     """
     Return whether a token with the text *piece* has the shape of a special token.
@@ -187,13 +189,7 @@ def joined(text: str, separator: str) -> tuple[str, list[bool]]:
     return text.replace(SENTINEL, separator), [mark == SENTINEL for mark in found]
 
 
-def without_inserted(ids: Sequence[int], separator: int, inserted: Sequence[bool]) -> Ids | None:
-    """
-    Return *ids* without the *inserted* separators of `joined`.
-
-    None: the tokenizer has not found each separator.
-    """
-    if ids.count(separator) != len(inserted):
-        return None
+def without_inserted(ids: Sequence[int], separator: int, inserted: Sequence[bool]) -> Ids:
+    """Return *ids* without the *inserted* separators of `joined`."""
     order = iter(inserted)
     return tuple([number for number in ids if number != separator or not next(order)])

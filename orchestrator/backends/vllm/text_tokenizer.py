@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 from unicodedata import normalize
 
 from ...endpoints.chat_template import Fields
-from ...errors import MissingCapability
+from ...errors import ContextTooLong, MissingCapability
+from ...http.http_errors import no_room
 from ...http.prompts import EncodedPrompt, Ids
 from .special_tokens import (
     SENTINEL,
@@ -36,12 +37,20 @@ MAX_CACHED_TEXTS = 8192
 """The most texts whose token ids are cached."""
 SEPARATOR = "\0"
 """This character is one token in every byte-level vocabulary."""
-MAX_ROUNDS = 4
+MAX_ROUNDS = 5
 """
-How often a text is divided, at most. After a mark was divided, the text may show another mark.
+How often the ids of a text are checked, at most. After a mark was divided, the text may show
+another mark.
 """
 MAX_PARTS = 256
 """The most parts of a text, if each part takes a request of its own."""
+
+
+Divide: TypeAlias = Callable[[Collection[str]], Awaitable[tuple[str, list[int]]]]
+"""
+Divides the given marks in a text. Returns the text with sentinels, and our own special tokens in
+it.
+"""
 
 
 class AsyncCache(Generic[K, V]):
@@ -110,30 +119,41 @@ class TextTokenizer:
         them there. Raise `MissingCapability` as `encode_ordinary` does. Raise `ContextTooLong` if
         the prompt does not fit into the context.
         """
-        prompt = await self.source.render_prompt(messages, tools)
+        source = self.source
+        prompt = await source.render(messages, tools)
+        if prompt.count > source.context_length:
+            message = no_room(prompt.count, source.context_length)
+            raise source.call.error(ContextTooLong, message)
         texts = texts_of([*messages, *tools])
-        if not may_spell(texts):
+        if not may_spell(texts) or not await self._spelt_marks(prompt.ids, texts):
             return prompt
-        ids: Sequence[int] = prompt.ids
-        marks = await self._spelt_marks(ids, texts)
-        if not marks:
-            return prompt
-        for _ in range(MAX_ROUNDS):
+
+        async def divide(marks: Collection[str]) -> tuple[str, list[int]]:
             fields, shown_tools = divided_fields([messages, tools], marks, kept)
-            rendered = await self.source.render(fields, shown_tools)
-            text = await self.source.decode(rendered)
+            rendered = (await source.render(fields, shown_tools)).ids
+            text = await source.decode(rendered)
             if [*await self.encode_special(text)] != rendered:
-                break
-            # If only the template's own special tokens are left, no text became a special token.
+                raise self._undividable(marks)
             own_text = without_edges(text, marks, divide=False)
             own_marks = await self._special_ids(await self.encode_special(own_text))
-            if own_marks == await self._special_ids(ids):
-                return EncodedPrompt.of(ids)
-            ids = await self._encode_parts(
-                without_edges(text, marks, divide=True),
-                marks,
-            )
+            return without_edges(text, marks, divide=True), own_marks
+
+        return EncodedPrompt.of(await self._without_spelt_marks(prompt.ids, texts, divide))
+
+    async def _without_spelt_marks(self, ids: Sequence[int], texts: str, divide: Divide) -> Ids:
+        """
+        Return *ids* if no mark in *texts*, the texts of users or models, became a special token.
+
+        Otherwise *divide* divides these marks, and the ids of the divided text are returned.
+        """
+        marks: set[str] = set()
+        for _ in range(MAX_ROUNDS):
             marks |= await self._spelt_marks(ids, texts)
+            divided_text, own_marks = await divide(marks)
+            # If only our own special tokens are left, no text became a special token.
+            if await self._special_ids(ids) == own_marks:
+                return tuple(ids)
+            ids = await self._encode_parts(divided_text, marks)
         raise self._undividable(marks)
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
@@ -192,19 +212,14 @@ class TextTokenizer:
         before, text, after = texts
         own_ids = (*await self.encode_special(before), *await self.encode_special(after))
         own_marks = await self._special_ids(own_ids)
-        ids = await self._joint(before, text, after)
-        marks: set[str] = set()
-        for _ in range(MAX_ROUNDS):
-            if await self._special_ids(ids) == own_marks:
-                return ids
-            marks |= await self._spelt_marks(ids, text)
-            if not any(mark in text for mark in marks):
-                # The text itself has no mark. So the tokenizer found one in the normal form.
-                text = normalize("NFKC", text)
-            ids = await self._encode_parts(before + divided(text, marks) + after, marks)
-        if await self._special_ids(ids) == own_marks:
-            return ids
-        raise self._undividable(marks)
+
+        async def divide(marks: Collection[str]) -> tuple[str, list[int]]:
+            # If the text itself lacks a mark, the tokenizer found the mark in the normal form.
+            has_all = all(mark in text for mark in marks)
+            shown = text if has_all else normalize("NFKC", text)
+            return before + divided(shown, marks) + after, own_marks
+
+        return await self._without_spelt_marks(await self._joint(*texts), text, divide)
 
     async def _encode_parts(self, text: str, marks: Collection[str]) -> Ids:
         """
@@ -215,9 +230,9 @@ class TextTokenizer:
         separators = {piece: number for number, piece in self._pieces.items() if piece in marks}
         for separator, number in sorted(separators.items()):
             whole, inserted = joined(text, separator)
-            ids = without_inserted(await self._encode(whole), number, inserted)
-            if ids is not None:
-                return ids
+            ids = await self._encode(whole)
+            if ids.count(number) == len(inserted):
+                return without_inserted(ids, number, inserted)
         parts = text.split(SENTINEL)
         if len(parts) > MAX_PARTS:
             raise self._undividable(marks)
@@ -225,9 +240,8 @@ class TextTokenizer:
 
     async def _special_ids(self, ids: Collection[int]) -> list[int]:
         """Return each id in *ids* whose text has the shape of a mark."""
-        pieces = await self.pieces({*ids})
-        marks = {number for number, piece in pieces.items() if is_mark(piece)}
-        return [number for number in ids if number in marks]
+        pieces = await self.pieces(set(ids))
+        return [number for number in ids if is_mark(pieces[number])]
 
     async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
         """Return the marks of *ids* that stand in *text*, the text of users or models."""
