@@ -29,7 +29,7 @@ from . import bodies, replies
 from .bodies import Prompts, StreamForm
 from .server import VllmServer
 from .sticky_stream import StickyStream
-from .token_stream import TextDivider, TokenStream
+from .token_stream import TokenStream
 from .tokenizer import ChainPromptCache
 
 MAX_CHARACTER_TOKENS = 4
@@ -80,14 +80,16 @@ class VllmModel(SingleModel):
         """
         sampling = self._sampling.telling(top)
         stack = None if sampling.samples_by_seed else OPEN_REQUESTS.get()
-        begun = await self._endpoint.tokenizer.tokens_of_text(opening)
+        tokenizer = self._endpoint.tokenizer
+        begun = await tokenizer.tokens_of_text(opening)
         bounds = StepBounds(
             step_ends(chain, stop),
             limit,
             top,
             await self._closing(chain),
         )
-        growing = self._builder(chain, bounds, begun)
+        vocabulary = tokenizer.vocabulary
+        growing = StepBuilder(self.role, vocabulary, chain, bounds, begun)
         sticky = self._sticky.get(stack) if stack else None
         if sticky and not opening and sticky.continues(chain, bounds):
             return await sticky.write(chain, growing, until)
@@ -147,21 +149,19 @@ class VllmModel(SingleModel):
             limit,
             closing=await self._closing(chain),
         )
-        openings = [await self._endpoint.tokenizer.continued_tokens(step) for step in beginnings]
-        steps = [
-            self._complete(chain, self._builder(chain, bounds, opening), self._sampling)
-            for opening in openings
+        tokenizer = self._endpoint.tokenizer
+        growing = [
+            StepBuilder(
+                self.role,
+                tokenizer.vocabulary,
+                chain,
+                bounds,
+                await tokenizer.continued_tokens(step),
+            )
+            for step in beginnings
         ]
+        steps = [self._complete(chain, each, self._sampling) for each in growing]
         return tuple(await at_once(steps))
-
-    def _builder(
-        self,
-        chain: Chain,
-        bounds: StepBounds,
-        opening: Sequence[Token],
-    ) -> StepBuilder:
-        vocabulary = self._endpoint.tokenizer.vocabulary
-        return StepBuilder(self.role, vocabulary, chain, bounds, opening)
 
     async def _closing(self, chain: Chain) -> Closing:
         """Return what ends the thinking after *chain* or, if the thinking is over, the reply."""
@@ -172,7 +172,7 @@ class VllmModel(SingleModel):
             mark = (await tokenizer.markers(chain)).closing
             return Closing(mark, await tokenizer.one_token(mark), open=thinking)
         if ending:
-            return Closing(ending, tokenizer.ending_id, spelt="")
+            return Closing(ending, await tokenizer.one_token(ending), spelt="")
         return OUTSIDE
 
     async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> tuple[EncodedPrompt, str]:
@@ -233,12 +233,9 @@ class VllmModel(SingleModel):
         tokenizer = self._endpoint.tokenizer
         call = self._call("score")
         before = await self._chain_prompts.prompt(chain)
-        closing = (
-            (await tokenizer.markers(chain)).closing
-            if await tokenizer.is_inside_block(chain)
-            else ""
-        )
-        encoded = [(span, await tokenizer.encode(span, closing=closing)) for span in spans]
+        closing = await self._closing(chain)
+        mark = closing.text if closing.open and closing.spelt else ""
+        encoded = [(span, await tokenizer.encode(span, closing=mark)) for span in spans]
         read = [number for _, ids in encoded for number in ids]
         if self._endpoint.settings.suffix_scoring:
             suffix = await self._suffix(before, read, top)
@@ -305,7 +302,7 @@ class VllmModel(SingleModel):
         """
         endpoint = self._endpoint
         tokenizer = endpoint.tokenizer
-        numbers = await tokenizer.choice_ids(tuple(choices))
+        numbers = await tokenizer.choice_ids(choices)
         before = await self._chain_prompts.prompt(chain)
         prompts = [before.plus(await tokenizer.encode_question(question, opening))]
         if endpoint.checkpoints:
@@ -314,9 +311,8 @@ class VllmModel(SingleModel):
             probabilities = await self._ask_by_id(prompts, numbers)
             if probabilities is not None:
                 return probabilities
-        async with nullcontext() if endpoint.by_id is False else endpoint.without_questions():
-            reply = await self._ask(prompts, numbers, by_id=False)
-        found = replies.choice_probabilities(self._call("ask"), reply, numbers)
+        async with endpoint.without_questions():
+            found = await self._ask(prompts, numbers, by_id=False)
         return dict.fromkeys(choices, 0.0) | found
 
     async def _ask_by_id(
@@ -335,7 +331,7 @@ class VllmModel(SingleModel):
         retries = None if known else 0
         try:
             with endpoint.asking_by_id():
-                reply = await self._ask(asked, numbers, by_id=True, retries=retries)
+                found = await self._ask(asked, numbers, by_id=True, retries=retries)
         except EndpointRejected as exc:
             if "logprob_token_ids" not in exc.cause:
                 raise
@@ -347,9 +343,8 @@ class VllmModel(SingleModel):
             if exc.status == 500:  # vLLM's answer while it speculates on tokens
                 endpoint.by_id = False
             return None
-        probabilities = replies.choice_probabilities(self._call("ask"), reply, numbers)
-        endpoint.by_id = len(probabilities) == len(numbers)
-        return probabilities if endpoint.by_id else None
+        endpoint.by_id = len(found) == len(numbers)
+        return found if endpoint.by_id else None
 
     async def _ask(
         self,
@@ -358,16 +353,16 @@ class VllmModel(SingleModel):
         *,
         by_id: bool,
         retries: int | None = None,
-    ) -> Reply:
-        """Send a question, perhaps with the chain as a second prompt, whose state is saved."""
+    ) -> dict[str, float]:
+        """
+        Ask for the probabilities of the choices with the token ids *numbers*.
+
+        The chain may be a second prompt, whose state is saved.
+        """
         sent: Prompts = prompts[0] if len(prompts) == 1 else list(prompts)
-        body = bodies.choice_body(
-            self._endpoint.name,
-            sent,
-            [*numbers.values()],
-            by_id=by_id,
-        )
-        return await self._post("ask", prompts, body, retries=retries)
+        body = bodies.choice_body(self._endpoint.name, sent, [*numbers.values()], by_id=by_id)
+        reply = await self._post("ask", prompts, body, retries=retries)
+        return replies.choice_probabilities(self._call("ask"), reply, numbers)
 
     @asynccontextmanager
     async def _generate(
@@ -398,12 +393,11 @@ class VllmModel(SingleModel):
                 again=again,
             )
         call = self._call("write")
-        divider = TextDivider(endpoint.spellings, endpoint.spell)
         # A request that reads the likeliest tokens is kept apart from questions by token ids.
         async with endpoint.without_questions() if sampling.logprobs else nullcontext():
             with self._metered("write", len(prompt), observe) as meter:
                 async with endpoint.connection.stream(call, body) as events:
-                    arrivals = TokenStream(call, events, meter, body, divider)
+                    arrivals = TokenStream(call, events, meter, body, endpoint.spell)
                     yield arrivals
                     await arrivals.finish()
 

@@ -291,12 +291,9 @@ def divide_text(
                 break
             end -= len(pieces[last])
             last -= 1
-    return [
-        *zip(pieces[:first], ids[:first], strict=True),
-        *[("", number) for number in ids[first:last]],
-        (text[start:end], -1 if cut else ids[last]),
-        *zip(pieces[last + 1 :], ids[last + 1 :], strict=False),
-    ]
+    parts = [*pieces[:first], *[""] * (last - first), text[start:end], *pieces[last + 1 : len(ids)]]
+    numbers = [*ids[:-1], -1] if cut else ids
+    return list(zip(parts, numbers, strict=True))
 
 
 class Usage(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 from unicodedata import normalize
 
 from ...endpoints.chat_template import Fields
@@ -44,13 +44,6 @@ another mark.
 """
 MAX_PARTS = 256
 """The most parts of a text, if each part takes a request of its own."""
-
-
-Divide: TypeAlias = Callable[[Collection[str]], Awaitable[tuple[str, list[int]]]]
-"""
-Divides the given marks in a text. Returns the text with sentinels, and our own special tokens in
-it.
-"""
 
 
 class AsyncCache(Generic[K, V]):
@@ -125,35 +118,24 @@ class TextTokenizer:
             message = no_room(prompt.count, source.context_length)
             raise source.call.error(ContextTooLong, message)
         texts = texts_of([*messages, *tools])
-        if not may_spell(texts) or not await self._spelt_marks(prompt.ids, texts):
+        if not may_spell(texts):
             return prompt
-
-        async def divide(marks: Collection[str]) -> tuple[str, list[int]]:
-            fields, shown_tools = divided_fields([messages, tools], marks, kept)
-            rendered = (await source.render(fields, shown_tools)).ids
+        ids: Sequence[int] = prompt.ids
+        marks = await self._spelt_marks(ids, texts)
+        if not marks:
+            return prompt
+        for _ in range(MAX_ROUNDS):
+            rendered = (await source.render(*divided_fields([messages, tools], marks, kept))).ids
             text = await source.decode(rendered)
             if [*await self.encode_special(text)] != rendered:
-                raise self._undividable(marks)
+                break
+            # If only the template's own special tokens are left, no text became a special token.
             own_text = without_edges(text, marks, divide=False)
             own_marks = await self._special_ids(await self.encode_special(own_text))
-            return without_edges(text, marks, divide=True), own_marks
-
-        return EncodedPrompt.of(await self._without_spelt_marks(prompt.ids, texts, divide))
-
-    async def _without_spelt_marks(self, ids: Sequence[int], texts: str, divide: Divide) -> Ids:
-        """
-        Return *ids* if no mark in *texts*, the texts of users or models, became a special token.
-
-        Otherwise *divide* divides these marks, and the ids of the divided text are returned.
-        """
-        marks: set[str] = set()
-        for _ in range(MAX_ROUNDS):
+            if own_marks == await self._special_ids(ids):
+                return EncodedPrompt.of(ids)
+            ids = await self._encode_parts(without_edges(text, marks, divide=True), marks)
             marks |= await self._spelt_marks(ids, texts)
-            divided_text, own_marks = await divide(marks)
-            # If only our own special tokens are left, no text became a special token.
-            if await self._special_ids(ids) == own_marks:
-                return tuple(ids)
-            ids = await self._encode_parts(divided_text, marks)
         raise self._undividable(marks)
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
@@ -212,14 +194,17 @@ class TextTokenizer:
         before, text, after = texts
         own_ids = (*await self.encode_special(before), *await self.encode_special(after))
         own_marks = await self._special_ids(own_ids)
-
-        async def divide(marks: Collection[str]) -> tuple[str, list[int]]:
-            # If the text itself lacks a mark, the tokenizer found the mark in the normal form.
-            has_all = all(mark in text for mark in marks)
-            shown = text if has_all else normalize("NFKC", text)
-            return before + divided(shown, marks) + after, own_marks
-
-        return await self._without_spelt_marks(await self._joint(*texts), text, divide)
+        ids = await self._joint(*texts)
+        marks: set[str] = set()
+        for _ in range(MAX_ROUNDS):
+            if await self._special_ids(ids) == own_marks:
+                return ids
+            marks |= await self._spelt_marks(ids, text)
+            if not all(mark in text for mark in marks):
+                # The tokenizer found a mark in the normal form.
+                text = normalize("NFKC", text)
+            ids = await self._encode_parts(before + divided(text, marks) + after, marks)
+        raise self._undividable(marks)
 
     async def _encode_parts(self, text: str, marks: Collection[str]) -> Ids:
         """
@@ -253,20 +238,15 @@ class TextTokenizer:
         """
         Return the text of each of *ids*, with one request if possible.
 
-        A separator stands between the tokens. A token with only a part of a character may change
-        the text of its neighbours. Then each half of *ids* is decoded by itself.
+        A separator stands between the tokens. A token may have the text of the separator. Then each
+        token is decoded by itself.
         """
         separator = await self.encode_special(SEPARATOR) if ids else ()
         if len(separator) == 1:
-            separated = [*separator]
-            for number in ids:
-                separated += [number, *separator]
-            parts = (await self.source.decode(separated)).split(SEPARATOR)[1:-1]
+            separated = [part for number in ids for part in (number, *separator)]
+            parts = (await self.source.decode([*separator, *separated])).split(SEPARATOR)[1:-1]
             if len(parts) == len(ids):
                 return parts
-            half = len(ids) // 2
-            if half > 0:
-                return [*await self._decode_each(ids[:half]), *await self._decode_each(ids[half:])]
         return [await self.source.decode([number]) for number in ids]
 
     def _undividable(self, marks: Collection[str]) -> MissingCapability:

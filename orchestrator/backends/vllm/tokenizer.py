@@ -80,10 +80,6 @@ class ModelTokenizer(TextTokenizer):
     """A hash of the vocabulary. Two models with the same hash encode texts to the same ids."""
     template: Template
     """The text around the turns."""
-    ending_id: int
-    """The id of the token that ends a reply. -1: no single token ends a reply."""
-    end_tokens: Mapping[int, str]
-    """Maps ids to texts, for the token that ends a reply and the token that ends the thinking."""
     context_length: int
     """The longest sequence that the model takes, in tokens."""
     faithful: bool
@@ -128,23 +124,10 @@ class ModelTokenizer(TextTokenizer):
             self.template = template.overridden(self._settings.thinks)
         except MissingCapability as exc:
             raise self.source.call.missing(exc) from exc
-        await self._learn_special_ids()
-
-    async def _learn_special_ids(self) -> None:
-        """Learn the ids of the special tokens in the template."""
-        template = self.template
-        markers = template.markers
-        self.ending_id = await self.one_token(template.ending)
-        closing_id = await self.one_token(markers.closing)
-        self.end_tokens = {closing_id: markers.closing, self.ending_id: template.ending}
-        between_turns = await self.encode_special(template.turn + template.answer)
+        markers = self.template.markers
         block = await self.encode_special(markers.opening + markers.closing)
+        between_turns = await self.encode_special(self.template.turn + self.template.answer)
         self._turn_ids = set(await self._special_ids(between_turns)).difference(block)
-
-    @property
-    def learnt(self) -> tuple[object, ...]:
-        """What `learn` found out. Two connections to the same model have equal values."""
-        return self.rendered_last, self.vocabulary, self.template
 
     async def _is_faithful(self, text: str) -> bool:
         """Return whether encoding *text*, the last of the renderings, gives `rendered_last`."""
