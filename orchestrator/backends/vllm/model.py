@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import (
-    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
 )
 from dataclasses import replace
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from ...chain import Chain, Role, Step, Token, beginning
 from ...concurrency import at_once
@@ -22,9 +20,9 @@ from ...events import Observer, Verb
 from ...http.http_errors import Call, Reply
 from ...http.paths import COMPLETIONS, GENERATE, Body
 from ...http.prompts import EncodedPrompt
-from ...http.request_meter import CallObserver, RequestMeter, metered
+from ...http.request_meter import CallObserver, metered
 from ...interfaces import DEFAULT_LIMIT, OPEN_REQUESTS, REQUEST, Until
-from ...step_builder import OUTSIDE, Closing, StepBounds, StepBuilder, grow, step_ends
+from ...step_builder import Closing, StepBounds, StepBuilder, grow, step_ends
 from . import bodies, replies
 from .bodies import Prompts, StreamForm
 from .server import VllmServer
@@ -54,9 +52,10 @@ class VllmModel(SingleModel):
         self._sampling = sampling
         self._format: Format | None = format
         self._observe = observe
-        self._clock = clock
+        self._metered = partial(metered, endpoint.role, clock=clock, url=endpoint.settings.url)
         self._chain_prompts = ChainPromptCache(lambda: endpoint.tokenizer)
-        self._sticky: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
+        self._sticky: StickyStream | None = None  # the stream that was opened last
+        self._stack: AsyncExitStack | None = None  # the stack that closes the stream
 
     @property
     def role(self) -> Role:
@@ -82,26 +81,18 @@ class VllmModel(SingleModel):
         stack = None if sampling.samples_by_seed else OPEN_REQUESTS.get()
         tokenizer = self._endpoint.tokenizer
         begun = await tokenizer.tokens_of_text(opening)
-        bounds = StepBounds(
-            step_ends(chain, stop),
-            limit,
-            top,
-            await self._closing(chain),
-        )
-        vocabulary = tokenizer.vocabulary
-        growing = StepBuilder(self.role, vocabulary, chain, bounds, begun)
-        sticky = self._sticky.get(stack) if stack else None
-        if sticky and not opening and sticky.continues(chain, bounds):
-            return await sticky.write(chain, growing, until)
-        is_shared = sticky is not None and sticky.writing
-        if sticky and not is_shared:
-            await sticky.close()
-        if stack is None or is_shared or growing.room <= 0:
+        bounds = StepBounds(step_ends(chain, stop), limit, top, await self._closing(chain))
+        growing = StepBuilder(self.role, tokenizer.vocabulary, chain, bounds, begun)
+        sticky = self._sticky
+        if stack is None or growing.room <= 0 or (sticky and sticky.writing):
             return await self._complete(chain, growing, sampling, until)
-        sticky = await self._begin_sticky(chain, growing, sampling)
-        if stack not in self._sticky:
-            stack.push_async_callback(self._close_sticky, stack)
-        self._sticky[stack] = sticky
+        if sticky and (opening or not sticky.continues(chain, bounds)):
+            await sticky.close()
+            sticky = None
+        self._sticky = sticky = sticky or await self._begin_sticky(chain, growing, sampling)
+        if stack is not self._stack:
+            self._stack = stack
+            stack.push_async_callback(self._close_sticky)
         return await sticky.write(chain, growing, until)
 
     async def _begin_sticky(
@@ -127,9 +118,10 @@ class VllmModel(SingleModel):
         bounds = replace(growing.bounds, top=sampling.logprobs)
         return StickyStream(open_request, self._observe, bounds)
 
-    async def _close_sticky(self, stack: AsyncExitStack) -> None:
-        """Close the last stream that was opened on *stack*. Earlier streams are closed already."""
-        await self._sticky.pop(stack).close()
+    async def _close_sticky(self) -> None:
+        """Close the stream that was opened last. Earlier streams are closed already."""
+        if self._sticky:
+            await self._sticky.close()
 
     async def branch(
         self,
@@ -171,9 +163,7 @@ class VllmModel(SingleModel):
         if thinking or not (chain.closed or ending):
             mark = (await tokenizer.markers(chain)).closing
             return Closing(mark, await tokenizer.one_token(mark), open=thinking)
-        if ending:
-            return Closing(ending, await tokenizer.one_token(ending), spelt="")
-        return OUTSIDE
+        return Closing(ending, await tokenizer.one_token(ending), open=ending != "", spelt="")
 
     async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> tuple[EncodedPrompt, str]:
         """Encode *chain* and *opening*. Also return the end of the chain that is left out."""
@@ -395,7 +385,11 @@ class VllmModel(SingleModel):
         call = self._call("write")
         # A request that reads the likeliest tokens is kept apart from questions by token ids.
         async with endpoint.without_questions() if sampling.logprobs else nullcontext():
-            with self._metered("write", len(prompt), observe) as meter:
+            with self._metered(
+                "write",
+                observe=observe or self._observe,
+                prompt=len(prompt),
+            ) as meter:
                 async with endpoint.connection.stream(call, body) as events:
                     arrivals = TokenStream(call, events, meter, body, endpoint.spell)
                     yield arrivals
@@ -417,7 +411,8 @@ class VllmModel(SingleModel):
         The first prompt is the longest. `Connection.post` explains *retries* and *shorten*.
         """
         self._room(verb, prompts[0])
-        with self._metered(verb, sum(map(len, prompts))) as meter:
+        prompt = sum(map(len, prompts))
+        with self._metered(verb, observe=self._observe, prompt=prompt) as meter:
             call = self._call(verb)
             connection = self._endpoint.connection
             reply = await connection.post(
@@ -441,22 +436,6 @@ class VllmModel(SingleModel):
             return room - len(prompt)
         message = f"the prompt has {len(prompt)} tokens, and the model takes {room} in all"
         raise self._call(verb).error(ContextTooLong, message)
-
-    def _metered(
-        self,
-        verb: Verb,
-        prompt: int,
-        observe: CallObserver | None = None,
-    ) -> AbstractContextManager[RequestMeter]:
-        url = self._endpoint.settings.url
-        return metered(
-            self.role,
-            verb,
-            observe or self._observe,
-            self._clock,
-            prompt,
-            url,
-        )
 
     def _call(self, verb: Verb) -> Call:
         return self._endpoint.connection.call(verb)

@@ -6,11 +6,11 @@ continues its text.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
 from ...chain import Chain, Step, Stop, Token
@@ -28,12 +28,12 @@ class StickyStream:
     """
     A request without stop strings, for several writes.
 
-    Between two writes a background task reads ahead, until it has queued a complete step, or as
-    many tokens as the limit of the last write. Then the task aborts the request, and the next write
-    may still read the queue. A greedy model writes the same tokens as with one request for each
+    Between two writes a background task reads ahead, until a complete step has arrived, or as many
+    tokens as the limit of the last write. Then the task aborts the request, and the next write may
+    still take these tokens. A greedy model writes the same tokens as with one request for each
     step. The text of a model that samples depends on how far the task reads, which depends on time.
 
-    *observe* receives `Called` when the request has ended and the queue is empty: only then is it
+    *observe* receives `Called` when the request has ended and its tokens are taken: only then is it
     known for which step the last token was taken.
     """
 
@@ -51,10 +51,10 @@ class StickyStream:
         self._step = -1  # the index of the step that is written, or was written last
         self._ended: list[Called] = []  # the request, from its end until it is reported
         self._expected: Chain | None = None  # where the last write ended; None: nothing can follow
-        self._queue: deque[Token | Stop] = deque()
-        self._next: StepBuilder | None = None  # the step in the queue; None: it is complete
+        self._next: StepBuilder | None = None  # the step that arrives; None: it is complete
+        self._looked = 0  # the tokens that arrived and were added to `_next`
         self._reader: asyncio.Task[None] | None = None
-        self._stopped = False  # nothing more will be queued
+        self._stopped = False  # nothing more will arrive
         self.writing = True
 
     def continues(self, chain: Chain, bounds: StepBounds) -> bool:
@@ -65,9 +65,10 @@ class StickyStream:
         """
         own = self._bounds
         fits = (bounds.ends, bounds.closing) == (own.ends, own.closing) and bounds.top <= own.top
-        if self.writing or chain != self._expected or not fits:
+        arrivals = self._arrivals
+        if arrivals is None or self.writing or chain != self._expected or not fits:
             return False
-        return not self._stopped or self._step_is_queued(bounds.limit)
+        return not self._stopped or self._step_has_arrived(arrivals, bounds.limit)
 
     async def write(self, chain: Chain, growing: StepBuilder, until: Until) -> Step:
         """Read the next step of *chain*. A failure or a cancellation closes the request first."""
@@ -84,41 +85,40 @@ class StickyStream:
             await self.close(exc)
             raise
         self.writing = False
+        arrivals = self._arrivals
+        is_over = not arrivals.tokens and (self._stopped or arrivals.ended)
         # After an overrun, the server goes on from another text than the chain's.
-        is_over = step.stop == "end" or (self._stopped and not self._queue)
-        if is_over or growing.overran:
+        if is_over or step.stop == "end" or growing.overran:
             await self.close()
             return step
         self._expected = chain.extend(step)
         self._next = growing.following(self._expected)
-        for item in self._queue:
-            self._look_ahead(item)
-        if not self._stopped and (self._reader is None or self._reader.done()):
-            self._reader = asyncio.create_task(self._read_ahead(self._arrivals))
+        self._looked = 0
+        self._look_ahead(arrivals)
+        reader = self._reader
+        if not self._stopped and (reader is None or (reader.done() and not reader.exception())):
+            self._reader = asyncio.create_task(self._read_ahead(arrivals))
         return step
 
     async def _take(self, arrivals: TokenStream) -> Token | Stop:
-        """Return the next item of the queue or, if the queue is empty, of the request."""
-        if not self._queue and self._reader:
-            await asyncio.wait([self._reader])  # It ends after the next item.
+        """Return the next token or the end. Wait for the background task if none has arrived."""
+        if not arrivals.tokens and self._reader:
+            await asyncio.wait([self._reader])  # It ends after the next tokens.
             self._reader.result()
             self._reader = None
-        item = self._queue.popleft() if self._queue else await arrivals.take()
-        self._stopped = self._stopped or not isinstance(item, Token)
-        return item
+        return await arrivals.take()
 
     async def _read_ahead(self, arrivals: TokenStream) -> None:
         """
-        Queue what arrives until a step is complete, or until the next write has begun.
+        Wait for tokens until a step is complete, or until the next write has begun.
 
         A failure is raised by the next write.
         """
-        while not self._step_is_queued(self._bounds.limit):
-            item = await arrivals.take()
-            self._queue.append(item)
-            self._look_ahead(item)
+        while not self._step_has_arrived(arrivals, self._bounds.limit):
+            await arrivals.wait()
             if self.writing:
                 return
+            self._look_ahead(arrivals)
         self._stopped = True
         await self._request.aclose()
 
@@ -142,13 +142,19 @@ class StickyStream:
             called = self._ended.pop()
             self._observe(replace(called, last_step=self._step) if called.purpose else called)
 
-    def _step_is_queued(self, limit: int) -> bool:
-        """Return whether the queue holds an end, or *limit* tokens and the tokens of a mark."""
-        return self._next is None or len(self._queue) >= limit + self._bounds.closing.room
+    def _step_has_arrived(self, arrivals: TokenStream, limit: int) -> bool:
+        """
+        Return whether the next step, or the end, is among *arrivals*.
 
-    def _look_ahead(self, item: Token | Stop) -> None:
-        """Add *item* of the queue to the step there."""
-        if self._next is None:
-            return
-        if not isinstance(item, Token) or self._next.add(item) not in (None, "length"):
-            self._next = None
+        So it is if there are *limit* tokens and the tokens of a mark.
+        """
+        if self._next is None or arrivals.ended:
+            return True
+        return len(arrivals.tokens) >= limit + self._bounds.closing.room
+
+    def _look_ahead(self, arrivals: TokenStream) -> None:
+        """Add the tokens that have just arrived to the next step."""
+        for token in islice(arrivals.tokens, self._looked, None):
+            if self._next and self._next.add(token) not in (None, "length"):
+                self._next = None
+        self._looked = len(arrivals.tokens)

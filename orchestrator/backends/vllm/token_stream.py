@@ -43,24 +43,30 @@ class TokenStream:
         self._spell = spell
         # The last token of the event before may be the first half of a character.
         self._halved = False
-        self._tokens: deque[Token] = deque()
-        self._ended: Stop | None = None
+        self.tokens: deque[Token] = deque()
+        """The tokens that have arrived and were not taken."""
+        self.ended: Stop | None = None
+        """The reason why the text ended after these tokens. None: the text goes on."""
 
     async def take(self) -> Token | Stop:
         """Wait for the next token, or for the reason of the end."""
-        while not self._tokens:
-            if self._ended:
-                return self._ended
-            if not await self._read():
-                raise self._call.error(MalformedReply, "the stream ended without a finish_reason")
-        return self._tokens.popleft()
+        while not self.tokens:
+            if self.ended:
+                return self.ended
+            await self.wait()
+        return self.tokens.popleft()
+
+    async def wait(self) -> None:
+        """Wait until more of the text has arrived. Raise `MalformedReply` if there is no end."""
+        if not await self._read():
+            raise self._call.error(MalformedReply, "the stream ended without a finish_reason")
 
     async def finish(self) -> None:
         """
         If the text has ended, read the usage and the end of the stream, which frees the connection.
         """
         with suppress(EndpointUnavailable):
-            while self._ended and await self._read():
+            while self.ended and await self._read():
                 pass
 
     async def _read(self) -> bool:
@@ -72,8 +78,8 @@ class TokenStream:
         self._meter.add(chunk.received, chunk.cached)
         tokens = chunk.tokens
         is_joined = self._logprobs is None and (len(tokens) > 1 or self._halved)
-        self._tokens += await self._divided(tokens) if is_joined and tokens else tokens
-        self._ended = chunk.ended or self._ended
+        self.tokens += await self._divided(tokens) if is_joined and tokens else tokens
+        self.ended = chunk.ended or self.ended
         return True
 
     async def _divided(self, tokens: Sequence[Token]) -> list[Token]:

@@ -125,9 +125,11 @@ class ModelTokenizer(TextTokenizer):
         except MissingCapability as exc:
             raise self.source.call.missing(exc) from exc
         markers = self.template.markers
-        block = await self.encode_special(markers.opening + markers.closing)
         between_turns = await self.encode_special(self.template.turn + self.template.answer)
-        self._turn_ids = set(await self._special_ids(between_turns)).difference(block)
+        self._turn_ids = set(await self._special_ids(between_turns)).difference(
+            await self.encode_special(markers.opening),
+            await self.encode_special(markers.closing),
+        )
 
     async def _is_faithful(self, text: str) -> bool:
         """Return whether encoding *text*, the last of the renderings, gives `rendered_last`."""
