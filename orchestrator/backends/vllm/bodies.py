@@ -138,15 +138,3 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
         "temperature": 0.0,
     }
     return {"model": model, "token_ids": prompt, "sampling_params": sampling}
-
-
-def pooling_body(model: str, prompt: Prompt, *, logits: bool) -> Body:
-    """
-    Have a reward model rate *prompt*: by *logits*, or by the values of the server's activation.
-    """
-    return {
-        "model": model,
-        "input": prompt,
-        "use_activation": not logits,
-        "encoding_format": "float",
-    }

@@ -200,7 +200,7 @@ class VllmEndpoint(VllmServer):
         server is examined again if a connection was opened since the last examination.
         """
         await self.refresh()
-        return await self.tokenizer.prompt_opens_block(messages, tools)
+        return (await self.tokenizer.conversation((messages, tools, True))).opened
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """
@@ -273,18 +273,13 @@ class VllmEndpoint(VllmServer):
 
     async def _parse(self, call: Call, toolset: Toolset, fields: Body) -> Reply:
         """Send *fields* to the server's parser for *toolset*. They describe an answer."""
-        block = await self.tokenizer.empty_block()
-        request = tool_protocol.parsed_request(
+        body = tool_protocol.parsing_body(
             self.name,
             toolset,
             self.settings.template,
+            await self.tokenizer.empty_block(),
         )
-        body = fields | {
-            "model": self.name,
-            "chat_request": request,
-            "prompt_token_ids": block,
-        }
-        return await self.connection.post(call, DERENDER, body)
+        return await self.connection.post(call, DERENDER, body | fields)
 
     async def _tool_format(self, toolset: Toolset) -> Format | None:
         call = self.connection.call("learn the form of tool calls")

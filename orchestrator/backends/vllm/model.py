@@ -108,13 +108,12 @@ class VllmModel(SingleModel):
         the time of a token. A server that speculates sends several tokens in one event, and their
         spellings tell where a step ends.
         """
-        begun = growing.so_far()
-        prompt, held = await self._prompt(chain, begun.tokens)
-        growing.hold(held)
+        prompt, _ = await self._prompt(chain, growing)
+        opening = growing.so_far().text
         endpoint = self._endpoint
         spelt = self.role != "large" or sampling.logprobs > 0 or endpoint.speculates
         form = StreamForm(limit=endpoint.tokenizer.context_length, spelt=spelt)
-        open_request = partial(self._generate, chain, prompt, sampling, begun.text, form)
+        open_request = partial(self._generate, chain, prompt, sampling, opening, form)
         bounds = replace(growing.bounds, top=sampling.logprobs)
         return StickyStream(open_request, self._observe, bounds)
 
@@ -165,11 +164,17 @@ class VllmModel(SingleModel):
             return Closing(mark, await tokenizer.one_token(mark), open=thinking)
         return Closing(ending, await tokenizer.one_token(ending), open=ending != "", spelt="")
 
-    async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> tuple[EncodedPrompt, str]:
-        """Encode *chain* and *opening*. Also return the end of the chain that is left out."""
-        shown = chain if opening else without_partial_character(chain)
-        prompt = await self._chain_prompts.prompt(shown)
-        return prompt.plus([token.id for token in opening]), chain.text[len(shown.text) :]
+    async def _prompt(self, chain: Chain, growing: StepBuilder) -> tuple[EncodedPrompt, int]:
+        """
+        Encode *chain* and what *growing* has so far.
+
+        The end of the text that is left out is held by *growing*. Also return its length.
+        """
+        begun = chain.extend(growing.so_far())
+        shown = without_partial_character(begun)
+        held = begun.text[len(shown.text) :]
+        growing.hold(held)
+        return await self._chain_prompts.prompt(shown), len(held)
 
     async def _complete(
         self,
@@ -187,30 +192,21 @@ class VllmModel(SingleModel):
         if growing.room <= 0:
             return growing.end("length")
         closing = growing.bounds.closing
-        begun = growing.so_far()
-        stops = server_stops(chain, growing.bounds, begun.text)
-        prompt, held = await self._prompt(chain, begun.tokens)
+        stops = server_stops(chain, growing.bounds, growing.so_far().text)
         for is_last in (False, True):
-            growing.hold(held)
+            prompt, held = await self._prompt(chain, growing)
             form = StreamForm(
-                limit=growing.room + len(held) * MAX_CHARACTER_TOKENS + closing.room,
+                limit=growing.room + held * MAX_CHARACTER_TOKENS + closing.room,
                 stop=(*closing.stops, *stops),
                 stop_token=closing.id if closing.open else -1,
             )
             opening = growing.so_far().text
-            async with self._generate(
-                chain,
-                prompt,
-                sampling,
-                opening,
-                form,
-            ) as arrivals:
+            async with self._generate(chain, prompt, sampling, opening, form) as arrivals:
                 step = await grow(growing, arrivals.take, until)
             if step or is_last:
                 break
             growing.resume()
             stops = ()
-            prompt, held = await self._prompt(chain.extend(growing.so_far()), ())
         return step or growing.end("delimiter")
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from random import choices
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ...endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from ...endpoints.metrics import CacheConfig, read_cache_config
@@ -46,17 +47,6 @@ HITS = re.compile(rb"^vllm:prefix_cache_hits.* (\S+)$", re.MULTILINE)
 SPECULATION = b"vllm:spec_decode_num_drafts"
 
 
-class Repetition(NamedTuple):
-    """What was found when a prompt was sent several times. None: that is not known."""
-
-    hit: bool | None = None
-    """Whether the prompt was read from the cache."""
-    reported: bool | None = None
-    """Whether the usage reports cached tokens."""
-    counted: bool | None = None
-    """Whether the usage counts the cached tokens that the metrics count."""
-
-
 async def probe(server: VllmServer) -> Capabilities:
     """
     Try one capability after the other: about 10 short requests, and up to 14 with 400 to 4000
@@ -74,34 +64,26 @@ async def probe(server: VllmServer) -> Capabilities:
     metrics = await probing.metrics()
     cache = read_cache_config(metrics or b"")
     speculation = SPECULATION in metrics if metrics else None
-    version = replies.version(await probing.get(VERSION) or b"")
-    token_ids = await probing.returns("token_ids", return_token_ids=True)
-    scores = await probing.returns("prompt_logprobs", prompt_logprobs=0)
-    chosen_logprobs = False if speculation else await probing.chosen_logprobs(digits)
-    long_prompt: Sequence[int] = ()
-    found = Repetition()
-    for length in _lengths(cache, room):
-        long_prompt = choices(prompt, k=length)  # A random text is in no cache.
-        found = await probing.repeat(long_prompt)
-        if found.hit is not False:
-            break
-    suffix_scoring = None
-    if server.settings.suffix_scoring:
-        suffix_scoring = await probing.suffix_scoring(long_prompt)
-    return Capabilities(
-        version=version,
-        token_ids=token_ids,
-        chosen_logprobs=chosen_logprobs,
-        prompt_logprobs=scores,
-        prefix_cache=found.hit,
-        cached_tokens=found.reported,
+    can = Capabilities(
+        version=replies.version(await probing.get(VERSION) or b""),
+        token_ids=await probing.returns("token_ids", return_token_ids=True),
+        chosen_logprobs=False if speculation else await probing.chosen_logprobs(digits),
+        prompt_logprobs=await probing.returns("prompt_logprobs", prompt_logprobs=0),
+        prefix_cache=None,
+        cached_tokens=None,
         metrics=None if metrics is None else bool(metrics),
         speculation=speculation,
-        suffix_scoring=suffix_scoring,
         cache=cache,
-        tried=len(long_prompt),
-        cached_counts=found.counted,
     )
+    long_prompt: Sequence[int] = ()
+    for length in _lengths(cache, room):
+        long_prompt = choices(prompt, k=length)  # A random text is in no cache.
+        can = await probing.repeat(can, long_prompt)
+        if can.prefix_cache is not False:
+            break
+    if not server.settings.suffix_scoring:
+        return can
+    return replace(can, suffix_scoring=await probing.suffix_scoring(long_prompt))
 
 
 def _lengths(cache: CacheConfig | None, room: int) -> list[int]:
@@ -135,23 +117,29 @@ class _Probe:
             return False
         return len(found) == len(choices)
 
-    async def repeat(self, prompt: Sequence[int]) -> Repetition:
-        """Send *prompt* several times. Look for hits in the usage, or else in the metrics."""
+    async def repeat(self, can: Capabilities, prompt: Sequence[int]) -> Capabilities:
+        """
+        Send *prompt* several times. Look for hits in the usage, or else in the metrics.
+
+        Return *can* with what was found out about the cache.
+        """
         body = bodies.completion_body(self._model, prompt, GREEDY, 1)
         reply = await self._post(body)
         before = await self._hits()
+        can = replace(can, prefix_cache=None, cached_tokens=None, tried=len(prompt))
         for _ in range(REPEATS - 1):
             reply = await self._post(body)
             if reply and replies.usage(reply).cached:
-                return Repetition(hit=True, reported=True, counted=True)
+                return replace(can, prefix_cache=True, cached_tokens=True, cached_counts=True)
         if reply is None:
-            return Repetition()
+            return can
         reported = bool(replies.prompt_details(reply))
+        can = replace(can, cached_tokens=reported)
         after = await self._hits()
         if not before or not after:
-            return Repetition(False if reported else None, reported)
+            return replace(can, prefix_cache=False if reported else None)
         hit = sum(after) > sum(before)
-        return Repetition(hit, reported, False if reported and hit else None)
+        return replace(can, prefix_cache=hit, cached_counts=False if reported and hit else None)
 
     async def suffix_scoring(self, cached: Sequence[int]) -> bool:
         """

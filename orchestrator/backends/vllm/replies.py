@@ -138,42 +138,32 @@ def parse_chunk(
     """
     with reading(call, "piece of a stream", event):
         reply = orjson.loads(event)
-        if "choices" in reply and not reply.get("error"):
-            return _chunk(call, reply, logprobs, closing)
-        raise reply_error(call, reply) or LookupError("choices")
-
-
-def _chunk(
-    call: Call,
-    reply: Reply,
-    logprobs: int | None,
-    closing: Sequence[int],
-) -> Chunk:
-    """Read *reply*, the object in one event of a stream, with the arguments of `parse_chunk`."""
-    if not reply["choices"]:
-        return Chunk(cached=usage(reply).cached)
-    choice = reply["choices"][0]
-    ended = ending(call, choice)
-    if choice.get("token_ids") is None:
-        raise call.error(
-            MalformedReply,
-            "no token ids, which the field return_token_ids requests: does a proxy leave out what"
-            " it does not know?",
-        )
-    ids = TOKEN_IDS.validate_python(choice["token_ids"])
-    received = len(ids)
-    turn_ended = ended == "end" and choice.get("stop_reason") not in closing
-    # The last id is the id of the token that ended the turn. Without log-probabilities, the text
-    # lacks this token: drop its id now. With log-probabilities, the text has the token: drop the
-    # token after the text was divided.
-    if turn_ended and logprobs is None:
-        del ids[-1:]
-    if turn_ended and not ids:
-        return Chunk((), received, ended)
-    tokens = _tokens(choice, ids, logprobs, cut=ended == "delimiter")
-    if turn_ended and logprobs is not None:
-        del tokens[-1:]
-    return Chunk(tokens, received, ended)
+        if "choices" not in reply or reply.get("error"):
+            raise reply_error(call, reply) or LookupError("choices")
+        if not reply["choices"]:
+            return Chunk(cached=usage(reply).cached)
+        choice = reply["choices"][0]
+        ended = ending(call, choice)
+        if choice.get("token_ids") is None:
+            raise call.error(
+                MalformedReply,
+                "no token ids, which the field return_token_ids requests: does a proxy leave out"
+                " what it does not know?",
+            )
+        ids = TOKEN_IDS.validate_python(choice["token_ids"])
+        received = len(ids)
+        turn_ended = ended == "end" and choice.get("stop_reason") not in closing
+        # The last id is the id of the token that ended the turn. Without log-probabilities, the
+        # text lacks this token: drop its id now. With log-probabilities, the text has the token:
+        # drop the token after the text was divided.
+        if turn_ended and logprobs is None:
+            del ids[-1:]
+        if turn_ended and not ids:
+            return Chunk((), received, ended)
+        tokens = _tokens(choice, ids, logprobs, cut=ended == "delimiter")
+        if turn_ended and logprobs is not None:
+            del tokens[-1:]
+        return Chunk(tokens, received, ended)
 
 
 def ending(call: Call, choice: Reply) -> Stop | None:
@@ -213,29 +203,17 @@ def _tokens(
         return [Token(part, id=number) for part, number in divide_text(text, ids, pieces, cut=cut)]
     parts = divide_text(text, ids, reported["tokens"], cut=cut)
     rows = zip(parts, reported["token_logprobs"], reported["top_logprobs"], strict=True)
-    return [_token(part, number, value, top or {}, logprobs) for (part, number), value, top in rows]
-
-
-def _token(
-    text: str,
-    number: int,
-    value: float | None,
-    top: Mapping[str, float],
-    requested: int,
-) -> Token:
-    """
-    Return the token with its rank among the *requested* number of likeliest tokens.
-
-    *top* may have one token more: the written token, if it is not among the likeliest.
-    """
-    logprob = finite(value)
-    best = nlargest(requested, top.items(), key=itemgetter(1))
-    rivals = tuple(
-        [Token(rival, finite(other), rank) for rank, (rival, other) in enumerate(best, 1)]
-    )
-    ranks = [rival.rank for rival in rivals if rival.logprob == logprob]
-    rank = ranks[0] if ranks else 0
-    return Token(text, logprob, rank, number, rivals)
+    tokens: list[Token] = []
+    for (part, number), value, top in rows:
+        # There may be one token more than requested: the written token, if it is not among the
+        # likeliest.
+        best = nlargest(logprobs, (top or {}).items(), key=itemgetter(1))
+        rivals = [Token(rival, finite(other), rank) for rank, (rival, other) in enumerate(best, 1)]
+        logprob = finite(value)
+        ranks = [rival.rank for rival in rivals if rival.logprob == logprob]
+        rank = ranks[0] if ranks else 0
+        tokens.append(Token(part, logprob, rank, number, tuple(rivals)))
+    return tokens
 
 
 def finite(logprob: float | None) -> float:
@@ -395,9 +373,9 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     if not isinstance(cached, int) or not isinstance(found, list):
         return None
     rows = cast("list[Row]", found)
-    first_computed = cached + 1  # the position of the first token with a computed row
-    # There is also an empty row for the first token of the prompt. So there are more rows than ids.
-    if start < first_computed or len(rows) <= len(ids):
+    # The token after the cached ones has no row. There is also an empty row for the first token of
+    # the prompt. So there are more rows than ids.
+    if start <= cached or len(rows) <= len(ids):
         return None
     last = rows[len(rows) - len(ids) :]
     complete = all(str(number) in as_object(row) for number, row in zip(ids, last, strict=True))
@@ -419,34 +397,24 @@ def scored_spans(
     given, the likeliest tokens have no text, because a request for their spellings would be needed
     for every step. Raise `MalformedReply`.
     """
+    known = pieces or {}
     following = iter(rows)
+    scored: list[tuple[Token, ...]] = []
     with reading(call, PROMPT_ROWS, rows):
-        return [
-            _scored(text, ids, list(islice(following, len(ids))), top, pieces or {})
-            for text, ids in spans
-        ]
-
-
-def _scored(
-    text: str,
-    ids: Sequence[int],
-    rows: Sequence[Row],
-    top: int,
-    pieces: Mapping[int, str],
-) -> tuple[Token, ...]:
-    """Return the tokens of one span. The arguments are those of `scored_spans`."""
-    entries = [row[str(number)] for row, number in zip(rows, ids, strict=True)]
-    spellings = [
-        pieces.get(number, entry.get("decoded_token"))
-        for number, entry in zip(ids, entries, strict=True)
-    ]
-    parts = divide_text(text, ids, spellings)
-    return tuple(
-        [
-            Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
-            for (part, number), entry, row in zip(parts, entries, rows, strict=True)
-        ]
-    )
+        for text, ids in spans:
+            own_rows = list(islice(following, len(ids)))
+            entries = [row[str(number)] for row, number in zip(own_rows, ids, strict=True)]
+            spellings = [
+                known.get(number, entry.get("decoded_token"))
+                for number, entry in zip(ids, entries, strict=True)
+            ]
+            parts = divide_text(text, ids, spellings)
+            tokens = [
+                Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
+                for (part, number), entry, row in zip(parts, entries, own_rows, strict=True)
+            ]
+            scored.append(tuple(tokens))
+    return scored
 
 
 def _likeliest(row: Row, top: int) -> tuple[Token, ...]:

@@ -73,17 +73,10 @@ def divided(text: str, marks: Iterable[str]) -> str:
     """
     Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
     """
-    spelt = _any_of(mark for mark in marks if mark in text)
-    return (
-        re.sub(
-            f"(?={spelt})(.)",
-            rf"\g<1>{SENTINEL}",
-            text,
-            flags=re.DOTALL,
-        )
-        if spelt
-        else text
-    )
+    spelt = _any_of([mark for mark in marks if mark in text])
+    if not spelt:
+        return text
+    return re.sub(f"(?={spelt})(.)", rf"\g<1>{SENTINEL}", text, flags=re.DOTALL)
 
 
 def divided_within(text: str, marks: Collection[str]) -> str:
@@ -119,11 +112,11 @@ def without_edges(text: str, marks: Collection[str], *, divide: bool) -> str:
     """
     spelt = _any_of(marks)
 
-    def replaced(found: re.Match[str]) -> str:
-        mark = found[1] or found[2]
-        return divided(mark, [mark]) if divide else ""
-
-    text = re.sub(f"({spelt}){LEFT_EDGE}|{RIGHT_EDGE}({spelt})", replaced, text)
+    text = re.sub(
+        f"({spelt})(?={LEFT_EDGE})|(?<={RIGHT_EDGE})({spelt})",
+        lambda found: divided(found[0], [found[0]]) if divide else "",
+        text,
+    )
     return text.replace(LEFT_EDGE, "").replace(RIGHT_EDGE, "")
 
 

@@ -35,6 +35,8 @@ V = TypeVar("V")
 
 MAX_CACHED_TEXTS = 8192
 """The most texts whose token ids are cached."""
+NOWHERE = "(?!)"
+"""A regular expression that matches nothing."""
 SEPARATOR = "\0"
 """This character is one token in every byte-level vocabulary."""
 MAX_ROUNDS = 5
@@ -76,7 +78,6 @@ class TextTokenizer:
         """Encodes, renders and decodes."""
         self.encode_special = AsyncCache(self._encode, MAX_CACHED_TEXTS)
         """Encodes our own text. A mark in our own text becomes the special token."""
-        self._divided = AsyncCache(self._encode_divided, MAX_CACHED_TEXTS)
         self._pieces: dict[int, str] = {}  # the text of each token, by its id
         self._hidden: dict[str, int] = {}  # ids of the marks that the tokenizer finds in no text
 
@@ -94,9 +95,29 @@ class TextTokenizer:
         Raise `MissingCapability` if the tokenizer still finds a mark in *text* after *text* was
         divided.
         """
-        if not may_spell(text):
-            return await self._joint(before, text, after)
-        return await self._divided((before, text, after))
+        is_harmless = not may_spell(text)
+        if is_harmless and not self._hidden:
+            return await self.encode_special(before + text + after)
+        begins = await self.encode_special(before)
+        ends = await self.encode_special(after)
+        if self._hidden:
+            # The tokenizer finds no mark. Each of the three texts is encoded by itself.
+            ids = (*begins, *await self._tokenize(text), *ends)
+        else:
+            ids = await self.encode_special(before + text + after)
+        if is_harmless:
+            return ids
+        own_marks = await self._special_ids((*begins, *ends))
+        marks: set[str] = set()
+        for _ in range(MAX_ROUNDS):
+            if await self._special_ids(ids) == own_marks:
+                return ids
+            marks |= await self._spelt_marks(ids, text)
+            if not all(mark in text for mark in marks):
+                # The tokenizer found a mark in the normal form.
+                text = normalize("NFKC", text)
+            ids = await self._encode_parts(before + divided(text, marks) + after, marks)
+        raise self._undividable(marks)
 
     async def encode_messages(
         self,
@@ -157,10 +178,9 @@ class TextTokenizer:
 
     async def _encode(self, text: str) -> Ids:
         """Encode our own *text*. The marks that the tokenizer does not find get their ids, too."""
-        if not self._hidden:
-            return await self._tokenize(text)
+        hidden = "|".join(map(re.escape, self._hidden)) or NOWHERE
         ids: list[int] = []
-        for part in re.split(f"({'|'.join(map(re.escape, self._hidden))})", text):
+        for part in re.split(f"({hidden})", text):
             if part in self._hidden:
                 ids.append(self._hidden[part])
             else:
@@ -171,41 +191,6 @@ class TextTokenizer:
         """Encode *text* with the source. An empty text takes no request."""
         return tuple(await self.source.encode(text)) if text else ()
 
-    async def _joint(self, before: str, text: str, after: str) -> Ids:
-        """
-        Encode the three texts of `encode_ordinary` as one.
-
-        If the tokenizer does not find some marks, each of the three texts is encoded by itself.
-        """
-        if not self._hidden:
-            return await self.encode_special(before + text + after)
-        return (
-            *await self.encode_special(before),
-            *await self._tokenize(text),
-            *await self.encode_special(after),
-        )
-
-    async def _encode_divided(self, texts: tuple[str, str, str]) -> Ids:
-        """
-        Encode the three texts of `encode_ordinary`, and divide the text in the middle.
-
-        The text is divided until only our own texts have special tokens.
-        """
-        before, text, after = texts
-        own_ids = (*await self.encode_special(before), *await self.encode_special(after))
-        own_marks = await self._special_ids(own_ids)
-        ids = await self._joint(*texts)
-        marks: set[str] = set()
-        for _ in range(MAX_ROUNDS):
-            if await self._special_ids(ids) == own_marks:
-                return ids
-            marks |= await self._spelt_marks(ids, text)
-            if not all(mark in text for mark in marks):
-                # The tokenizer found a mark in the normal form.
-                text = normalize("NFKC", text)
-            ids = await self._encode_parts(before + divided(text, marks) + after, marks)
-        raise self._undividable(marks)
-
     async def _encode_parts(self, text: str, marks: Collection[str]) -> Ids:
         """
         Encode each part of *text* by itself. A sentinel stands between two parts.
@@ -215,7 +200,7 @@ class TextTokenizer:
         separators = {piece: number for number, piece in self._pieces.items() if piece in marks}
         for separator, number in sorted(separators.items()):
             whole, inserted = joined(text, separator)
-            ids = await self._encode(whole)
+            ids = await self.encode_special(whole)
             if ids.count(number) == len(inserted):
                 return without_inserted(ids, number, inserted)
         parts = text.split(SENTINEL)

@@ -202,9 +202,9 @@ class ModelTokenizer(TextTokenizer):
 
         If *thinks* is false and the prompt opens a thinking block, the block is closed at once.
         """
-        return (await self._conversation_prompt((messages, tools, thinks))).prompt
+        return (await self.conversation((messages, tools, thinks))).prompt
 
-    async def _conversation_prompt(self, conversation: Conversation) -> ConversationPrompt:
+    async def conversation(self, conversation: Conversation) -> ConversationPrompt:
         """
         Encode *conversation*. The prompt is cached by the identity of the messages.
 
@@ -220,10 +220,6 @@ class ModelTokenizer(TextTokenizer):
             self._prompts.pop(next(iter(self._prompts)))
         return self._prompts[identity][1]
 
-    async def prompt_opens_block(self, messages: Messages, tools: Tools = ()) -> bool:
-        """Return whether a thinking block is open after the prompt of this conversation."""
-        return (await self._conversation_prompt((messages, tools, True))).opened
-
     async def is_inside_block(self, chain: Chain) -> bool:
         """Return whether a thinking block is open after the last step of *chain*."""
         if chain.closed:
@@ -236,7 +232,7 @@ class ModelTokenizer(TextTokenizer):
 
         The text of the chain then has no opening marker.
         """
-        return chain.thinks and await self.prompt_opens_block(chain.messages, chain.tools)
+        return chain.thinks and (await self.conversation(_conversation(chain))).opened
 
     async def markers(self, chain: Chain) -> ThinkingMarkers:
         """Return the markers of the thinking block of *chain*."""
@@ -248,15 +244,6 @@ class ModelTokenizer(TextTokenizer):
         """Encode a whole chain. Tokens that were written in this vocabulary keep their ids."""
         prompt = await ChainPromptCache(lambda: self).prompt(chain)
         return prompt.ids
-
-    async def has_block(self, chain: Chain) -> bool:
-        """
-        Return whether *chain* has a thinking block for this model, open or closed.
-
-        If so, `THINK_END` at the end of the thinking is encoded as the closing marker. Otherwise
-        `THINK_END` is left out.
-        """
-        return await self.prompt_opens_block(chain.messages, chain.tools) or opens_block(chain.text)
 
     async def empty_block(self) -> Ids:
         """Encode an empty thinking block. A parser of answers expects no thinking after it."""
@@ -403,24 +390,19 @@ class ModelTokenizer(TextTokenizer):
         return rendered
 
     async def _encode_fields(self, messages: Messages, tools: Tools) -> EncodedPrompt:
+        """
+        Encode the template's rendering of *messages* and *tools*.
+
+        The chat template looks for some texts in the assistant's content. With these texts the
+        template finds the thinking of earlier turns, and leaves it out.
+        """
+        markers = self.template.markers
+        sought = (markers.opening, markers.closing, self.template.head, self.template.ending)
         return await self.encode_messages(
             [message_fields(message) for message in messages],
             [tool_fields(tool) for tool in tools],
-            kept=self._texts_sought_in_content,
+            kept=() if markers.opens_message else [text.strip() for text in sought if text.strip()],
         )
-
-    @property
-    def _texts_sought_in_content(self) -> Sequence[str]:
-        """
-        The texts that the chat template looks for in the assistant's content.
-
-        With these texts the template finds the thinking of earlier turns, and leaves it out.
-        """
-        markers = self.template.markers
-        if markers.opens_message:
-            return ()
-        texts = (markers.opening, markers.closing, self.template.head, self.template.ending)
-        return [text.strip() for text in texts if text.strip()]
 
     async def _detect_thinking(self, template: Template, first_words: FirstWords) -> Template:
         """
@@ -502,7 +484,9 @@ class ChainPromptCache:
     async def prompt(self, chain: Chain) -> EncodedPrompt:
         """Encode *chain*. Tokens that were written in this vocabulary keep their ids."""
         tokenizer = self._get_tokenizer()
-        has_block = await tokenizer.has_block(chain)
+        conversation = await tokenizer.conversation((chain.messages, chain.tools, True))
+        # If the chain has no thinking block for this model, `THINK_END` is left out.
+        has_block = conversation.opened or opens_block(chain.text)
         last = self._last  # Another call may replace `_last` while this call waits.
         if (
             last is None
