@@ -404,7 +404,7 @@ def scored_spans(
         for text, ids in spans:
             own_rows = list(islice(following, len(ids)))
             entries = [row[str(number)] for row, number in zip(own_rows, ids, strict=True)]
-            spellings = [
+            spellings: list[Any] = [
                 known.get(number, entry.get("decoded_token"))
                 for number, entry in zip(ids, entries, strict=True)
             ]
