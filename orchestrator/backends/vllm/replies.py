@@ -207,7 +207,8 @@ def _tokens(
     for (part, number), value, top in rows:
         # There may be one token more than requested: the written token, if it is not among the
         # likeliest.
-        best = nlargest(logprobs, (top or {}).items(), key=itemgetter(1))
+        likeliest: Mapping[str, float] = top or {}
+        best = nlargest(logprobs, likeliest.items(), key=itemgetter(1))
         rivals = [Token(rival, finite(other), rank) for rank, (rival, other) in enumerate(best, 1)]
         logprob = finite(value)
         ranks = [rival.rank for rival in rivals if rival.logprob == logprob]

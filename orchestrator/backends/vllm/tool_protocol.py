@@ -171,7 +171,7 @@ def parsed_tokens(call: Call, reply: Reply) -> ParsedTokens:
             Calling(
                 int(piece["index"]),
                 piece.get("id") or "",
-                (piece.get("function") or {}).get("name") or "",
+                _function(piece).get("name") or "",
                 _arguments(piece),
             )
             for piece in delta.get("tool_calls") or ()
@@ -179,9 +179,13 @@ def parsed_tokens(call: Call, reply: Reply) -> ParsedTokens:
         return ParsedTokens(delta.get("content") or "", tuple(pieces), state)
 
 
+def _function(call: Reply) -> Reply:
+    return call.get("function") or {}
+
+
 def _arguments(call: Reply) -> str:
     """Return the arguments of a *call* as text; some parsers give the value itself."""
-    arguments = (call.get("function") or {}).get("arguments")
+    arguments = _function(call).get("arguments")
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else json_text(arguments)
