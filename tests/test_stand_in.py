@@ -84,7 +84,7 @@ async def test_a_question_gets_a_good_grade_for_the_set_share(accept: float, dig
         ("memory", "out of memory"),
         ("reset:3", "broke off"),
         ("stall:3", "no token for 0.5 s"),
-        ("garbage", "no piece of a stream"),
+        ("garbage", "not a piece of a stream"),
         ("cut", "the stream broke off"),
     ],
 )
