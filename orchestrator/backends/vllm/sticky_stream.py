@@ -112,13 +112,17 @@ class StickyStream:
         """
         Wait for tokens until a step is complete, or until the next write has begun.
 
-        A failure is raised by the next write.
+        A failure frees the connection. The next write raises it.
         """
-        while not self._step_has_arrived(arrivals, self._bounds.limit):
-            await arrivals.wait()
-            if self.writing:
-                return
-            self._look_ahead(arrivals)
+        try:
+            while not self._step_has_arrived(arrivals, self._bounds.limit):
+                await arrivals.wait()
+                if self.writing:
+                    return
+                self._look_ahead(arrivals)
+        except Exception as exc:
+            await self._request.__aexit__(type(exc), exc, None)
+            raise
         self._stopped = True
         await self._request.aclose()
 
@@ -136,7 +140,7 @@ class StickyStream:
                 self._reader.cancel()
             await asyncio.wait([self._reader])
             if not self._reader.cancelled():
-                failure = failure or self._reader.exception()
+                failure = self._reader.exception() or failure
         await self._request.__aexit__(type(failure) if failure else None, failure, None)
         while self._ended:
             called = self._ended.pop()
