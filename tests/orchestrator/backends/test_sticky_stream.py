@@ -274,7 +274,8 @@ def counted(model: VllmModel) -> int:
 
 
 def ended(model: VllmModel) -> bool:
-    reader = model._sticky and model._sticky._reader  # pyright: ignore[reportPrivateUsage]
+    assert model._sticky  # pyright: ignore[reportPrivateUsage]
+    reader = model._sticky._reader  # pyright: ignore[reportPrivateUsage]
     return reader is not None and reader.done()
 
 
