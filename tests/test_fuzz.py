@@ -93,7 +93,7 @@ REPLIES: Mapping[str, tuple[Any, Callable[[Any], object]]] = {
     ),
     "tokenize": (
         {"tokens": [1, 2], "max_model_len": 9},
-        lambda reply: replies.tokenized(CALL, reply),
+        lambda reply: replies.tokenized(CALL, orjson.dumps(reply)),
     ),
     "detokenize": ({"prompt": "a"}, lambda reply: replies.detokenized(CALL, reply)),
     "usage": ({"usage": USAGE}, replies.usage),

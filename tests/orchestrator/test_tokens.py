@@ -10,7 +10,7 @@ import pytest
 
 from stepspec.orchestrator.backends.vllm import replies
 from stepspec.orchestrator.chain import Step, Token
-from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
+from stepspec.orchestrator.errors import MalformedReply
 from stepspec.orchestrator.events import Committed, Drafted
 from stepspec.orchestrator.http.prompts import EncodedPrompt
 from stepspec.orchestrator.tokens import Tokens
@@ -68,24 +68,19 @@ def test_a_token_without_log_probabilities_takes_at_most_sixty_bytes() -> None:
 
 
 @pytest.mark.parametrize("close", [True, False])
-@pytest.mark.parametrize("ids", [[0], [5, 17, 200_000], list(range(500))])
+@pytest.mark.parametrize("ids", [[0], [5, 17, 200_000], list(range(500)), list(range(50_000))])
 def test_the_ids_of_a_conversation_stay_json(ids: list[int], close: bool) -> None:
     reply: dict[str, object] = {"count": len(ids), "max_model_len": 500, "tokens": ids}
     body = orjson.dumps({**reply, "token_strs": None}, option=0 if close else orjson.OPT_INDENT_2)
-    prompt = replies.tokenized_prompt(CALL, body)
-    assert prompt == EncodedPrompt.of(ids)
+    prompt, room = replies.tokenized(CALL, body)
+    assert (prompt, room) == (EncodedPrompt.of(ids), 500)
     assert prompt.ids == ids
     assert prompt.last(3) == ids[-3:]
 
 
+@pytest.mark.parametrize("padding", [0, replies.LONG_REPLY_BYTES])
 @pytest.mark.parametrize("value", ["a", -1, 1.5, None, True, False, [7], {"a": 1}])
-def test_ids_that_are_none_are_malformed(value: object) -> None:
-    body = orjson.dumps({"max_model_len": 500, "tokens": [value]})
+def test_ids_that_are_none_are_malformed(value: object, padding: int) -> None:
+    body = orjson.dumps({"max_model_len": 500, "text": "x" * padding, "tokens": [value]})
     with pytest.raises(MalformedReply):
-        replies.tokenized_prompt(CALL, body)
-
-
-def test_a_conversation_without_room_is_refused() -> None:
-    body = orjson.dumps({"max_model_len": 2, "tokens": [1, 2, 3]})
-    with pytest.raises(ContextTooLong, match="3 tokens leave no room"):
-        replies.tokenized_prompt(CALL, body)
+        replies.tokenized(CALL, body)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ...endpoints.chat_template import Fields
 from ...endpoints.interfaces import Format, ServerFormat
 from ...endpoints.settings import GREEDY, Sampling
 from ...http.paths import Body
@@ -40,40 +39,6 @@ class StreamForm:
     """A token that ends the stream. -1: none."""
     spelt: bool = True
     """Whether tokens come with their spellings and log-probabilities. Without, no stop works."""
-
-
-def tokenize_body(model: str, text: str, *, special_tokens: bool = False) -> Body:
-    """
-    Encode *text*. *special_tokens*: with the tokens that the tokenizer puts around every text.
-    """
-    return {"model": model, "prompt": text, "add_special_tokens": special_tokens}
-
-
-def tokenize_messages_body(
-    model: str,
-    messages: Fields,
-    *,
-    generate: bool = True,
-    template: Variables | None = None,
-    tools: Fields = (),
-) -> Body:
-    """
-    Render *messages* and *tools* with the chat template, and encode the text.
-
-    *generate* adds the generation prompt. *template* holds variables of the chat template
-    (``chat_template_kwargs``); None sends none.
-    """
-    body: Body = {"model": model, "messages": messages, "add_generation_prompt": generate}
-    if tools:
-        body["tools"] = tools
-    if template:
-        body["chat_template_kwargs"] = template
-    return body
-
-
-def detokenize_body(model: str, ids: Sequence[int]) -> Body:
-    """Decode token *ids*, special tokens included."""
-    return {"model": model, "tokens": ids}
 
 
 def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int) -> Body:
@@ -173,15 +138,3 @@ def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
         "temperature": 0.0,
     }
     return {"model": model, "token_ids": prompt, "sampling_params": sampling}
-
-
-def pooling_body(model: str, prompt: Prompt, *, logits: bool) -> Body:
-    """
-    Have a reward model rate *prompt*: by *logits*, or by the values of the server's activation.
-    """
-    return {
-        "model": model,
-        "input": prompt,
-        "use_activation": not logits,
-        "encoding_format": "float",
-    }

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import TypeAlias
 
 from ...chain import Chain, Step, Token, Toolset
 from ...concurrency import at_once
@@ -69,14 +69,11 @@ MAX_TOOLSETS = 64
 """The most sets of tools whose formats are cached."""
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """Identifies the process of a server. A restarted server is another process."""
-
-    start: bytes = b""
-    """The start time as the metrics show it. b"": the metrics show no start time."""
-    speculates: bool = False
-    """Whether vLLM itself speculates on tokens."""
+Process: TypeAlias = tuple[bytes, bool]
+"""
+Identifies the process of a server: its start time as the metrics show it, and whether vLLM itself
+speculates on tokens. A restarted server is another process.
+"""
 
 
 class VllmEndpoint(VllmServer):
@@ -118,15 +115,14 @@ class VllmEndpoint(VllmServer):
         only the first call has an effect.
         """
         metrics = await self._metrics()
-        process = Process(read_start(metrics), read_acceptance(metrics) is not None)
+        process = (read_start(metrics), read_acceptance(metrics) is not None)
         if process != self._process and (metrics or self._process is None):
             self._begin(process)
 
     def _begin(self, process: Process) -> None:
         """Forget what was learnt by trying requests, because the server is now *process*."""
         self._process = process
-        self.speculates = process.speculates
-        self.spellings = {**self.tokenizer.end_tokens}
+        _, self.speculates = process
         # A V1 runner that speculates cannot return log-probabilities by token id. The request
         # fails. If the batch has drafted tokens, the engine even ends.
         self.by_id = False if self.speculates else None
@@ -190,12 +186,11 @@ class VllmEndpoint(VllmServer):
 
     def adopt(self, fresh: VllmEndpoint) -> None:
         """Take over what *fresh* has learnt. *fresh* is a new connection to the same server."""
-        if self.tokenizer.learnt != fresh.tokenizer.learnt:
-            self.tokenizer = fresh.tokenizer
-            self.tokenizer.source = self._tokenizer_source()
-        self.tokenizer.context_length = fresh.room
+        self.tokenizer = fresh.tokenizer
+        self.tokenizer.source = self._tokenizer_source()
         self.cache = fresh.cache
-        self._begin(fresh._process or Process())
+        assert fresh._process, "a connection that was entered has looked at the process"
+        self._begin(fresh._process)
 
     async def thinks(self, messages: Messages, tools: Tools = ()) -> bool:
         """
@@ -205,7 +200,7 @@ class VllmEndpoint(VllmServer):
         server is examined again if a connection was opened since the last examination.
         """
         await self.refresh()
-        return await self.tokenizer.prompt_opens_block(messages, tools)
+        return (await self.tokenizer.conversation((messages, tools, True))).opened
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """
@@ -278,18 +273,13 @@ class VllmEndpoint(VllmServer):
 
     async def _parse(self, call: Call, toolset: Toolset, fields: Body) -> Reply:
         """Send *fields* to the server's parser for *toolset*. They describe an answer."""
-        block = await self.tokenizer.empty_block()
-        request = tool_protocol.parsed_request(
+        body = tool_protocol.parsing_body(
             self.name,
             toolset,
             self.settings.template,
+            await self.tokenizer.empty_block(),
         )
-        body = fields | {
-            "model": self.name,
-            "chat_request": request,
-            "prompt_token_ids": block,
-        }
-        return await self.connection.post(call, DERENDER, body)
+        return await self.connection.post(call, DERENDER, body | fields)
 
     async def _tool_format(self, toolset: Toolset) -> Format | None:
         call = self.connection.call("learn the form of tool calls")

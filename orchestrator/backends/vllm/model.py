@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import (
-    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
 )
 from dataclasses import replace
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from ...chain import Chain, Role, Step, Token, beginning
 from ...concurrency import at_once
@@ -22,14 +20,14 @@ from ...events import Observer, Verb
 from ...http.http_errors import Call, Reply
 from ...http.paths import COMPLETIONS, GENERATE, Body
 from ...http.prompts import EncodedPrompt
-from ...http.request_meter import CallObserver, RequestMeter, metered
+from ...http.request_meter import CallObserver, metered
 from ...interfaces import DEFAULT_LIMIT, OPEN_REQUESTS, REQUEST, Until
-from ...step_builder import OUTSIDE, Closing, StepBounds, StepBuilder, grow, step_ends
+from ...step_builder import Closing, StepBounds, StepBuilder, grow, step_ends
 from . import bodies, replies
 from .bodies import Prompts, StreamForm
 from .server import VllmServer
 from .sticky_stream import StickyStream
-from .token_stream import TextDivider, TokenStream
+from .token_stream import TokenStream
 from .tokenizer import ChainPromptCache
 
 MAX_CHARACTER_TOKENS = 4
@@ -54,9 +52,10 @@ class VllmModel(SingleModel):
         self._sampling = sampling
         self._format: Format | None = format
         self._observe = observe
-        self._clock = clock
+        self._metered = partial(metered, endpoint.role, clock=clock, url=endpoint.settings.url)
         self._chain_prompts = ChainPromptCache(lambda: endpoint.tokenizer)
-        self._sticky: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
+        self._sticky: StickyStream | None = None  # the stream that was opened last
+        self._stack: AsyncExitStack | None = None  # the stack that closes the stream
 
     @property
     def role(self) -> Role:
@@ -80,26 +79,20 @@ class VllmModel(SingleModel):
         """
         sampling = self._sampling.telling(top)
         stack = None if sampling.samples_by_seed else OPEN_REQUESTS.get()
-        begun = await self._endpoint.tokenizer.tokens_of_text(opening)
-        bounds = StepBounds(
-            step_ends(chain, stop),
-            limit,
-            top,
-            await self._closing(chain),
-        )
-        growing = self._builder(chain, bounds, begun)
-        sticky = self._sticky.get(stack) if stack else None
-        if sticky and not opening and sticky.continues(chain, bounds):
-            return await sticky.write(chain, growing, until)
-        is_shared = sticky is not None and sticky.writing
-        if sticky and not is_shared:
-            await sticky.close()
-        if stack is None or is_shared or growing.room <= 0:
+        tokenizer = self._endpoint.tokenizer
+        begun = await tokenizer.tokens_of_text(opening)
+        bounds = StepBounds(step_ends(chain, stop), limit, top, await self._closing(chain))
+        growing = StepBuilder(self.role, tokenizer.vocabulary, chain, bounds, begun)
+        sticky = self._sticky
+        if stack is None or growing.room <= 0 or (sticky and sticky.writing):
             return await self._complete(chain, growing, sampling, until)
-        sticky = await self._begin_sticky(chain, growing, sampling)
-        if stack not in self._sticky:
-            stack.push_async_callback(self._close_sticky, stack)
-        self._sticky[stack] = sticky
+        if sticky and (opening or not sticky.continues(chain, bounds)):
+            await sticky.close()
+            sticky = None
+        self._sticky = sticky = sticky or await self._begin_sticky(chain, growing, sampling)
+        if stack is not self._stack:
+            self._stack = stack
+            stack.push_async_callback(self._close_sticky)
         return await sticky.write(chain, growing, until)
 
     async def _begin_sticky(
@@ -115,19 +108,19 @@ class VllmModel(SingleModel):
         the time of a token. A server that speculates sends several tokens in one event, and their
         spellings tell where a step ends.
         """
-        begun = growing.so_far()
-        prompt, held = await self._prompt(chain, begun.tokens)
-        growing.hold(held)
+        prompt, _ = await self._prompt(chain, growing)
+        opening = growing.so_far().text
         endpoint = self._endpoint
         spelt = self.role != "large" or sampling.logprobs > 0 or endpoint.speculates
         form = StreamForm(limit=endpoint.tokenizer.context_length, spelt=spelt)
-        open_request = partial(self._generate, chain, prompt, sampling, begun.text, form)
+        open_request = partial(self._generate, chain, prompt, sampling, opening, form)
         bounds = replace(growing.bounds, top=sampling.logprobs)
         return StickyStream(open_request, self._observe, bounds)
 
-    async def _close_sticky(self, stack: AsyncExitStack) -> None:
-        """Close the last stream that was opened on *stack*. Earlier streams are closed already."""
-        await self._sticky.pop(stack).close()
+    async def _close_sticky(self) -> None:
+        """Close the stream that was opened last. Earlier streams are closed already."""
+        if self._sticky:
+            await self._sticky.close()
 
     async def branch(
         self,
@@ -147,21 +140,19 @@ class VllmModel(SingleModel):
             limit,
             closing=await self._closing(chain),
         )
-        openings = [await self._endpoint.tokenizer.continued_tokens(step) for step in beginnings]
-        steps = [
-            self._complete(chain, self._builder(chain, bounds, opening), self._sampling)
-            for opening in openings
+        tokenizer = self._endpoint.tokenizer
+        growing = [
+            StepBuilder(
+                self.role,
+                tokenizer.vocabulary,
+                chain,
+                bounds,
+                await tokenizer.continued_tokens(step),
+            )
+            for step in beginnings
         ]
+        steps = [self._complete(chain, each, self._sampling) for each in growing]
         return tuple(await at_once(steps))
-
-    def _builder(
-        self,
-        chain: Chain,
-        bounds: StepBounds,
-        opening: Sequence[Token],
-    ) -> StepBuilder:
-        vocabulary = self._endpoint.tokenizer.vocabulary
-        return StepBuilder(self.role, vocabulary, chain, bounds, opening)
 
     async def _closing(self, chain: Chain) -> Closing:
         """Return what ends the thinking after *chain* or, if the thinking is over, the reply."""
@@ -171,15 +162,19 @@ class VllmModel(SingleModel):
         if thinking or not (chain.closed or ending):
             mark = (await tokenizer.markers(chain)).closing
             return Closing(mark, await tokenizer.one_token(mark), open=thinking)
-        if ending:
-            return Closing(ending, tokenizer.ending_id, spelt="")
-        return OUTSIDE
+        return Closing(ending, await tokenizer.one_token(ending), open=ending != "", spelt="")
 
-    async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> tuple[EncodedPrompt, str]:
-        """Encode *chain* and *opening*. Also return the end of the chain that is left out."""
-        shown = chain if opening else without_partial_character(chain)
-        prompt = await self._chain_prompts.prompt(shown)
-        return prompt.plus([token.id for token in opening]), chain.text[len(shown.text) :]
+    async def _prompt(self, chain: Chain, growing: StepBuilder) -> tuple[EncodedPrompt, int]:
+        """
+        Encode *chain* and what *growing* has so far.
+
+        The end of the text that is left out is held by *growing*. Also return its length.
+        """
+        begun = chain.extend(growing.so_far())
+        shown = without_partial_character(begun)
+        held = begun.text[len(shown.text) :]
+        growing.hold(held)
+        return await self._chain_prompts.prompt(shown), len(held)
 
     async def _complete(
         self,
@@ -197,30 +192,21 @@ class VllmModel(SingleModel):
         if growing.room <= 0:
             return growing.end("length")
         closing = growing.bounds.closing
-        begun = growing.so_far()
-        stops = server_stops(chain, growing.bounds, begun.text)
-        prompt, held = await self._prompt(chain, begun.tokens)
+        stops = server_stops(chain, growing.bounds, growing.so_far().text)
         for is_last in (False, True):
-            growing.hold(held)
+            prompt, held = await self._prompt(chain, growing)
             form = StreamForm(
-                limit=growing.room + len(held) * MAX_CHARACTER_TOKENS + closing.room,
+                limit=growing.room + held * MAX_CHARACTER_TOKENS + closing.room,
                 stop=(*closing.stops, *stops),
                 stop_token=closing.id if closing.open else -1,
             )
             opening = growing.so_far().text
-            async with self._generate(
-                chain,
-                prompt,
-                sampling,
-                opening,
-                form,
-            ) as arrivals:
+            async with self._generate(chain, prompt, sampling, opening, form) as arrivals:
                 step = await grow(growing, arrivals.take, until)
             if step or is_last:
                 break
             growing.resume()
             stops = ()
-            prompt, held = await self._prompt(chain.extend(growing.so_far()), ())
         return step or growing.end("delimiter")
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
@@ -233,12 +219,9 @@ class VllmModel(SingleModel):
         tokenizer = self._endpoint.tokenizer
         call = self._call("score")
         before = await self._chain_prompts.prompt(chain)
-        closing = (
-            (await tokenizer.markers(chain)).closing
-            if await tokenizer.is_inside_block(chain)
-            else ""
-        )
-        encoded = [(span, await tokenizer.encode(span, closing=closing)) for span in spans]
+        closing = await self._closing(chain)
+        mark = closing.text if closing.open and closing.spelt else ""
+        encoded = [(span, await tokenizer.encode(span, closing=mark)) for span in spans]
         read = [number for _, ids in encoded for number in ids]
         if self._endpoint.settings.suffix_scoring:
             suffix = await self._suffix(before, read, top)
@@ -305,7 +288,7 @@ class VllmModel(SingleModel):
         """
         endpoint = self._endpoint
         tokenizer = endpoint.tokenizer
-        numbers = await tokenizer.choice_ids(tuple(choices))
+        numbers = await tokenizer.choice_ids(choices)
         before = await self._chain_prompts.prompt(chain)
         prompts = [before.plus(await tokenizer.encode_question(question, opening))]
         if endpoint.checkpoints:
@@ -314,9 +297,8 @@ class VllmModel(SingleModel):
             probabilities = await self._ask_by_id(prompts, numbers)
             if probabilities is not None:
                 return probabilities
-        async with nullcontext() if endpoint.by_id is False else endpoint.without_questions():
-            reply = await self._ask(prompts, numbers, by_id=False)
-        found = replies.choice_probabilities(self._call("ask"), reply, numbers)
+        async with endpoint.without_questions():
+            found = await self._ask(prompts, numbers, by_id=False)
         return dict.fromkeys(choices, 0.0) | found
 
     async def _ask_by_id(
@@ -335,7 +317,7 @@ class VllmModel(SingleModel):
         retries = None if known else 0
         try:
             with endpoint.asking_by_id():
-                reply = await self._ask(asked, numbers, by_id=True, retries=retries)
+                found = await self._ask(asked, numbers, by_id=True, retries=retries)
         except EndpointRejected as exc:
             if "logprob_token_ids" not in exc.cause:
                 raise
@@ -347,9 +329,8 @@ class VllmModel(SingleModel):
             if exc.status == 500:  # vLLM's answer while it speculates on tokens
                 endpoint.by_id = False
             return None
-        probabilities = replies.choice_probabilities(self._call("ask"), reply, numbers)
-        endpoint.by_id = len(probabilities) == len(numbers)
-        return probabilities if endpoint.by_id else None
+        endpoint.by_id = len(found) == len(numbers)
+        return found if endpoint.by_id else None
 
     async def _ask(
         self,
@@ -358,16 +339,16 @@ class VllmModel(SingleModel):
         *,
         by_id: bool,
         retries: int | None = None,
-    ) -> Reply:
-        """Send a question, perhaps with the chain as a second prompt, whose state is saved."""
+    ) -> dict[str, float]:
+        """
+        Ask for the probabilities of the choices with the token ids *numbers*.
+
+        The chain may be a second prompt, whose state is saved.
+        """
         sent: Prompts = prompts[0] if len(prompts) == 1 else list(prompts)
-        body = bodies.choice_body(
-            self._endpoint.name,
-            sent,
-            [*numbers.values()],
-            by_id=by_id,
-        )
-        return await self._post("ask", prompts, body, retries=retries)
+        body = bodies.choice_body(self._endpoint.name, sent, [*numbers.values()], by_id=by_id)
+        reply = await self._post("ask", prompts, body, retries=retries)
+        return replies.choice_probabilities(self._call("ask"), reply, numbers)
 
     @asynccontextmanager
     async def _generate(
@@ -398,12 +379,15 @@ class VllmModel(SingleModel):
                 again=again,
             )
         call = self._call("write")
-        divider = TextDivider(endpoint.spellings, endpoint.spell)
         # A request that reads the likeliest tokens is kept apart from questions by token ids.
         async with endpoint.without_questions() if sampling.logprobs else nullcontext():
-            with self._metered("write", len(prompt), observe) as meter:
+            with self._metered(
+                "write",
+                observe=observe or self._observe,
+                prompt=len(prompt),
+            ) as meter:
                 async with endpoint.connection.stream(call, body) as events:
-                    arrivals = TokenStream(call, events, meter, body, divider)
+                    arrivals = TokenStream(call, events, meter, body, endpoint.spell)
                     yield arrivals
                     await arrivals.finish()
 
@@ -423,7 +407,8 @@ class VllmModel(SingleModel):
         The first prompt is the longest. `Connection.post` explains *retries* and *shorten*.
         """
         self._room(verb, prompts[0])
-        with self._metered(verb, sum(map(len, prompts))) as meter:
+        prompt = sum(map(len, prompts))
+        with self._metered(verb, observe=self._observe, prompt=prompt) as meter:
             call = self._call(verb)
             connection = self._endpoint.connection
             reply = await connection.post(
@@ -447,22 +432,6 @@ class VllmModel(SingleModel):
             return room - len(prompt)
         message = f"the prompt has {len(prompt)} tokens, and the model takes {room} in all"
         raise self._call(verb).error(ContextTooLong, message)
-
-    def _metered(
-        self,
-        verb: Verb,
-        prompt: int,
-        observe: CallObserver | None = None,
-    ) -> AbstractContextManager[RequestMeter]:
-        url = self._endpoint.settings.url
-        return metered(
-            self.role,
-            verb,
-            observe or self._observe,
-            self._clock,
-            prompt,
-            url,
-        )
 
     def _call(self, verb: Verb) -> Call:
         return self._endpoint.connection.call(verb)

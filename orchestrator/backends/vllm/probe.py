@@ -20,7 +20,6 @@ from .tokenizer import VOCABULARY_PROBE
 
 T = TypeVar("T")
 
-
 DIGITS = "0123456789"
 
 BLOCK_PROMPT_TOKENS = (1000, 2000, 4000)
@@ -37,6 +36,9 @@ MAX_SCORINGS = 8
 
 MAX_DIFFERENCE = 0.1
 """Nats by which the order of additions may change a score in half precision."""
+
+FEW_TOKENS = 4
+"""Tokens that a completion writes in which a field is looked for."""
 
 ROOM_TOKENS = 8
 """Tokens of the context that no prompt takes."""
@@ -55,159 +57,123 @@ async def probe(server: VllmServer) -> Capabilities:
     gone. *suffix_scoring* is tried only if the settings allow it: a server without the right flags
     may crash.
     """
-    encode = server.tokenizer.encode_special
-    probing = _Probe(server, await encode(VOCABULARY_PROBE), await encode(DIGITS))
-    capabilities = await probing.run()
-    if server.settings.suffix_scoring:
-        return replace(capabilities, suffix_scoring=await probing.suffix_scoring())
-    return capabilities
+    room = server.tokenizer.context_length - ROOM_TOKENS  # the longest prompt, in tokens
+    prompt = (await server.tokenizer.encode_special(VOCABULARY_PROBE))[:room]
+    digits = await server.tokenizer.encode_special(DIGITS)
+    probing = _Probe(server, prompt)
+    metrics = await probing.metrics()
+    cache = read_cache_config(metrics or b"")
+    speculation = SPECULATION in metrics if metrics else None
+    can = Capabilities(
+        version=replies.version(await probing.get(VERSION) or b""),
+        token_ids=await probing.returns("token_ids", return_token_ids=True),
+        chosen_logprobs=False if speculation else await probing.chosen_logprobs(digits),
+        prompt_logprobs=await probing.returns("prompt_logprobs", prompt_logprobs=0),
+        prefix_cache=None,
+        cached_tokens=None,
+        metrics=None if metrics is None else bool(metrics),
+        speculation=speculation,
+        cache=cache,
+    )
+    long_prompt: Sequence[int] = ()
+    for length in _lengths(cache, room):
+        long_prompt = choices(prompt, k=length)  # A random text is in no cache.
+        can = await probing.repeat(can, long_prompt)
+        if can.prefix_cache is not False:
+            break
+    if not server.settings.suffix_scoring:
+        return can
+    return replace(can, suffix_scoring=await probing.suffix_scoring(long_prompt))
+
+
+def _lengths(cache: CacheConfig | None, room: int) -> list[int]:
+    """Return the lengths of the prompts to repeat, in tokens. At most *room* fit."""
+    lengths = {LONG_PROMPT_TOKENS, *BLOCK_PROMPT_TOKENS}
+    if cache and cache.enabled is False:
+        lengths = {LONG_PROMPT_TOKENS}
+    elif cache and cache.block is not None:
+        lengths = {LONG_PROMPT_TOKENS, max(2 * cache.block, LONG_PROMPT_TOKENS)}
+    return sorted({min(length, room) for length in lengths})
 
 
 class _Probe:
-    """The requests of one probe, with a *prompt* and with *digits* to choose from."""
+    """The requests of one probe, most of them with a *prompt*."""
 
-    def __init__(
-        self,
-        server: VllmServer,
-        prompt: Sequence[int],
-        digits: Sequence[int],
-    ) -> None:
+    def __init__(self, server: VllmServer, prompt: Sequence[int]) -> None:
         self._connection = server.connection
+        self._call = server.connection.call("probe")
         self._model = server.name
-        self._room = server.tokenizer.context_length - ROOM_TOKENS  # the longest prompt, in tokens
-        self._prompt = prompt[: self._room]
-        self._digits = {str(number): number for number in digits}
-        self._long: Sequence[int] = ()  # the prompt that was repeated last
-        self._counts: bool | None = None  # whether the usage counts cached tokens
-        self._call = self._connection.call("probe")
+        self._prompt = prompt
 
-    async def run(self) -> Capabilities:
-        token_ids = await self._returns("token_ids", 4, return_token_ids=True)
-        metrics = await self._metrics()
-        cache = read_cache_config(metrics or b"")
-        prefix_cache, cached_tokens = await self._cache(cache)
-        speculation = SPECULATION in metrics if metrics else None
-        scores = await self._returns("prompt_logprobs", 1, prompt_logprobs=0)
-        return Capabilities(
-            version=await self._version(),
-            token_ids=token_ids,
-            chosen_logprobs=False if speculation else await self._chosen_logprobs(),
-            prompt_logprobs=scores,
-            prefix_cache=prefix_cache,
-            cached_tokens=cached_tokens,
-            metrics=None if metrics is None else bool(metrics),
-            speculation=speculation,
-            cache=cache,
-            tried=len(self._long),
-            cached_counts=self._counts,
-        )
-
-    async def _chosen_logprobs(self) -> bool | None:
-        ids = [*self._digits.values()]
-        body = bodies.choice_body(self._model, self._prompt, ids, by_id=True)
+    async def chosen_logprobs(self, digits: Sequence[int]) -> bool | None:
+        body = bodies.choice_body(self._model, self._prompt, digits, by_id=True)
         reply = await self._post(body)
         if reply is None:
             return None
         try:
-            found = replies.choice_probabilities(self._call, reply, self._digits)
+            choices = {str(number): number for number in digits}
+            found = replies.choice_probabilities(self._call, reply, choices)
         except MalformedReply:
             return False
-        return len(found) == len(ids)
+        return len(found) == len(choices)
 
-    async def _cache(self, cache: CacheConfig | None) -> tuple[bool | None, bool | None]:
+    async def repeat(self, can: Capabilities, prompt: Sequence[int]) -> Capabilities:
         """
-        Repeat ever longer prompts until one is read from the cache.
+        Send *prompt* several times. Look for hits in the usage, or else in the metrics.
 
-        Return whether one was, and whether the usage reports that.
-        """
-        hit: bool | None = None
-        reported: bool | None = None
-        for length in self._lengths(cache):
-            self._long = choices(self._prompt, k=length)  # A random text is in no cache.
-            hit, reported = await self._repeated(self._long)
-            if hit or hit is None:
-                break
-        return hit, reported
-
-    def _lengths(self, cache: CacheConfig | None) -> list[int]:
-        """Return the lengths of the prompts to repeat, in tokens, within the model's context."""
-        longer: Sequence[int] = BLOCK_PROMPT_TOKENS
-        if cache and cache.enabled is False:
-            longer = ()
-        elif cache and cache.block is not None:
-            longer = (2 * cache.block,)
-        return sorted(
-            {
-                min(max(length, LONG_PROMPT_TOKENS), self._room)
-                for length in (LONG_PROMPT_TOKENS, *longer)
-            }
-        )
-
-    async def _repeated(self, prompt: Sequence[int]) -> tuple[bool | None, bool | None]:
-        """
-        Send *prompt* several times, and look for cache hits in the usage, or else in the metrics.
-
-        Return whether there was one, and whether the usage reports cached tokens.
+        Return *can* with what was found out about the cache.
         """
         body = bodies.completion_body(self._model, prompt, GREEDY, 1)
         reply = await self._post(body)
         before = await self._hits()
+        can = replace(can, prefix_cache=None, cached_tokens=None, tried=len(prompt))
         for _ in range(REPEATS - 1):
             reply = await self._post(body)
             if reply and replies.usage(reply).cached:
-                self._counts = True
-                return True, True
+                return replace(can, prefix_cache=True, cached_tokens=True, cached_counts=True)
         if reply is None:
-            return None, None
-        after = await self._hits()
+            return can
         reported = bool(replies.prompt_details(reply))
-        if before is None or after is None:
-            return (False if reported else None), reported
-        hit = after > before
-        self._counts = False if reported and hit else None
-        return hit, reported
+        can = replace(can, cached_tokens=reported)
+        after = await self._hits()
+        if not before or not after:
+            return replace(can, prefix_cache=False if reported else None)
+        hit = sum(after) > sum(before)
+        return replace(can, prefix_cache=hit, cached_counts=False if reported and hit else None)
 
-    async def suffix_scoring(self) -> bool:
+    async def suffix_scoring(self, cached: Sequence[int]) -> bool:
         """
-        Return whether the last token of the cached long prompt, scored alone, has the score that it
+        Return whether the last token of the *cached* prompt, scored alone, has the score that it
         has within the whole prompt.
         """
         # No whole number of blocks ends before the last token of an even length.
-        prompt = self._long[: len(self._long) // 2 * 2]
+        prompt = cached[: len(cached) // 2 * 2]
         start = len(prompt) - 1
+        body = bodies.suffix_scoring_body(self._model, prompt, 0)
+        rows: Sequence[replies.Row] | None = None
         for _ in range(MAX_SCORINGS):
-            reply = await self._post(
-                bodies.suffix_scoring_body(self._model, prompt, 0),
-                GENERATE,
-            )
-            rows = replies.computed_rows(reply or {}, prompt[start:], start)
-            if rows is not None:
-                break
-        else:
-            return False
+            if rows is None:
+                reply = await self._post(body, GENERATE)
+                rows = replies.computed_rows(reply or {}, prompt[start:], start)
         whole = await self._post(bodies.scoring_body(self._model, prompt, 0))
-        if not whole:
+        if rows is None or not whole:
             return False
         last = str(prompt[-1])
         expected = replies.prompt_rows(self._call, whole, 1)[0][last]["logprob"]
         return bool(abs(expected - rows[0][last]["logprob"]) < MAX_DIFFERENCE)
 
-    async def _hits(self) -> float | None:
-        """Return the number of cached tokens that the metrics count. None: they count none."""
-        counts = HITS.findall(await self._metrics() or b"")
-        return sum(map(float, counts)) if counts else None
+    async def _hits(self) -> list[float]:
+        """Return the numbers of cached tokens that the metrics count."""
+        return [float(count) for count in HITS.findall(await self.metrics() or b"")]
 
-    async def _metrics(self) -> bytes | None:
+    async def metrics(self) -> bytes | None:
         """Return the metrics. b"": they are not vLLM's. None: the request failed."""
-        metrics = await self._get(METRICS)
+        metrics = await self.get(METRICS)
         return b"" if metrics and b"vllm:" not in metrics else metrics
 
-    async def _version(self) -> str | None:
-        return replies.version(await self._get(VERSION) or b"")
-
-    async def _returns(self, field: str, limit: int, **fields: object) -> bool | None:
+    async def returns(self, field: str, **fields: object) -> bool | None:
         """Return whether a completion with *fields* has a value in *field*. None: it failed."""
-        body = bodies.completion_body(self._model, self._prompt, GREEDY, limit) | fields
+        body = bodies.completion_body(self._model, self._prompt, GREEDY, FEW_TOKENS) | fields
         reply = await self._post(body)
         if reply is None:
             return None
@@ -215,21 +181,11 @@ class _Probe:
         return bool(completions[0].get(field))
 
     async def _post(self, body: Body, path: str = COMPLETIONS) -> Reply | None:
-        return await _tried(
-            self._connection.post(
-                self._call,
-                path,
-                body,
-                retries=RETRIES,
-            ),
-            {},
-        )
+        post = self._connection.post(self._call, path, body, retries=RETRIES)
+        return await _tried(post, {})
 
-    async def _get(self, path: str) -> bytes | None:
-        return await _tried(
-            self._connection.fetch(self._call, path, retries=RETRIES),
-            b"",
-        )
+    async def get(self, path: str) -> bytes | None:
+        return await _tried(self._connection.fetch(self._call, path, retries=RETRIES), b"")
 
 
 async def _tried(request: Awaitable[T], rejected: T) -> T | None:

@@ -6,20 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
-from math import exp, isnan
+from math import exp
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 
 import orjson
+from pydantic import Field, TypeAdapter
 
 from ...chain import Stop, Token
-from ...errors import ContextTooLong, EndpointUnavailable, MalformedReply
+from ...errors import EndpointUnavailable, MalformedReply
 from ...http.http_errors import (
     Call,
     Reply,
     as_object,
     checked,
-    no_room,
     object_in,
     parse_object,
     reading,
@@ -54,11 +54,17 @@ REPLACEMENT = "\ufffd"
 MAX_ROUNDING = 1e-3
 """A probability may exceed 1 by this much. Servers add up float32 and bfloat16 with rounding."""
 
-TOKENS_KEY = b'"tokens":['
-"""Stands before the token ids in a reply of ``/tokenize``."""
+TOKEN_IDS = TypeAdapter(list[Annotated[int, Field(strict=True, ge=0, le=LARGEST_ID)]])
+"""A list of token ids."""
 
-ID_CHARACTERS = b"0123456789,"
-"""The characters of a JSON list of token ids without white space."""
+POOLED_VALUES = TypeAdapter(Annotated[list[float], Field(min_length=1, max_length=2)])
+"""The values of a reward model: one, or those of wrong and right."""
+
+LONG_REPLY_BYTES = 100_000
+"""A reply of ``/tokenize`` of this size keeps its ids as JSON."""
+
+COMPACT_IDS = re.compile(rb'"tokens":\[([\d,]+)\]')
+"""The ids in a reply of ``/tokenize`` without white space."""
 
 PROMPT_ROWS = "log-probabilities of the prompt"
 """The name of the rows in error messages. A row describes one position of the prompt."""
@@ -78,58 +84,25 @@ def version(body: bytes) -> str | None:
     return None if found is None else str(found)
 
 
-def tokenized(call: Call, reply: Reply, *, must_fit: bool = False) -> tuple[list[int], int]:
+def tokenized(call: Call, body: bytes) -> tuple[EncodedPrompt, int]:
     """
-    Return the token ids in a reply of ``/tokenize``, and the model's context length in tokens.
+    Return the prompt in the *body* of a reply of ``/tokenize``, and the model's context length.
 
-    With *must_fit*, raise `ContextTooLong` if there are too many ids. The ids are then not checked.
-    Raise `MalformedReply` if the reply is of another form.
+    The ids of a long prompt stay JSON, because parsing a million ids would block the event loop for
+    too long. If the white space in the body is not as vLLM writes it, the ids are parsed
+    nevertheless. Raise `MalformedReply`, or the error that the server reported.
     """
-    with reading(call, "token ids", reply):
-        count = len(reply["tokens"])
-        context_length = int(reply["max_model_len"])
-        if not must_fit or count <= context_length:
-            return _ids(reply["tokens"]), context_length
-    del reply  # The error keeps this frame alive, and a million ids take 40 MB.
-    raise call.error(ContextTooLong, no_room(count, context_length))
-
-
-def tokenized_prompt(call: Call, body: bytes) -> EncodedPrompt:
-    """
-    Return the prompt in the *body* of a reply of ``/tokenize``. Its ids stay JSON.
-
-    Parsing a million ids would block the event loop for too long. If the white space in the body is
-    not as vLLM writes it, the ids are parsed nevertheless. Raise `MalformedReply`, `ContextTooLong`
-    if the ids do not fit into the context, or the error that the server reported.
-    """
-    head, key, rest = body.partition(TOKENS_KEY)
-    ids, end, tail = rest.partition(b"]")
-    other_characters = ids.translate(None, ID_CHARACTERS)
-    ids_are_compact = bool(ids and end and not other_characters)
-    if ids_are_compact:
+    ids = COMPACT_IDS.search(body) if len(body) >= LONG_REPLY_BYTES else None
+    if ids:
         # The ids are cut out. The parser sees an empty list.
-        body = head + key + end + tail
-    # The reply has no name here, because an error keeps all local variables alive.
-    parsed_ids, context_length = tokenized(
-        call,
-        checked(call, parse_object(call, body)),
-        must_fit=True,
-    )
-    if not ids_are_compact:
-        return EncodedPrompt.of(parsed_ids)
-    prompt = EncodedPrompt(ids.count(b",") + 1, (ids,))
-    if prompt.count > context_length:
-        raise call.error(ContextTooLong, no_room(prompt.count, context_length))
-    return prompt
-
-
-def _ids(value: Any) -> list[int]:
-    """Return *value* if it is a list of token ids. Raise `ValueError` for any other value."""
-    ids = cast("list[int]", value)
-    all_int = isinstance(value, list) and set(map(type, ids)) <= {int}
-    if all_int and min(ids, default=0) >= 0 and max(ids, default=0) <= LARGEST_ID:
-        return ids
-    raise ValueError(str(ids)[:80])
+        body = body[: ids.start(1)] + body[ids.end(1) :]
+    reply = checked(call, parse_object(call, body))
+    with reading(call, "token ids", reply):
+        prompt = EncodedPrompt.of(TOKEN_IDS.validate_python(reply["tokens"]))
+        context_length = int(reply["max_model_len"])
+    if ids:
+        prompt = EncodedPrompt(ids[1].count(b",") + 1, (ids[1],))
+    return prompt, context_length
 
 
 def detokenized(call: Call, reply: Reply) -> str:
@@ -141,7 +114,7 @@ def detokenized(call: Call, reply: Reply) -> str:
 class Chunk(NamedTuple):
     """One event of a stream."""
 
-    tokens: tuple[Token, ...] = ()
+    tokens: Sequence[Token] = ()
     """The tokens of the event, without a token that ended the turn."""
     received: int = 0
     """The number of tokens that arrived, including a token that ended the turn."""
@@ -160,56 +133,43 @@ def parse_chunk(
     """
     Read one event of a stream. Raise `MalformedReply`, or the error that the server reported.
 
+    This function is called for every token: the context manager `reading` would take a microsecond.
     *closing* are the ids of the stop tokens of the request. A stop token belongs to the step. Any
     other token that ends the turn is left out.
     """
     try:
         reply = orjson.loads(event)
-        if "choices" in reply and not reply.get("error"):
-            return _chunk(call, reply, logprobs, closing)
-        error = reply_error(call, reply)
-        if error:
-            raise error
-        raise LookupError("choices")  # becomes `MalformedReply` below
+        if "choices" not in reply or reply.get("error"):
+            raise reply_error(call, reply) or LookupError("choices")
+        if not reply["choices"]:
+            return Chunk(cached=usage(reply).cached)
+        choice = reply["choices"][0]
+        ended = ending(call, choice)
+        if choice.get("token_ids") is None:
+            raise call.error(
+                MalformedReply,
+                "no token ids, which the field return_token_ids requests: does a proxy leave out"
+                " what it does not know?",
+            )
+        ids = TOKEN_IDS.validate_python(choice["token_ids"])
+        received = len(ids)
+        turn_ended = ended == "end" and choice.get("stop_reason") not in closing
+        # The last id is the id of the token that ended the turn. Without log-probabilities, the
+        # text lacks this token: drop its id now. With log-probabilities, the text has the token:
+        # drop the token after the text was divided.
+        if turn_ended and logprobs is None:
+            del ids[-1:]
+        if turn_ended and not ids:
+            return Chunk((), received, ended)
+        tokens = _tokens(choice, ids, logprobs, cut=ended == "delimiter")
+        if turn_ended and logprobs is not None:
+            del tokens[-1:]
+        return Chunk(tokens, received, ended)
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise call.error(
             MalformedReply,
             f"not a piece of a stream as vLLM sends it: {event[:200]!r}",
         ) from exc
-
-
-def _chunk(
-    call: Call,
-    reply: Reply,
-    logprobs: int | None,
-    closing: Sequence[int],
-) -> Chunk:
-    """Read *reply*, the object in one event of a stream, with the arguments of `parse_chunk`."""
-    if not reply["choices"]:
-        return Chunk(cached=usage(reply).cached)
-    choice = reply["choices"][0]
-    ended = ending(call, choice)
-    if choice.get("token_ids") is None:
-        raise call.error(
-            MalformedReply,
-            "no token ids, which the field return_token_ids requests: does a proxy leave out what"
-            " it does not know?",
-        )
-    ids = _ids(choice["token_ids"])
-    received = len(ids)
-    turn_ended = ended == "end" and choice.get("stop_reason") not in closing
-    # The last id is the id of the token that ended the turn. Without log-probabilities, the text
-    # lacks this token: drop its id now. With log-probabilities, the text has the token: drop the
-    # token after the text was divided.
-    if turn_ended and logprobs is None:
-        del ids[-1:]
-    if turn_ended and not ids:
-        return Chunk((), received, ended)
-    cut = ended == "delimiter"
-    tokens = _tokens(choice, ids, logprobs, cut=cut)
-    if turn_ended and logprobs is not None:
-        tokens = tokens[:-1]
-    return Chunk(tokens, received, ended)
 
 
 def ending(call: Call, choice: Reply) -> Stop | None:
@@ -237,7 +197,7 @@ def _tokens(
     logprobs: int | None,
     *,
     cut: bool,
-) -> tuple[Token, ...]:
+) -> list[Token]:
     """Return the tokens of *choice*. *cut*: the server has cut the text at a stop string."""
     text = choice["text"]
     if not isinstance(text, str):
@@ -246,53 +206,30 @@ def _tokens(
     if logprobs is None or not reported:
         # The text of a single token is its spelling, unless the text was cut.
         pieces = (text,) if len(ids) == 1 and not cut else ()
-        parts = divide_text(text, ids, pieces, cut=cut)
-        return tuple([Token(part, id=number) for part, number in parts])
+        return [Token(part, id=number) for part, number in divide_text(text, ids, pieces, cut=cut)]
     parts = divide_text(text, ids, reported["tokens"], cut=cut)
     rows = zip(parts, reported["token_logprobs"], reported["top_logprobs"], strict=True)
-    return tuple(
-        [
-            Token(
-                part,
-                logprob=finite(value),
-                rank=_rank(value, top, logprobs),
-                id=number,
-                top=_top(top, logprobs),
-            )
-            for (part, number), value, top in rows
-        ]
-    )
-
-
-def _rank(value: float | None, top: Mapping[str, float] | None, requested: int) -> int:
-    """Return the token's rank among the *requested* likeliest tokens. 0: not among them."""
-    if value is None or not top:
-        return 0
-    above = sum(other > value for other in top.values())
-    return above + 1 if above < requested else 0
-
-
-def _top(top: Mapping[str, float] | None, requested: int) -> tuple[Token, ...]:
-    """
-    Return the *requested* number of likeliest tokens, best first.
-
-    *top* may have one token more: the written token, if it is not among the likeliest.
-    """
-    best = nlargest(requested, (top or {}).items(), key=itemgetter(1))
-    return tuple([Token(text, finite(value), rank) for rank, (text, value) in enumerate(best, 1)])
+    tokens: list[Token] = []
+    for (part, number), value, top in rows:
+        # There may be one token more than requested: the written token, if it is not among the
+        # likeliest.
+        likeliest: Mapping[str, float] = top or {}
+        best = nlargest(logprobs, likeliest.items(), key=itemgetter(1))
+        rivals = [Token(rival, finite(other), rank) for rank, (rival, other) in enumerate(best, 1)]
+        logprob = finite(value)
+        ranks = [rival.rank for rival in rivals if rival.logprob == logprob]
+        rank = ranks[0] if ranks else 0
+        tokens.append(Token(part, logprob, rank, number, tuple(rivals)))
+    return tokens
 
 
 def finite(logprob: float | None) -> float:
     """
     Return *logprob*, but at least `MIN_LOGPROB`, because JSON has no infinity.
 
-    None stands for a token that vLLM lost. It becomes `MIN_LOGPROB`. Raise `ValueError` for NaN.
+    None stands for a token that vLLM lost. It becomes `MIN_LOGPROB`.
     """
-    if logprob is None:
-        return MIN_LOGPROB
-    if isnan(logprob):
-        raise ValueError(logprob)
-    return max(logprob, MIN_LOGPROB)
+    return MIN_LOGPROB if logprob is None else max(logprob, MIN_LOGPROB)
 
 
 def divide_text(
@@ -322,47 +259,26 @@ def divide_text(
         return list(zip(pieces, ids, strict=True))
     if not ids:
         raise ValueError("text without a token")
-    last_gap = len(ids) - 1  # the index of the last token of the gap
-    first_gap = _first_unmatched(text, pieces[:last_gap])
-    gap_start = len("".join(pieces[:first_gap]))
-    gap_end = len(text)
-    if has_all_pieces and not cut:
-        last_gap = _last_unmatched(text[gap_start:], pieces, first_gap)
-        gap_end -= len("".join(pieces[last_gap + 1 :]))
-    return [
-        *zip(pieces[:first_gap], ids[:first_gap], strict=True),
-        *[("", number) for number in ids[first_gap:last_gap]],
-        (text[gap_start:gap_end], -1 if cut else ids[last_gap]),
-        *zip(pieces[last_gap + 1 :], ids[last_gap + 1 :], strict=False),
-    ]
-
-
-def _first_unmatched(text: str, pieces: Sequence[str]) -> int:
-    """Match *pieces* from the front of *text*. Return the index of the first piece that fails."""
+    first = 0  # the index of the first token of the gap
+    last = len(ids) - 1  # the index of the last token of the gap
     start = 0
-    for index, piece in enumerate(pieces):
-        if not piece or not text.startswith(piece, start):
-            return index
-        start += len(piece)
-    return len(pieces)
-
-
-def _last_unmatched(text: str, pieces: Sequence[str], first: int) -> int:
-    """
-    Match *pieces* from the back of *text*, down to index *first*.
-
-    Return the index of the last piece that fails.
-    """
-    last = len(pieces) - 1
-    while last > first and not pieces[last]:
-        last -= 1
     end = len(text)
-    # A token with the spelling "" has only the first bytes of a character. The spelling of the next
-    # token lacks these bytes, so the next token fails.
-    while last > first and pieces[last - 1] != "" and text.endswith(pieces[last], 0, end):
-        end -= len(pieces[last])
-        last -= 1
-    return last
+    for piece in pieces[:last]:
+        if not piece or not text.startswith(piece, start):
+            break
+        start += len(piece)
+        first += 1
+    if has_all_pieces and not cut:
+        # A token with the spelling "" has only the first bytes of a character. The spelling of the
+        # next token lacks these bytes, so the next token fails.
+        while last > first and text.endswith(pieces[last], start, end):
+            if pieces[last] and not pieces[last - 1]:
+                break
+            end -= len(pieces[last])
+            last -= 1
+    parts = [*pieces[:first], *[""] * (last - first), text[start:end], *pieces[last + 1 : len(ids)]]
+    numbers = [*ids[:-1], -1] if cut else ids
+    return list(zip(parts, numbers, strict=True))
 
 
 class Usage(NamedTuple):
@@ -406,8 +322,11 @@ def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -
     with reading(call, "log-probabilities", reply):
         ending(call, reply["choices"][0])  # raises an error if the server gave up
         top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
-        keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
-        return {choice: _probability(top[key]) for choice, key in keys.items() if key in top}
+        return {
+            choice: _probability(top[key])
+            for choice, number in choices.items()
+            if (key := f"token_id:{number}") in top
+        }
 
 
 def _probability(logprob: float) -> float:
@@ -461,9 +380,9 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     if not isinstance(cached, int) or not isinstance(found, list):
         return None
     rows = cast("list[Row]", found)
-    first_computed = cached + 1  # the position of the first token with a computed row
-    # There is also an empty row for the first token of the prompt. So there are more rows than ids.
-    if start < first_computed or len(rows) <= len(ids):
+    # The token after the cached ones has no row. There is also an empty row for the first token of
+    # the prompt. So there are more rows than ids.
+    if start <= cached or len(rows) <= len(ids):
         return None
     last = rows[len(rows) - len(ids) :]
     complete = all(str(number) in as_object(row) for number, row in zip(ids, last, strict=True))
@@ -485,40 +404,24 @@ def scored_spans(
     given, the likeliest tokens have no text, because a request for their spellings would be needed
     for every step. Raise `MalformedReply`.
     """
-    scored: list[tuple[Token, ...]] = []
+    known = pieces or {}
     following = iter(rows)
+    scored: list[tuple[Token, ...]] = []
     with reading(call, PROMPT_ROWS, rows):
         for text, ids in spans:
-            span = list(islice(following, len(ids)))
-            scored.append(_scored(text, ids, span, top, pieces))
+            own_rows = list(islice(following, len(ids)))
+            entries = [row[str(number)] for row, number in zip(own_rows, ids, strict=True)]
+            spellings: list[Any] = [
+                known.get(number, entry.get("decoded_token"))
+                for number, entry in zip(ids, entries, strict=True)
+            ]
+            parts = divide_text(text, ids, spellings)
+            tokens = [
+                Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
+                for (part, number), entry, row in zip(parts, entries, own_rows, strict=True)
+            ]
+            scored.append(tuple(tokens))
     return scored
-
-
-def _scored(
-    text: str,
-    ids: Sequence[int],
-    rows: Sequence[Row],
-    top: int,
-    pieces: Mapping[int, str] | None,
-) -> tuple[Token, ...]:
-    """Return the tokens of one span. The arguments are those of `scored_spans`."""
-    own = [row[str(number)] for row, number in zip(rows, ids, strict=True)]
-    spellings = (
-        [pieces[number] for number in ids] if pieces else [row["decoded_token"] for row in own]
-    )
-    parts = divide_text(text, ids, spellings)
-    return tuple(
-        [
-            Token(
-                part,
-                finite(entry["logprob"]),
-                entry["rank"],
-                number,
-                _likeliest(row, top),
-            )
-            for (part, number), entry, row in zip(parts, own, rows, strict=True)
-        ]
-    )
 
 
 def _likeliest(row: Row, top: int) -> tuple[Token, ...]:
@@ -547,8 +450,4 @@ def pooled_values(call: Call, reply: Reply) -> list[float]:
     """
     with reading(call, "reward of one or two values", reply):
         rows: list[Any] = reply["data"][0]["data"]
-        last = cast("Sequence[Any]", rows[-1]) if isinstance(rows[-1], list) else rows
-        values = [float(value) for value in last]
-        if len(values) not in (1, 2):
-            raise ValueError(values)
-        return values
+        return POOLED_VALUES.validate_python(rows[-1] if isinstance(rows[-1], list) else rows)

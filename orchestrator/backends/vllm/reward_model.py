@@ -31,7 +31,6 @@ from ...http.http_errors import Call
 from ...http.paths import POOLING, Body
 from ...http.prompts import Ids
 from ...http.request_meter import metered
-from .bodies import pooling_body
 from .replies import pooled_values, usage
 from .text_tokenizer import AsyncCache, TextTokenizer
 from .tokenizer import MAX_CONVERSATIONS, VOCABULARY_PROBE
@@ -74,12 +73,21 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         return VllmRewardModel(self, observe, or_now(clock))
 
     async def body(self, chain: Chain, *, logits: bool = True) -> Body:
-        """Make the body of the request that rates the last step of *chain*."""
+        """
+        Make the body of the request that rates the last step of *chain*.
+
+        The server returns *logits*, or the values of its activation.
+        """
         ids = list(await self._problems(chain.messages))
         delimiter = (await self._tokenizer.encode_special(self.settings.delimiter))[-1:]
         for text in paragraphs(chain):
             ids += (*await self._tokenizer.encode_ordinary(text), *delimiter)
-        return pooling_body(self.name, ids, logits=logits)
+        return {
+            "model": self.name,
+            "input": ids,
+            "use_activation": not logits,
+            "encoding_format": "float",
+        }
 
     async def _problem(self, messages: Messages) -> Ids:
         """Encode the text before the first step."""

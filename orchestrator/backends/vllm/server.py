@@ -27,8 +27,6 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
         super().__init__(settings)
         self.speculates = False
         """Whether the server speculates on tokens. Most events of a stream then have several."""
-        self.spellings: dict[int, str] = {}
-        """The texts of marks, and of tokens that arrived alone, by their ids."""
         self.by_id: bool | None = None
         """Whether the server returns log-probabilities of given token ids. None: not tried."""
         self.cache: CacheConfig | None = None

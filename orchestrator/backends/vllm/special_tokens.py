@@ -17,6 +17,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, cast
 from unicodedata import category, normalize
 
@@ -52,6 +53,7 @@ def may_spell(text: str) -> bool:
     return any(map(MARK_SIGN.search, (text, normalize("NFKC", text))))
 
 
+@cache
 def is_mark(piece: str) -> bool:
     """
     Return whether a token with the text *piece* has the shape of a special token.
@@ -71,17 +73,10 @@ def divided(text: str, marks: Iterable[str]) -> str:
     """
     Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
     """
-    spelt = _any_of(mark for mark in marks if mark in text)
-    return (
-        re.sub(
-            f"(?={spelt})(.)",
-            rf"\g<1>{SENTINEL}",
-            text,
-            flags=re.DOTALL,
-        )
-        if spelt
-        else text
-    )
+    spelt = _any_of([mark for mark in marks if mark in text])
+    if not spelt:
+        return text
+    return re.sub(f"(?={spelt})(.)", rf"\g<1>{SENTINEL}", text, flags=re.DOTALL)
 
 
 def divided_within(text: str, marks: Collection[str]) -> str:
@@ -117,11 +112,11 @@ def without_edges(text: str, marks: Collection[str], *, divide: bool) -> str:
     """
     spelt = _any_of(marks)
 
-    def replaced(found: re.Match[str]) -> str:
-        mark = found[1] or found[2]
-        return divided(mark, [mark]) if divide else ""
-
-    text = re.sub(f"({spelt}){LEFT_EDGE}|{RIGHT_EDGE}({spelt})", replaced, text)
+    text = re.sub(
+        f"({spelt})(?={LEFT_EDGE})|(?<={RIGHT_EDGE})({spelt})",
+        lambda found: divided(found[0], [found[0]]) if divide else "",
+        text,
+    )
     return text.replace(LEFT_EDGE, "").replace(RIGHT_EDGE, "")
 
 
@@ -187,13 +182,7 @@ def joined(text: str, separator: str) -> tuple[str, list[bool]]:
     return text.replace(SENTINEL, separator), [mark == SENTINEL for mark in found]
 
 
-def without_inserted(ids: Sequence[int], separator: int, inserted: Sequence[bool]) -> Ids | None:
-    """
-    Return *ids* without the *inserted* separators of `joined`.
-
-    None: the tokenizer has not found each separator.
-    """
-    if ids.count(separator) != len(inserted):
-        return None
+def without_inserted(ids: Sequence[int], separator: int, inserted: Sequence[bool]) -> Ids:
+    """Return *ids* without the *inserted* separators of `joined`."""
     order = iter(inserted)
     return tuple([number for number in ids if number != separator or not next(order)])

@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 from unicodedata import normalize
 
 from ...endpoints.chat_template import Fields
-from ...errors import MissingCapability
+from ...errors import ContextTooLong, MissingCapability
+from ...http.http_errors import no_room
 from ...http.prompts import EncodedPrompt, Ids
 from .special_tokens import (
     SENTINEL,
@@ -34,11 +35,14 @@ V = TypeVar("V")
 
 MAX_CACHED_TEXTS = 8192
 """The most texts whose token ids are cached."""
+NOWHERE = "(?!)"
+"""A regular expression that matches nothing."""
 SEPARATOR = "\0"
 """This character is one token in every byte-level vocabulary."""
-MAX_ROUNDS = 4
+MAX_ROUNDS = 5
 """
-How often a text is divided, at most. After a mark was divided, the text may show another mark.
+How often the ids of a text are checked, at most. After a mark was divided, the text may show
+another mark.
 """
 MAX_PARTS = 256
 """The most parts of a text, if each part takes a request of its own."""
@@ -74,7 +78,6 @@ class TextTokenizer:
         """Encodes, renders and decodes."""
         self.encode_special = AsyncCache(self._encode, MAX_CACHED_TEXTS)
         """Encodes our own text. A mark in our own text becomes the special token."""
-        self._divided = AsyncCache(self._encode_divided, MAX_CACHED_TEXTS)
         self._pieces: dict[int, str] = {}  # the text of each token, by its id
         self._hidden: dict[str, int] = {}  # ids of the marks that the tokenizer finds in no text
 
@@ -92,9 +95,29 @@ class TextTokenizer:
         Raise `MissingCapability` if the tokenizer still finds a mark in *text* after *text* was
         divided.
         """
-        if not may_spell(text):
-            return await self._joint(before, text, after)
-        return await self._divided((before, text, after))
+        is_harmless = not may_spell(text)
+        if is_harmless and not self._hidden:
+            return await self.encode_special(before + text + after)
+        begins = await self.encode_special(before)
+        ends = await self.encode_special(after)
+        if self._hidden:
+            # The tokenizer finds no mark. Each of the three texts is encoded by itself.
+            ids = (*begins, *await self._tokenize(text), *ends)
+        else:
+            ids = await self.encode_special(before + text + after)
+        if is_harmless:
+            return ids
+        own_marks = await self._special_ids((*begins, *ends))
+        marks: set[str] = set()
+        for _ in range(MAX_ROUNDS):
+            if await self._special_ids(ids) == own_marks:
+                return ids
+            marks |= await self._spelt_marks(ids, text)
+            if not all(mark in text for mark in marks):
+                # The tokenizer found a mark in the normal form.
+                text = normalize("NFKC", text)
+            ids = await self._encode_parts(before + divided(text, marks) + after, marks)
+        raise self._undividable(marks)
 
     async def encode_messages(
         self,
@@ -110,7 +133,11 @@ class TextTokenizer:
         them there. Raise `MissingCapability` as `encode_ordinary` does. Raise `ContextTooLong` if
         the prompt does not fit into the context.
         """
-        prompt = await self.source.render_prompt(messages, tools)
+        source = self.source
+        prompt = await source.render(messages, tools)
+        if prompt.count > source.context_length:
+            message = no_room(prompt.count, source.context_length)
+            raise source.call.error(ContextTooLong, message)
         texts = texts_of([*messages, *tools])
         if not may_spell(texts):
             return prompt
@@ -119,9 +146,8 @@ class TextTokenizer:
         if not marks:
             return prompt
         for _ in range(MAX_ROUNDS):
-            fields, shown_tools = divided_fields([messages, tools], marks, kept)
-            rendered = await self.source.render(fields, shown_tools)
-            text = await self.source.decode(rendered)
+            rendered = (await source.render(*divided_fields([messages, tools], marks, kept))).ids
+            text = await source.decode(rendered)
             if [*await self.encode_special(text)] != rendered:
                 break
             # If only the template's own special tokens are left, no text became a special token.
@@ -129,10 +155,7 @@ class TextTokenizer:
             own_marks = await self._special_ids(await self.encode_special(own_text))
             if own_marks == await self._special_ids(ids):
                 return EncodedPrompt.of(ids)
-            ids = await self._encode_parts(
-                without_edges(text, marks, divide=True),
-                marks,
-            )
+            ids = await self._encode_parts(without_edges(text, marks, divide=True), marks)
             marks |= await self._spelt_marks(ids, texts)
         raise self._undividable(marks)
 
@@ -155,10 +178,9 @@ class TextTokenizer:
 
     async def _encode(self, text: str) -> Ids:
         """Encode our own *text*. The marks that the tokenizer does not find get their ids, too."""
-        if not self._hidden:
-            return await self._tokenize(text)
+        hidden = "|".join(map(re.escape, self._hidden)) or NOWHERE
         ids: list[int] = []
-        for part in re.split(f"({'|'.join(map(re.escape, self._hidden))})", text):
+        for part in re.split(f"({hidden})", text):
             if part in self._hidden:
                 ids.append(self._hidden[part])
             else:
@@ -169,43 +191,6 @@ class TextTokenizer:
         """Encode *text* with the source. An empty text takes no request."""
         return tuple(await self.source.encode(text)) if text else ()
 
-    async def _joint(self, before: str, text: str, after: str) -> Ids:
-        """
-        Encode the three texts of `encode_ordinary` as one.
-
-        If the tokenizer does not find some marks, each of the three texts is encoded by itself.
-        """
-        if not self._hidden:
-            return await self.encode_special(before + text + after)
-        return (
-            *await self.encode_special(before),
-            *await self._tokenize(text),
-            *await self.encode_special(after),
-        )
-
-    async def _encode_divided(self, texts: tuple[str, str, str]) -> Ids:
-        """
-        Encode the three texts of `encode_ordinary`, and divide the text in the middle.
-
-        The text is divided until only our own texts have special tokens.
-        """
-        before, text, after = texts
-        own_ids = (*await self.encode_special(before), *await self.encode_special(after))
-        own_marks = await self._special_ids(own_ids)
-        ids = await self._joint(before, text, after)
-        marks: set[str] = set()
-        for _ in range(MAX_ROUNDS):
-            if await self._special_ids(ids) == own_marks:
-                return ids
-            marks |= await self._spelt_marks(ids, text)
-            if not any(mark in text for mark in marks):
-                # The text itself has no mark. So the tokenizer found one in the normal form.
-                text = normalize("NFKC", text)
-            ids = await self._encode_parts(before + divided(text, marks) + after, marks)
-        if await self._special_ids(ids) == own_marks:
-            return ids
-        raise self._undividable(marks)
-
     async def _encode_parts(self, text: str, marks: Collection[str]) -> Ids:
         """
         Encode each part of *text* by itself. A sentinel stands between two parts.
@@ -215,9 +200,9 @@ class TextTokenizer:
         separators = {piece: number for number, piece in self._pieces.items() if piece in marks}
         for separator, number in sorted(separators.items()):
             whole, inserted = joined(text, separator)
-            ids = without_inserted(await self._encode(whole), number, inserted)
-            if ids is not None:
-                return ids
+            ids = await self.encode_special(whole)
+            if ids.count(number) == len(inserted):
+                return without_inserted(ids, number, inserted)
         parts = text.split(SENTINEL)
         if len(parts) > MAX_PARTS:
             raise self._undividable(marks)
@@ -225,9 +210,8 @@ class TextTokenizer:
 
     async def _special_ids(self, ids: Collection[int]) -> list[int]:
         """Return each id in *ids* whose text has the shape of a mark."""
-        pieces = await self.pieces({*ids})
-        marks = {number for number, piece in pieces.items() if is_mark(piece)}
-        return [number for number in ids if number in marks]
+        pieces = await self.pieces(set(ids))
+        return [number for number in ids if is_mark(pieces[number])]
 
     async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
         """Return the marks of *ids* that stand in *text*, the text of users or models."""
@@ -239,20 +223,15 @@ class TextTokenizer:
         """
         Return the text of each of *ids*, with one request if possible.
 
-        A separator stands between the tokens. A token with only a part of a character may change
-        the text of its neighbours. Then each half of *ids* is decoded by itself.
+        A separator stands between the tokens. A token may have the text of the separator. Then each
+        token is decoded by itself.
         """
         separator = await self.encode_special(SEPARATOR) if ids else ()
         if len(separator) == 1:
-            separated = [*separator]
-            for number in ids:
-                separated += [number, *separator]
-            parts = (await self.source.decode(separated)).split(SEPARATOR)[1:-1]
+            separated = [part for number in ids for part in (number, *separator)]
+            parts = (await self.source.decode([*separator, *separated])).split(SEPARATOR)[1:-1]
             if len(parts) == len(ids):
                 return parts
-            half = len(ids) // 2
-            if half > 0:
-                return [*await self._decode_each(ids[:half]), *await self._decode_each(ids[half:])]
         return [await self.source.decode([number]) for number in ids]
 
     def _undividable(self, marks: Collection[str]) -> MissingCapability:

@@ -8,13 +8,13 @@ the thinking block.
 from __future__ import annotations
 
 import logging
-from array import array
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import groupby, takewhile
-from typing import Self, TypeAlias
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import TypeAlias
 
 from ...chain import THINK_END, Chain, Message, Step, Token, Tokens
 from ...endpoints.chat_template import (
@@ -32,7 +32,7 @@ from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from ...step_builder import text_of
 from ...tokens import shared_length
 from .replies import divide_text
-from .text_tokenizer import MAX_CACHED_TEXTS, AsyncCache, TextTokenizer
+from .text_tokenizer import TextTokenizer
 from .tokenizer_source import TokenizerSource
 from .tool_protocol import message_fields, tool_fields
 
@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 
 MAX_CONVERSATIONS = 256
 """The most conversations whose prompts are cached."""
-MAX_CHOICES = 64
-"""The most sets of choices whose token ids are cached."""
 PROMPT_END_TOKENS = 96
 """
 This many tokens at the end of a prompt are decoded. They show whether a thinking block is open.
@@ -82,10 +80,6 @@ class ModelTokenizer(TextTokenizer):
     """A hash of the vocabulary. Two models with the same hash encode texts to the same ids."""
     template: Template
     """The text around the turns."""
-    ending_id: int
-    """The id of the token that ends a reply. -1: no single token ends a reply."""
-    end_tokens: Mapping[int, str]
-    """Maps ids to texts, for the token that ends a reply and the token that ends the thinking."""
     context_length: int
     """The longest sequence that the model takes, in tokens."""
     faithful: bool
@@ -96,12 +90,7 @@ class ModelTokenizer(TextTokenizer):
     def __init__(self, source: TokenizerSource, settings: Endpoint) -> None:
         super().__init__(source)
         self._settings = settings
-        self.tokens_of_text = AsyncCache(self._tokens_of_text, MAX_CACHED_TEXTS)
-        """Encodes a text of a chain to tokens."""
-        self.choice_ids = AsyncCache(self._choice_ids, MAX_CHOICES)
-        """Returns the token id of each choice."""
-        self._prompts = AsyncCache(self._encode_conversation, MAX_CONVERSATIONS)
-        self._prompts_by_identity: dict[object, tuple[Conversation, ConversationPrompt]] = {}
+        self._prompts: dict[object, tuple[Conversation, ConversationPrompt]] = {}
         self._turn_ids: set[int] = set()  # the ids of the special tokens between turns
         self._needs_leading_system = False  # whether the template refuses later system messages
 
@@ -135,23 +124,12 @@ class ModelTokenizer(TextTokenizer):
             self.template = template.overridden(self._settings.thinks)
         except MissingCapability as exc:
             raise self.source.call.missing(exc) from exc
-        await self._learn_special_ids()
-
-    async def _learn_special_ids(self) -> None:
-        """Learn the ids of the special tokens in the template."""
-        template = self.template
-        markers = template.markers
-        self.ending_id = await self.one_token(template.ending)
-        closing_id = await self.one_token(markers.closing)
-        self.end_tokens = {closing_id: markers.closing, self.ending_id: template.ending}
-        between_turns = await self.encode_special(template.turn + template.answer)
-        block = await self.encode_special(markers.opening + markers.closing)
-        self._turn_ids = set(await self._special_ids(between_turns)).difference(block)
-
-    @property
-    def learnt(self) -> tuple[object, ...]:
-        """What `learn` found out. Two connections to the same model have equal values."""
-        return self.rendered_last, self.vocabulary, self.template
+        markers = self.template.markers
+        between_turns = await self.encode_special(self.template.turn + self.template.answer)
+        self._turn_ids = set(await self._special_ids(between_turns)).difference(
+            await self.encode_special(markers.opening),
+            await self.encode_special(markers.closing),
+        )
 
     async def _is_faithful(self, text: str) -> bool:
         """Return whether encoding *text*, the last of the renderings, gives `rendered_last`."""
@@ -168,12 +146,12 @@ class ModelTokenizer(TextTokenizer):
         last, _ = CONVERSATIONS[-1]
         question = last[-1]
         if generate:
-            return await self.source.render(messages)
+            return (await self.source.render(messages)).ids
         with suppress(EndpointRejected):
-            return await self.source.render(messages, generate=False)
+            return (await self.source.render(messages, generate=False)).ids
         with suppress(EndpointRejected):
-            return await self.source.render((*messages, question))
-        return await self.source.render(last)
+            return (await self.source.render((*messages, question))).ids
+        return (await self.source.render(last)).ids
 
     async def one_token(self, text: str) -> int:
         """Return the id of *text* if *text* is one token, otherwise -1."""
@@ -184,7 +162,9 @@ class ModelTokenizer(TextTokenizer):
         """Return whether the vocabulary, the chat template or the context changed since `learn`."""
         messages, _ = CONVERSATIONS[-1]
         rendered = await self.source.render(messages)
-        return rendered != self.rendered_last or self.source.context_length != self.context_length
+        return (
+            rendered.ids != self.rendered_last or self.source.context_length != self.context_length
+        )
 
     async def encode(self, text: str, *, closing: str = "") -> Ids:
         """
@@ -215,7 +195,6 @@ class ModelTokenizer(TextTokenizer):
         self,
         messages: Messages,
         tools: Tools = (),
-        *,
         thinks: bool = True,
     ) -> EncodedPrompt:
         """
@@ -223,28 +202,23 @@ class ModelTokenizer(TextTokenizer):
 
         If *thinks* is false and the prompt opens a thinking block, the block is closed at once.
         """
-        return (await self._conversation_prompt((messages, tools, thinks))).prompt
+        return (await self.conversation((messages, tools, thinks))).prompt
 
-    async def _conversation_prompt(self, conversation: Conversation) -> ConversationPrompt:
+    async def conversation(self, conversation: Conversation) -> ConversationPrompt:
         """
-        Encode *conversation*. Look in two caches: first by object identity, then by content.
+        Encode *conversation*. The prompt is cached by the identity of the messages.
 
-        A look by content hashes all messages. For thousands of messages this takes longer than the
-        rest of a step.
+        A hash of thousands of messages takes longer than the rest of a step.
         """
         messages, tools, thinks = conversation
         identity = (id(messages), id(tools), thinks)
-        if identity not in self._prompts_by_identity:
-            prompt = await self._prompts(conversation)
+        if identity not in self._prompts:
+            prompt = await self._encode_conversation(conversation)
             # While the cache refers to the conversation, no other object can get its `id()`.
-            self._prompts_by_identity[identity] = (conversation, prompt)
-        if len(self._prompts_by_identity) > MAX_CONVERSATIONS:
-            self._prompts_by_identity.pop(next(iter(self._prompts_by_identity)))
-        return self._prompts_by_identity[identity][1]
-
-    async def prompt_opens_block(self, messages: Messages, tools: Tools = ()) -> bool:
-        """Return whether a thinking block is open after the prompt of this conversation."""
-        return (await self._conversation_prompt((messages, tools, True))).opened
+            self._prompts[identity] = (conversation, prompt)
+        if len(self._prompts) > MAX_CONVERSATIONS:
+            self._prompts.pop(next(iter(self._prompts)))
+        return self._prompts[identity][1]
 
     async def is_inside_block(self, chain: Chain) -> bool:
         """Return whether a thinking block is open after the last step of *chain*."""
@@ -258,7 +232,7 @@ class ModelTokenizer(TextTokenizer):
 
         The text of the chain then has no opening marker.
         """
-        return chain.thinks and await self.prompt_opens_block(chain.messages, chain.tools)
+        return chain.thinks and (await self.conversation(_conversation(chain))).opened
 
     async def markers(self, chain: Chain) -> ThinkingMarkers:
         """Return the markers of the thinking block of *chain*."""
@@ -271,141 +245,100 @@ class ModelTokenizer(TextTokenizer):
         prompt = await ChainPromptCache(lambda: self).prompt(chain)
         return prompt.ids
 
-    async def has_block(self, chain: Chain) -> bool:
-        """
-        Return whether *chain* has a thinking block for this model, open or closed.
-
-        If so, `THINK_END` at the end of the thinking is encoded as the closing marker. Otherwise
-        `THINK_END` is left out.
-        """
-        return await self.prompt_opens_block(chain.messages, chain.tools) or opens_block(chain.text)
-
-    async def encode_step(
-        self,
-        step: Step,
-        *,
-        closes: ThinkingMarkers | None = None,
-        has_block: bool = True,
-        has_tools: bool = False,
-    ) -> Sequence[int]:
-        """
-        Encode *step* of a chain.
-
-        If the step ends the thinking block, *closes* has the markers of the block. Then the closing
-        marker is encoded, and after it the handover: the text of the template between the thinking
-        and the answer. If *has_block* is false, the marker and the handover are left out. If
-        *has_tools* is true, only the handover is left out, because the model decides how an answer
-        that may call tools begins.
-        """
-        if closes is None:
-            return await self._encode_tokens(step)
-        if not has_block:
-            return await self._encode_tokens(step.cut(len(step.text) - len(THINK_END)))
-        ids = await self._encode_tokens(step, closing=closes.closing)
-        if has_tools or not closes.handover:
-            return ids
-        return [*ids, *await self.encode_special(closes.handover)]
-
     async def empty_block(self) -> Ids:
         """Encode an empty thinking block. A parser of answers expects no thinking after it."""
         markers = self.template.markers
         return await self.encode_special(f"{markers.opening}\n\n{markers.closing}\n\n")
 
-    async def continued_tokens(self, step: Step) -> tuple[Token, ...]:
+    async def continued_tokens(self, step: Step) -> list[Token]:
         """
         Return the tokens of the unfinished *step*. The next request continues this step.
 
         Text that has no ids of this vocabulary is encoded.
         """
-        if not self._has_ids(step):
+        if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.tokens_of_text(step.text)
         tokens: list[Token] = []
-        for token in step.tokens:
-            if token.id >= 0:
-                tokens.append(token)
+        for has_ids, group in _groups(step.tokens):
+            if has_ids:
+                tokens += group
                 continue
-            if token.text:
-                # The encoded text includes the bytes of the tokens without text before it.
-                _drop_partial_character(tokens)
-            encoded = await self.tokens_of_text(token.text)
-            if len(encoded) == 1:
-                encoded = (replace(token, id=encoded[0].id),)
+            encoded = await self.tokens_of_text(text_of(group))
+            if len(encoded) == 1 and encoded[0].text == group[-1].text:
+                encoded = [replace(group[-1], id=encoded[0].id)]
             tokens += encoded
-        return tuple(tokens)
+        return tokens
 
-    def _has_ids(self, step: Step) -> bool:
-        """Return whether *step* has tokens of this vocabulary."""
-        return bool(step.tokens) and step.vocabulary == self.vocabulary
-
-    async def _encode_tokens(self, step: Step, *, closing: str = "") -> Sequence[int]:
+    async def encode_step(self, step: Step, *, closing: str = "") -> Sequence[int]:
         """
-        Encode *step*. Its tokens keep their ids if possible.
+        Encode *step* of a chain. Its tokens keep their ids if possible.
 
-        *closing* has the same meaning as in `encode`.
+        The ids of special tokens that stand between turns are not kept. The texts of these tokens
+        are encoded as ordinary text. A token that ends the thinking keeps its id. *closing* has the
+        same meaning as in `encode`.
         """
-        if not self._has_ids(step):
+        if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.encode(step.text, closing=closing)
-        tokens = self._without_turn_ids(step)
-        if -1 in tokens.ids:
-            return await self.token_ids(tokens, closing=closing)
-        return tokens.ids
-
-    def _without_turn_ids(self, step: Step) -> Tokens:
-        """
-        Return the tokens of *step*, without the ids of special tokens that stand between turns.
-
-        The texts of these tokens are then encoded as ordinary text. A token that ends the thinking
-        keeps its id.
-        """
         tokens = Tokens.of(step.tokens)
-        if self._turn_ids.isdisjoint(tokens.ids):
-            return tokens
-        reasoning_length = len(step.reasoning)
-        position = 0  # the number of characters up to the end of the token
-        checked: list[Token] = []
-        for token in tokens:
-            position += len(token.text)
-            in_reasoning = position <= reasoning_length
-            if in_reasoning and token.text and token.id in self._turn_ids:
-                token = replace(token, id=-1)
-            checked.append(token)
-        return Tokens.of(checked)
+        ids = tokens.ids
+        if -1 not in ids and self._turn_ids.isdisjoint(ids):
+            return ids
+        ends = accumulate([len(token.text) for token in tokens])
+        checked = [
+            replace(token, id=-1)
+            if token.text and token.id in self._turn_ids and end <= len(step.reasoning)
+            else token
+            for token, end in zip(tokens, ends, strict=True)
+        ]
+        return await self.token_ids(checked, closing=closing)
+
+    async def encode_last_thought(
+        self,
+        step: Step,
+        chain: Chain,
+        *,
+        has_block: bool,
+    ) -> Sequence[int]:
+        """
+        Encode the *step* that ends the thinking of *chain*.
+
+        After the closing marker stands the handover, the text of the template between the thinking
+        and the answer. The handover is left out if the model decides how the answer begins, because
+        the answer may call tools. If *has_block* is false, the marker is left out, too.
+        """
+        if not has_block:
+            return await self.encode_step(step.cut(len(step.text) - len(THINK_END)))
+        markers = await self.markers(chain)
+        ids = await self.encode_step(step, closing=markers.closing)
+        if chain.tools:
+            return ids
+        return [*ids, *await self.encode_special(markers.handover)]
 
     async def token_ids(self, tokens: Sequence[Token], *, closing: str = "") -> list[int]:
         """
         Return the ids of *tokens*. The text of a token without an id is encoded.
 
-        A token that has only the first bytes of a character has no text. If encoded text follows,
-        this text includes these bytes already. So the token without text is left out. *closing* has
-        the same meaning as in `encode`.
+        *closing* has the same meaning as in `encode`.
         """
         ids: list[int] = []
-        textless_count = 0  # tokens without text at the end of `ids`
-        rest = len(tokens)  # tokens after the group
-        for has_id, group in groupby(tokens, lambda token: token.id >= 0):
-            members = list(group)
-            rest -= len(members)
-            if has_id:
-                ids += [token.id for token in members]
-                textless = takewhile(lambda token: not token.text, reversed(members))
-                textless_count = len(list(textless))
-            else:
-                is_last_group = rest == 0
-                text = text_of(members)
-                encoded = await self.encode(text, closing=closing if is_last_group else "")
-                del ids[len(ids) - textless_count :]
-                ids += encoded
+        encoded_count = 0
+        for has_ids, group in _groups(tokens):
+            encoded_count += len(group)
+            if has_ids:
+                ids += [token.id for token in group]
+                continue
+            is_last = encoded_count == len(tokens)
+            ids += await self.encode(text_of(group), closing=closing if is_last else "")
         return ids
 
-    async def _tokens_of_text(self, text: str) -> tuple[Token, ...]:
+    async def tokens_of_text(self, text: str) -> list[Token]:
+        """Encode a *text* of a chain to tokens."""
         ids = await self.encode(text)
-        if not ids:
-            return ()
         pieces = await self.pieces(ids)
         parts = divide_text(text, ids, [pieces[number] for number in ids])
-        return tuple([Token(part, id=number) for part, number in parts])
+        return [Token(part, id=number) for part, number in parts]
 
-    async def _choice_ids(self, choices: tuple[str, ...]) -> Mapping[str, int]:
+    async def choice_ids(self, choices: Sequence[str]) -> Mapping[str, int]:
         """
         Return the token id of each of *choices*.
 
@@ -457,24 +390,19 @@ class ModelTokenizer(TextTokenizer):
         return rendered
 
     async def _encode_fields(self, messages: Messages, tools: Tools) -> EncodedPrompt:
+        """
+        Encode the template's rendering of *messages* and *tools*.
+
+        The chat template looks for some texts in the assistant's content. With these texts the
+        template finds the thinking of earlier turns, and leaves it out.
+        """
+        markers = self.template.markers
+        sought = (markers.opening, markers.closing, self.template.head, self.template.ending)
         return await self.encode_messages(
             [message_fields(message) for message in messages],
             [tool_fields(tool) for tool in tools],
-            kept=self._texts_sought_in_content,
+            kept=() if markers.opens_message else [text.strip() for text in sought if text.strip()],
         )
-
-    @property
-    def _texts_sought_in_content(self) -> Sequence[str]:
-        """
-        The texts that the chat template looks for in the assistant's content.
-
-        With these texts the template finds the thinking of earlier turns, and leaves it out.
-        """
-        markers = self.template.markers
-        if markers.opens_message:
-            return ()
-        texts = (markers.opening, markers.closing, self.template.head, self.template.ending)
-        return [text.strip() for text in texts if text.strip()]
 
     async def _detect_thinking(self, template: Template, first_words: FirstWords) -> Template:
         """
@@ -482,7 +410,7 @@ class ModelTokenizer(TextTokenizer):
 
         *template* shows no thinking block. Warn if the answer begins with an unknown marker.
         """
-        written = await first_words(await self.source.render(PLAIN_QUESTION))
+        written = await first_words((await self.source.render(PLAIN_QUESTION)).ids)
         found = template.after(written)
         marker = mark_after(written)
         # The head stands before every reply. So a marker in the head does not open the thinking.
@@ -501,57 +429,37 @@ class ModelTokenizer(TextTokenizer):
         return found
 
 
-def _drop_partial_character(tokens: list[Token]) -> None:
-    """Remove the tokens without text at the end. They have the first bytes of a character."""
-    while tokens and not tokens[-1].text:
-        tokens.pop()
+def _groups(tokens: Sequence[Token]) -> Iterator[tuple[bool, list[Token]]]:
+    """
+    Divide *tokens* into groups. Yield for each group whether its tokens have ids to keep.
+
+    A token that has only the first bytes of a character has no text. If such tokens stand before a
+    token without an id, the text of that token includes these bytes. So they belong to its group.
+    """
+    keeps: list[bool] = []
+    kept = True
+    for token in reversed(tokens):
+        kept = token.id >= 0 and (kept or token.text != "")
+        keeps.append(kept)
+    for keeps_ids, group in groupby(zip(tokens, reversed(keeps), strict=True), itemgetter(1)):
+        yield keeps_ids, [token for token, _ in group]
 
 
 @dataclass(frozen=True, slots=True)
 class _EncodedChain:
     """A chain and its ids."""
 
+    tokenizer: ModelTokenizer
+    """The tokenizer of the ids."""
     chain: Chain
     """The chain."""
     prompt: EncodedPrompt
     """The ids of the whole chain."""
-    token_counts: array[int]
+    sizes: Sequence[tuple[int, int]]
     """
-    Index 0 has the number of tokens of the conversation. Index i has the number of tokens of the
-    conversation and the first i steps.
+    Index i has the number of tokens, and the bytes of JSON, of the conversation and the first i
+    steps.
     """
-    json_sizes: array[int]
-    """Each index has the number of bytes of JSON for the tokens at this index of `token_counts`."""
-
-    @classmethod
-    def without_steps(cls, chain: Chain, prefix: EncodedPrompt) -> Self:
-        """Return the encoded conversation of *chain*. It has no steps. Its ids are *prefix*."""
-        return cls(
-            replace(chain, steps=()),
-            prefix,
-            array("q", [prefix.count]),
-            array("q", [prefix.size]),
-        )
-
-    def extended(
-        self,
-        chain: Chain,
-        shared: int,
-        steps: Iterable[EncodedPrompt],
-    ) -> Self:
-        """
-        Return the encoded *chain*.
-
-        It shares its first *shared* steps with this chain. The ids of the other steps are *steps*.
-        """
-        token_counts = self.token_counts[: shared + 1]
-        json_sizes = self.json_sizes[: shared + 1]
-        prompt = self.prompt.beginning(token_counts[-1], json_sizes[-1])
-        for step in steps:
-            prompt = prompt.followed(step)
-            token_counts.append(prompt.count)
-            json_sizes.append(prompt.size)
-        return type(self)(chain, prompt, token_counts, json_sizes)
 
 
 def with_leading_system(messages: Messages) -> Messages:
@@ -571,40 +479,37 @@ class ChainPromptCache:
 
     def __init__(self, get_tokenizer: Callable[[], ModelTokenizer]) -> None:
         self._get_tokenizer = get_tokenizer
-        self._tokenizer = get_tokenizer()
         self._last: _EncodedChain | None = None
 
     async def prompt(self, chain: Chain) -> EncodedPrompt:
         """Encode *chain*. Tokens that were written in this vocabulary keep their ids."""
         tokenizer = self._get_tokenizer()
-        if tokenizer is not self._tokenizer:
-            self._tokenizer = tokenizer
-            self._last = None
-        has_block = await tokenizer.has_block(chain)
+        conversation = await tokenizer.conversation((chain.messages, chain.tools, True))
+        # If the chain has no thinking block for this model, `THINK_END` is left out.
+        has_block = conversation.opened or opens_block(chain.text)
         last = self._last  # Another call may replace `_last` while this call waits.
-        if last is None or not has_block or _conversation(last.chain) != _conversation(chain):
-            prefix = await tokenizer.encode_prefix(
-                chain.messages,
-                chain.tools,
-                thinks=chain.thinks,
-            )
-            last = _EncodedChain.without_steps(chain, prefix)
+        if (
+            last is None
+            or last.tokenizer is not tokenizer
+            or _conversation(last.chain) != _conversation(chain)
+        ):
+            prefix = await tokenizer.encode_prefix(*_conversation(chain))
+            size = (prefix.count, prefix.size)
+            last = _EncodedChain(tokenizer, replace(chain, steps=()), prefix, [size])
         shared = shared_length(last.chain.steps, chain.steps)
+        sizes = list(last.sizes[: shared + 1])
+        prompt = last.prompt.beginning(*sizes[-1])
         thinking = chain.totals.thinking
-        last_thinking_step = 0 if thinking is None else thinking.count  # counted from 1
-        added: list[EncodedPrompt] = []
         for number, step in enumerate(chain.steps[shared:], shared + 1):
-            ids = await tokenizer.encode_step(
-                step,
-                closes=await tokenizer.markers(chain) if number == last_thinking_step else None,
-                has_block=has_block,
-                has_tools=bool(chain.tools),
-            )
-            added.append(EncodedPrompt.of(ids))
-        encoded = last.extended(chain, shared, added)
+            if thinking is not None and number == thinking.count:
+                ids = await tokenizer.encode_last_thought(step, chain, has_block=has_block)
+            else:
+                ids = await tokenizer.encode_step(step)
+            prompt = prompt.plus(ids)
+            sizes.append((prompt.count, prompt.size))
         # Without a thinking block, later steps can change how a step is encoded.
-        self._last = encoded if has_block else None
-        return encoded.prompt
+        self._last = _EncodedChain(tokenizer, chain, prompt, sizes) if has_block else None
+        return prompt
 
 
 def _conversation(chain: Chain) -> Conversation:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from ...endpoints.chat_template import Fields
 from ...http.client import Connection
 from ...http.paths import DETOKENIZE, TOKENIZE, Body
 from ...http.prompts import EncodedPrompt
-from .bodies import Variables, detokenize_body, tokenize_body, tokenize_messages_body
-from .replies import detokenized, tokenized, tokenized_prompt
+from .bodies import Variables
+from .replies import detokenized, tokenized
 
 
 class TokenizerSource:
@@ -33,7 +32,7 @@ class TokenizerSource:
         """The longest sequence that the model takes, in tokens. 0: no text was encoded yet."""
         self._connection = connection
         self._model = model
-        self._messages_body = partial(tokenize_messages_body, model, template=template)
+        self._template = template
 
     async def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """
@@ -41,8 +40,7 @@ class TokenizerSource:
 
         *special_tokens* adds the tokens that the tokenizer puts around every text.
         """
-        body = tokenize_body(self._model, text, special_tokens=special_tokens)
-        return await self._tokenize(body)
+        return (await self._tokenize({"prompt": text, "add_special_tokens": special_tokens})).ids
 
     async def render(
         self,
@@ -50,43 +48,27 @@ class TokenizerSource:
         tools: Fields = (),
         *,
         generate: bool = True,
-    ) -> list[int]:
+    ) -> EncodedPrompt:
         """
         Render *messages* and *tools* with the chat template, and encode the text.
 
-        *generate* adds the generation prompt.
+        *generate* adds the generation prompt. The ids stay JSON: a prompt may have a million of
+        them.
         """
-        return await self._tokenize(
-            self._messages_body(
-                messages,
-                generate=generate,
-                tools=tools,
-            )
-        )
-
-    async def render_prompt(self, messages: Fields, tools: Fields = ()) -> EncodedPrompt:
-        """
-        Do the same as `render`, and leave the ids as JSON. A prompt may have a million ids.
-
-        Raise `ContextTooLong` if the prompt does not fit into the context.
-        """
-        body = self._messages_body(messages, tools=tools)
-        reply = await self._connection.fetch(self.call, TOKENIZE, body)
-        return tokenized_prompt(self.call, reply)
+        body: Body = {"messages": messages, "add_generation_prompt": generate}
+        if tools:
+            body["tools"] = tools
+        if self._template:
+            body["chat_template_kwargs"] = self._template
+        return await self._tokenize(body)
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Decode *ids*, special tokens included."""
-        body = detokenize_body(self._model, ids)
-        return detokenized(
-            self.call,
-            await self._connection.post(
-                self.call,
-                DETOKENIZE,
-                body,
-            ),
-        )
+        body: Body = {"model": self._model, "tokens": ids}
+        return detokenized(self.call, await self._connection.post(self.call, DETOKENIZE, body))
 
-    async def _tokenize(self, body: Body) -> list[int]:
-        reply = await self._connection.post(self.call, TOKENIZE, body)
-        ids, self.context_length = tokenized(self.call, reply)
-        return ids
+    async def _tokenize(self, body: Body) -> EncodedPrompt:
+        body = {"model": self._model, **body}
+        reply = await self._connection.fetch(self.call, TOKENIZE, body)
+        prompt, self.context_length = tokenized(self.call, reply)
+        return prompt

@@ -40,34 +40,34 @@ _PLACEHOLDER = ({"role": "user", "content": "?"},)
 
 def message_fields(message: Message) -> Body:
     """Return *message* in the form of a chat completion's request."""
-    fields: Body = {"role": message.role, "content": message.content}
-    if message.calls:
-        fields["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": readable_json(call.arguments)},
-            }
-            for call in message.calls
-        ]
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": readable_json(call.arguments)},
+        }
+        for call in message.calls
+    ]
     others = {
+        "tool_calls": calls,
         "tool_call_id": message.call_id,
         "name": message.name,
         "reasoning": message.reasoning,
     }
+    fields: Body = {"role": message.role, "content": message.content}
     return fields | {name: value for name, value in others.items() if value}
 
 
 def tool_fields(tool: Tool) -> Body:
     """Return *tool* in the form of a chat completion's request."""
-    function: Body = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.parameters is not None:
-        function["parameters"] = read_json(readable_json(tool.parameters))
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
+    function: Body = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters and read_json(readable_json(tool.parameters)),
+        "strict": tool.strict,
+    }
+    given = {name: value for name, value in function.items() if value is not None}
+    return {"type": "function", "function": given}
 
 
 def chat_request(model: str, toolset: Toolset) -> Body:
@@ -84,13 +84,19 @@ def chat_request(model: str, toolset: Toolset) -> Body:
     }
 
 
-def parsed_request(model: str, toolset: Toolset, template: Variables) -> Body:
+def parsing_body(model: str, toolset: Toolset, template: Variables, block: Sequence[int]) -> Body:
     """
-    Return the request whose answer a parser reads, with the variables *template*.
+    Ask `DERENDER` to parse an answer, which other fields describe.
 
-    The parser is given what follows the thinking, and must not look for thinking.
+    *template* has variables of the chat template. The parser is given what follows the thinking,
+    and must not look for thinking. *block* is the empty thinking block before the answer.
     """
-    return chat_request(model, toolset) | {"chat_template_kwargs": {**template, **_NOT_THINKING}}
+    variables = {**template, **_NOT_THINKING}
+    return {
+        "model": model,
+        "chat_request": chat_request(model, toolset) | {"chat_template_kwargs": variables},
+        "prompt_token_ids": block,
+    }
 
 
 def answer_format(call: Call, reply: Reply) -> ServerFormat | None:
@@ -145,7 +151,10 @@ def parsed_answer(call: Call, reply: Reply, *, parallel: bool) -> ParsedAnswer:
     """
     with reading(call, "content and calls", reply):
         message: Reply = reply["choices"][0]["message"]
-        calls = [_call(fields) for fields in message.get("tool_calls") or ()]
+        calls = [
+            ToolCall(fields.get("id") or "", fields["function"]["name"], _arguments(fields))
+            for fields in message.get("tool_calls") or ()
+        ]
         return ParsedAnswer(
             content=message.get("content") or "",
             calls=tuple(calls if parallel else calls[:1]),
@@ -158,28 +167,25 @@ def parsed_tokens(call: Call, reply: Reply) -> ParsedTokens:
     with reading(call, "content and calls", reply):
         state = cast("ParserState", reply["stream_state"])
         delta: Reply = reply["chunk"]["choices"][0]["delta"]
-        pieces = [_piece(piece) for piece in delta.get("tool_calls") or ()]
+        pieces = [
+            Calling(
+                int(piece["index"]),
+                piece.get("id") or "",
+                _function(piece).get("name") or "",
+                _arguments(piece),
+            )
+            for piece in delta.get("tool_calls") or ()
+        ]
         return ParsedTokens(delta.get("content") or "", tuple(pieces), state)
 
 
-def _call(fields: Reply) -> ToolCall:
-    function: Reply = fields["function"]
-    return ToolCall(fields.get("id") or "", function["name"], _arguments(function))
+def _function(call: Reply) -> Reply:
+    return call.get("function") or {}
 
 
-def _piece(piece: Reply) -> Calling:
-    function: Reply = piece.get("function") or {}
-    return Calling(
-        int(piece["index"]),
-        piece.get("id") or "",
-        function.get("name") or "",
-        _arguments(function),
-    )
-
-
-def _arguments(function: Reply) -> str:
-    """Return the arguments of a call as text; some parsers give the value itself."""
-    arguments = function.get("arguments")
+def _arguments(call: Reply) -> str:
+    """Return the arguments of a *call* as text; some parsers give the value itself."""
+    arguments = _function(call).get("arguments")
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else json_text(arguments)

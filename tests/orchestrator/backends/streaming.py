@@ -74,24 +74,30 @@ class StreamingModel(ScriptedModel):
         self, chain: Chain, observe: Callable[[Called], None]
     ) -> AsyncGenerator[TokenStream]:
         text = chain.text
-        tokens = deque[Token | Stop]()
 
-        async def take() -> Token | Stop:
+        async def wait() -> None:
             nonlocal text
-            if not tokens:
-                await asyncio.sleep(self.pace + (0 if meter.written else self.latency(chain)))
-            for _ in range(self.chunk if not tokens else 0):
+            await asyncio.sleep(self.pace + (0 if meter.written else self.latency(chain)))
+            for _ in range(self.chunk):
                 piece = self.next(text)
-                tokens.append("end" if piece is None else self.token(text, piece, 1))
                 if piece is None:
+                    stream.ended = "end"
                     break
+                stream.tokens.append(self.token(text, piece, 1))
                 text += piece
                 meter.add(1)
-            return tokens.popleft()
 
+        async def take() -> Token | Stop:
+            while not stream.tokens:
+                if stream.ended:
+                    return cast("Stop", stream.ended)
+                await wait()
+            return cast("Token", stream.tokens.popleft())
+
+        stream = SimpleNamespace(take=take, wait=wait, tokens=deque[Token](), ended=None)
         with metered(self.role, "write", observe, asyncio.get_running_loop().time) as meter:
             # It is all that the sticky stream uses.
-            yield cast("TokenStream", SimpleNamespace(take=take))
+            yield cast("TokenStream", stream)
 
 
 def streamed(chunk: int, length: int, wrong: tuple[int, ...] = (), ahead: int = 2) -> list[Moment]:

@@ -268,13 +268,15 @@ async def test_unread_tokens_are_counted_when_it_is_closed(meet: Meet) -> None:
 
 
 def counted(model: VllmModel) -> int:
-    (kept,) = model._sticky.values()  # pyright: ignore[reportPrivateUsage]
-    return len(kept._queue)  # pyright: ignore[reportPrivateUsage]
+    assert model._sticky  # pyright: ignore[reportPrivateUsage]
+    arrivals = model._sticky._arrivals  # pyright: ignore[reportPrivateUsage]
+    return len(arrivals.tokens) if arrivals else 0
 
 
 def ended(model: VllmModel) -> bool:
-    (kept,) = model._sticky.values()  # pyright: ignore[reportPrivateUsage]
-    return kept._reader.done()  # pyright: ignore[reportPrivateUsage]
+    assert model._sticky  # pyright: ignore[reportPrivateUsage]
+    reader = model._sticky._reader  # pyright: ignore[reportPrivateUsage]
+    return reader is not None and reader.done()
 
 
 async def test_a_mark_in_an_answer_ends_nothing(meet: Meet) -> None:

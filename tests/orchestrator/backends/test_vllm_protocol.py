@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from weakref import WeakValueDictionary
 
 import orjson
 import pytest
@@ -17,6 +16,7 @@ from stepspec.orchestrator.errors import (
     MalformedReply,
 )
 from stepspec.orchestrator.http.http_errors import Call, http_error, no_stream, retry_after
+from stepspec.orchestrator.http.prompts import EncodedPrompt
 
 CALL = Call("large", "http://host", "write")
 
@@ -68,36 +68,22 @@ def test_text_that_was_cut_costs_its_token_the_id(
 )
 def test_what_is_no_list_of_token_ids_is_malformed(tokens: object) -> None:
     with pytest.raises(MalformedReply, match="no token ids in the answer"):
-        replies.tokenized(CALL, {"tokens": tokens, "max_model_len": 100})
-    assert replies.tokenized(CALL, {"tokens": [0, 7], "max_model_len": 100}) == ([0, 7], 100)
-    assert replies.tokenized(CALL, {"tokens": [], "max_model_len": 100}) == ([], 100)
+        replies.tokenized(CALL, tokenized(tokens))
 
 
-class Long(dict[str, object]):
-    """A reply with ids that are none, to which a test can refer weakly."""
-
-    def __init__(self) -> None:
-        super().__init__(tokens=["no id"] * 4, max_model_len=3)
+def tokenized(tokens: object) -> bytes:
+    return orjson.dumps({"tokens": tokens, "max_model_len": 100})
 
 
-def test_ids_that_do_not_fit_are_not_even_read_and_the_error_does_not_keep_them() -> None:
-    waiting = WeakValueDictionary[int, Long]()
+@pytest.mark.parametrize("ids", [[0, 7], [], [2**31 - 1]])
+def test_token_ids_come_with_the_length_of_the_context(ids: list[int]) -> None:
+    assert replies.tokenized(CALL, tokenized(ids)) == (EncodedPrompt.of(ids), 100)
 
-    def received() -> Long:
-        waiting[0] = reply = Long()
-        return reply
 
-    with pytest.raises(
-        ContextTooLong, match=r"the large model at .*: 4 tokens leave .* length is 3 tokens;"
-    ) as caught:
-        replies.tokenized(CALL, received(), must_fit=True)
-    assert (caught.value.verb, 0 in waiting) == ("write", False)
+@pytest.mark.parametrize("number", [2**31, 2**63])
+def test_ids_beyond_every_vocabulary_are_malformed(number: int) -> None:
     with pytest.raises(MalformedReply):
-        replies.tokenized(CALL, received())
-    assert replies.tokenized(CALL, {"tokens": [1, 2], "max_model_len": 2}, must_fit=True) == (
-        [1, 2],
-        2,
-    )
+        replies.tokenized(CALL, tokenized([1, number]))
 
 
 def line(**choice: object) -> bytes:
