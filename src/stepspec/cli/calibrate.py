@@ -45,7 +45,6 @@ from .eval import configured, contact_before_download, seed_of
 from .flags import (
     BUDGET,
     SAMPLING,
-    SERVERS,
     AnswerColumn,
     BenchmarkName,
     Concurrency,
@@ -80,10 +79,8 @@ Examples:
 
 @with_settings(
     "calibrate",
-    SERVERS,
     SAMPLING,
     BUDGET,
-    help={"policy": "The method to calibrate."},
 )
 def calibrate(
     benchmark: BenchmarkName,

@@ -17,7 +17,7 @@ from .. import settings as configuration
 from ..setting_sources import Layer, Place, layers, origin
 from ..settings import Settings
 from .command_line import print_json
-from .flags import BUDGET, SAMPLING, SEED, SERVERS, Json, with_settings
+from .flags import BUDGET, SAMPLING, SEED, Json, with_settings
 from .program import add_command, new_app, stdout
 
 WIDE = 1_000_000  # columns, so that no line of the table is wrapped
@@ -34,7 +34,7 @@ Examples:
 app = new_app(help="Show where the settings come from.", no_args_is_help=True)
 
 
-@with_settings("serve", SERVERS, SAMPLING, SEED, BUDGET)
+@with_settings("serve", SAMPLING, SEED, BUDGET)
 def show(json: Json = False) -> None:
     """
     Print every setting with its value and where it comes from: a flag, a variable, a key of a file,

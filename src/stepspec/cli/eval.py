@@ -50,7 +50,6 @@ from .command_line import (
 from .flags import (
     BUDGET,
     SAMPLING,
-    SERVERS,
     AnswerColumn,
     BenchmarkName,
     DataFile,
@@ -219,7 +218,7 @@ Examples:
 """
 
 
-@with_settings("eval", SERVERS, SAMPLING, BUDGET)
+@with_settings("eval", SAMPLING, BUDGET)
 def command(
     benchmark: BenchmarkName,
     policy: Policies = None,

@@ -8,9 +8,9 @@ then come from its flags first.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -21,13 +21,11 @@ from pydantic import TypeAdapter
 from stepspec import policies
 from stepspec.evals.benchmarks import BENCHMARKS
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import option_types, run_options
+from stepspec.orchestrator.run_options import RunOption, option_types, run_options
 from stepspec.setting_sources import CommandLine, Place, with_command_line
 
 from .command_line import finite
-from .program import parameters_of, with_parameters
-
-NUMBERS: Mapping[str, type] = {"integer": int, "number": float}
+from .program import with_parameters
 
 
 def completion(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -174,7 +172,7 @@ class Flag:
     place: Place
     """The place of the setting."""
     names: tuple[str, ...]
-    """Its spellings, such as "--policy" and "-p"."""
+    """Its spellings, such as "--policy" and "-p". The first one is the long one."""
     kind: Any
     """The type of its value for typer."""
     help: str
@@ -187,7 +185,7 @@ class Flag:
     @property
     def name(self) -> str:
         """The flag as a user writes it."""
-        return next(name.partition("/")[0] for name in self.names if name.startswith("--"))
+        return self.names[0].partition("/")[0]
 
     @property
     def variable(self) -> str:
@@ -195,21 +193,10 @@ class Flag:
         return self.name.removeprefix("--").replace("-", "_")
 
     @property
-    def parameter(self) -> inspect.Parameter:
-        """The parameter that declares the flag for typer, with None as its default."""
-        kind = self.kind
-        option = typer.Option(
-            *self.names,
-            help=self.help,
-            show_default=False,
-            **self.more,
-        )
-        return inspect.Parameter(
-            self.variable,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[kind | None, option],
-        )
+    def annotation(self) -> Any:
+        """The annotation that declares the flag for typer."""
+        option = typer.Option(*self.names, help=self.help, show_default=False, **self.more)
+        return Annotated[self.kind | None, option]
 
 
 def flag(place: str, kind: Any, help: str, name: str = "", **more: Any) -> Flag:
@@ -267,45 +254,45 @@ BUDGET = (
         "--max-seconds",
     ),
 )
-CONFIG = flag(
-    "config",
-    Path,
-    "Settings file; it comes before the one that STEPSPEC_CONFIG names, and before stepspec.toml.",
-)
+Config: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help=(
+            "Settings file; it comes before the one that STEPSPEC_CONFIG names, and before"
+            " stepspec.toml."
+        ),
+        show_default=False,
+    ),
+]
 
 
 def with_settings(
-    command: str,
-    *groups: Sequence[Flag],
-    help: Mapping[str, str] | None = None,
+    command: str, *groups: Sequence[Flag]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
     Give the function of a *command* ``--config`` and flags for settings.
 
-    The flags are those of the *groups*, and those of the run options that name the command (see
-    `RunOption`). They stand at the end of ``--help``. *help* replaces the help of some run options.
-    While the function runs, settings that it loads come from the flags first.
+    The flags are `SERVERS`, those of the run options that name the command (see `RunOption`), and
+    those of the *groups*. They stand at the end of ``--help``. While the function runs, settings
+    that it loads come from the flags first.
     """
     run_flags = [
-        _run_flag(name, help or {})
+        _run_flag(name, option)
         for name, option in run_options().items()
         if command in option.commands
     ]
-    ordered = (*groups[:1], run_flags, *groups[1:])
-    flags = {flag.variable: flag for group in ordered for flag in group}
+    flags = {flag.variable: flag for flag in chain(SERVERS, run_flags, *groups)}
+    annotations = {name: flag.annotation for name, flag in flags.items()}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        own = parameters_of(function)
-        parameters = [*own, *(flag.parameter for flag in flags.values()), CONFIG.parameter]
-
         @functools.wraps(function)
-        def run(*, config: Path | None = None, **arguments: Any) -> None:
-            words = {name: arguments.pop(name, None) for name in flags}
+        def run(*, config: Path | None, **arguments: Any) -> None:
+            words = {name: arguments.pop(name) for name in flags}
             with with_command_line(read_flags(flags, words, config)):
                 function(**arguments)
 
         vars(run)["flags"] = flags
-        return with_parameters(run, parameters)
+        return with_parameters(run, function, {**annotations, "config": Config})
 
     return decorate
 
@@ -313,7 +300,7 @@ def with_settings(
 def read_flags(
     flags: Mapping[str, Flag],
     words: Mapping[str, Any],
-    config: Path | None = None,
+    config: Path | None,
 ) -> CommandLine:
     """Put the *words* of the *flags* in the places of their settings. None and [] set nothing."""
     values: dict[str, Any] = {}
@@ -355,31 +342,34 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:
-    """Derive the flag of the run option *name* from its declaration."""
-    option = run_options()[name]
-    schema = TypeAdapter(option_types()[name]).json_schema()
-    *others, last = option.flags or (f"--{name.replace('_', '-')}",)
-    kinds = {kind.get("type"): kind for kind in schema.get("anyOf", [schema])}
-    made = Flag((name,), (*others, last), str, helps.get(name, option.help))
-    if name == "policy":
-        return replace(made, more={"autocompletion": completion(policies.METHODS)})
-    if "object" in kinds:
-        more = {"metavar": "NAME=VALUE"}
-        return replace(made, kind=list[str], more=more, parse=parse_options)
-    if "array" in kinds:
-        return replace(made, kind=list[str], parse=_unescape_all)
-    if "boolean" in kinds:
-        both = (*others, f"{last}/--no-{last.removeprefix('--')}")
-        return replace(made, names=both, kind=bool)
-    for kind in NUMBERS.keys() & kinds.keys():
-        limits = kinds[kind]
-        most = limits.get("maximum", limits.get("exclusiveMaximum"))
-        more = {"min": limits.get("minimum"), "max": most}
-        return replace(made, kind=NUMBERS[kind], more=more)
-    return made
-
-
 def _unescape_all(texts: Sequence[str]) -> list[str]:
     r"""Replace ``\n`` and ``\t`` as typed on a command line."""
     return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts]
+
+
+KINDS: Mapping[str, Any] = {
+    "object": list[str],
+    "array": list[str],
+    "boolean": bool,
+    "integer": int,
+    "number": float,
+}
+"""The type of a flag by the type of a value in a JSON schema; ``str`` for others."""
+PECULIAR: Mapping[str, Mapping[str, Any]] = {
+    "policy": {"more": {"autocompletion": completion(policies.METHODS)}},
+    "options": {"more": {"metavar": "NAME=VALUE"}, "parse": parse_options},
+    "delimiter": {"parse": _unescape_all},
+}
+"""Further fields of the flags of some run options."""
+
+
+def _run_flag(name: str, option: RunOption) -> Flag:
+    """Derive the flag of the run option *name* from its declaration."""
+    schema = TypeAdapter(option_types()[name]).json_schema()
+    types = {kind.get("type") for kind in schema.get("anyOf", [schema])}
+    kind = next((KINDS[type] for type in KINDS if type in types), str)
+    word = name.replace("_", "-")
+    names = option.flags or (f"--{word}",)
+    if kind is bool:
+        names = (f"--{word}/--no-{word}",)
+    return Flag((name,), names, kind, option.help, **PECULIAR.get(name, {}))

@@ -19,7 +19,7 @@ from stepspec.service.watch.page import html
 from .. import policies
 from ..api import Solver
 from .command_line import print_json, writable, write_file
-from .flags import SERVERS, Json, with_settings
+from .flags import Json, with_settings
 from .program import STDOUT, stderr, stdout, wait
 
 TRACE_EXAMPLES = """
@@ -71,7 +71,7 @@ def show_trace(
     ] = None,
 ) -> None:
     """
-    Render a trace as one HTML file for any browser; unless --output is set, FILE with the ending
+    Render a trace as one HTML file for any browser; unless --output is set, with the ending
     .html.
     """
     try:
@@ -92,7 +92,7 @@ def show_trace(
     stderr.print(f"wrote {target}", soft_wrap=True)
 
 
-@with_settings("doctor", SERVERS)
+@with_settings("doctor")
 def doctor(json: Json = False) -> None:
     """
     Test what all endpoints can do; report what does not work, what costs, and the cure of each.

@@ -33,7 +33,6 @@ from .eval import arm as parse_arm
 from .flags import (
     BUDGET,
     SAMPLING,
-    SERVERS,
     Json,
     Pace,
     Policies,
@@ -90,7 +89,7 @@ class ProblemSet:
     """The same problems, if answers of both are to be compared."""
 
 
-@with_settings("tune", SERVERS, SAMPLING, BUDGET)
+@with_settings("tune", SAMPLING, BUDGET)
 def command(
     policy: Policies = None,
     problems: Annotated[
