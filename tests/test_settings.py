@@ -218,7 +218,7 @@ def test_wrong_arguments_are_named_by_their_path(arguments: dict[str, Any], comp
             {},
             {"STEPSPEC_SAMPLING": '{"top_p": 9}'},
             "",
-            "STEPSPEC_SAMPLING, top_p 9: Input should be less than",
+            "STEPSPEC_SAMPLING top_p 9: Input should be less than",
         ),
         (
             {},
@@ -238,7 +238,7 @@ def test_wrong_arguments_are_named_by_their_path(arguments: dict[str, Any], comp
             {},
             {},
             "[large]\nurll = 1\n",
-            r"stepspec\.toml: .*; unknown setting 'large\.urll' \(did you mean 'url'",
+            r"stepspec\.toml: .*; stepspec\.toml: unknown setting 'large\.urll' \(did you mean 'url'",
         ),
         (
             {},

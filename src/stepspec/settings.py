@@ -12,8 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, cast
 
@@ -56,7 +54,6 @@ from .setting_sources import (
     Layer,
     command_line,
     layers,
-    merged,
     moved,
     origin,
 )
@@ -250,8 +247,8 @@ class Settings(RunOptions, BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        values = merged(layers(settings_cls, init_settings()))
-        return (InitSettingsSource(settings_cls, values),)
+        found = layers(settings_cls, init_settings())
+        return tuple(InitSettingsSource(settings_cls, layer.values) for layer in found)
 
     @property
     def run(self) -> RunOptions:
@@ -335,21 +332,14 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
     try:
         settings = Settings(**arguments)
     except ValidationError as exc:
-        raise ConfigurationError(_explain(exc.errors(), layers(Settings, arguments))) from exc
+        found = layers(Settings, arguments)
+        messages = [_explain_error(error, found) for error in exc.errors()]
+        raise ConfigurationError("; ".join(messages)) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
 
 
 def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _explain(errors: Sequence[ErrorDetails], found: Sequence[Layer]) -> str:
-    """Say what is wrong. Wrong keys of the file that follow each other name it once."""
-    explained = [_explain_error(error, found) for error in errors]
-    return "; ".join(
-        file + "; ".join(message for _, message in group)
-        for file, group in groupby(explained, key=itemgetter(0))
-    )
 
 
 def error_with_source(
@@ -390,27 +380,24 @@ def missing_models_error(settings: Settings) -> ConfigurationError:
     )
 
 
-def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> tuple[str, str]:
-    """
-    Say what is wrong with which flag, variable, argument, or key of the file.
-
-    The file stands in front of the message; "" for the other sources.
-    """
+def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
+    """Say what is wrong with which flag, variable, argument, or key of the file."""
     message = explain_error(Settings, error, hidden=CRITIC_KINDS)
     place = tuple(
         part for part in error["loc"] if isinstance(part, str) and part not in CRITIC_KINDS
     )
-    if error["type"] == "extra_forbidden" and (meant := moved(Settings, place)):
+    kind = error["type"]
+    if kind == "extra_forbidden" and (meant := moved(Settings, place)):
         message = f"unknown setting {place[0]!r} (did you mean {'.'.join(meant)!r}?)"
     layer = origin(found, place)
-    if layer is None or layer.source == "argument" or not place:
-        return "", message
+    if layer is None or layer.source == "argument":
+        return message
     if layer.source == "file":
-        if error["type"] == "missing" and "model" in layer.values[place[0]]:
+        if kind == "missing" and "model" in layer.values[place[0]]:
             message += " (the file of a pair is for `stepspec up`, which prints settings)"
-        return f"{layer.path}: ", message
+        return f"{layer.path}: {message}"
     name = layer.name(place)
-    if error["type"].startswith(("greater_than", "less_than")):
+    if kind.startswith(("greater_than", "less_than")):
         name += f" {error['input']}"
     reason = message.removeprefix(f"{'.'.join(place)}: ")
-    return "", f"{name}: {reason}"
+    return f"{name}: {reason}"
