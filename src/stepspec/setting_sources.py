@@ -244,9 +244,9 @@ def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
 def _meant(settings: type[BaseSettings], unknown: Place) -> str:
     """Say which variable the name of an *unknown* place may stand for."""
     meant = moved(settings, unknown)
-    last_word = unknown[-1].rpartition("_")[2]
+    key = unknown[-1].partition("_")[2]  # "threshold" of "options_threshold"
     names = [
-        _variable(place).replace(ANY_KEY, last_word.upper())
+        _variable(place).replace(ANY_KEY, key.upper())
         for place in ([meant] if meant else places(settings))
     ]
     firsts = ", ".join(sorted(_variable((name,)) for name in settings.model_fields))
