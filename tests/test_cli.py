@@ -124,7 +124,7 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["eval", "arithmetic", "--testbed", "--small", "http://h:1"],
             "leave out either it or --small",
         ),
-        (["eval", "arithmetic", "--half", "both"], "use report or calibration"),
+        (["eval", "arithmetic", "--half", "both"], "is not one of"),
         (["eval", "arithmetic", *DEAD, "-o", "p.txt"], "--output p.txt: p.txt is no folder"),
         (["eval", "arithmetic", *DEAD, "-o", "/no-such/x"], "there is no folder /no-such"),
         (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ import typer
 from rich.progress import TaskID
 
 from stepspec import prompts
-from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
+from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, load
 from stepspec.evals.calibration.policy_file import (
     SEED_DISTANCE,
     CalibrationSettings,
@@ -35,13 +36,12 @@ from stepspec.evals.plan import check_arm
 from stepspec.evals.progress import progress_bars
 from stepspec.evals.provenance import digest
 from stepspec.evals.sample import Task
-from stepspec.evals.testbed.servers import miniature, weights_digest
-from stepspec.evals.testbed.solving_pair import pair_solver
+from stepspec.evals.testbed.servers import weights_digest
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.policies import Threshold
 
 from .command_line import numbers, writable, write_settings
-from .eval import configured, contact_before_download, seed_of
+from .eval import choose_benchmark, configured, contact_before_download, seed_of, tasks_of
 from .flags import (
     BUDGET,
     SAMPLING,
@@ -126,19 +126,23 @@ def calibrate(
         raise ConfigurationError(f"`stepspec calibrate` needs scipy: {install_command('evals')}")
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
         raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
-    chosen, file = choose(
-        benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
+    chosen, file = choose_benchmark(
+        benchmark,
+        data,
+        testbed=testbed,
+        problem=problem_column,
+        answer=answer_column,
+        metric=metric,
+        prompt=prompt,
     )
-    own_solver, settings = configured(testbed=testbed)
+    opening, settings = configured(profile, testbed=testbed)
     seed = seed_of(settings, seed)
-    threshold = find_threshold(
-        settings.policy, vary, numbers("--values", values or "", float, positive=False)
-    )
+    threshold = find_threshold(settings.policy, vary, numbers("--values", values or "", float))
     for value in threshold.values:
         check_arm(served_arm(settings, threshold, value), settings)
     writable("--output", output)
-    if own_solver:
-        contact_before_download(settings, chosen, data)
+    if not testbed:
+        contact_before_download(settings, chosen, file)
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
     require_graders(task.gold for task in tasks)
@@ -159,17 +163,15 @@ def calibrate(
         "besides": changes,
         "conditions": conditions,
     }
-    solving = own_solver or pair_solver(profile, stderr)
 
     async def main() -> CalibrationSettings:
-        async with solving as solver, Graders() as graders:
+        async with opening as solver, Graders() as graders:
             solver.require_both()
-            put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
-            held = {**about, "problems": digest(put), "models": dict(solver.models)}
+            held = {**about, "problems": digest(tasks), "models": dict(solver.models)}
             trials = output.with_suffix(".trials.jsonl")
-            solve = limited(solve_on_servers(solver, put, threshold, graders, seed), concurrency)
+            solve = limited(solve_on_servers(solver, tasks, threshold, graders, seed), concurrency)
             with RunStore(trials, held, fresh=fresh) as store:
-                result = await _search(solve, len(put), threshold, test, store)
+                result = await _search(solve, len(tasks), threshold, test, store)
             return CalibrationSettings(
                 policy=settings.policy,
                 threshold=threshold,
@@ -223,7 +225,9 @@ async def _search(
         return await search(solve, count, threshold, test, store, on_problem)
 
 
-def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:
+def problems(
+    benchmark: Benchmark, data: Path | None, seed: int, count: int | None
+) -> Sequence[Task]:
     """
     Return at most *count* problems of the calibration half of *benchmark*.
 
@@ -231,9 +235,4 @@ def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | No
     """
     if benchmark.made is not None and data is None:
         return load(benchmark, seed=seed + SEED_DISTANCE, limit=count)
-    tasks = [task for task in load(benchmark, data, seed=seed) if half(task) == "calibration"]
-    if not tasks:
-        raise ConfigurationError(
-            f"no problem of {benchmark.name} is in its calibration half: it has too few"
-        )
-    return tasks[:count]
+    return tasks_of(benchmark, data, seed, "calibration")[:count]

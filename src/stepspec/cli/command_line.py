@@ -26,17 +26,11 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
-def numbers(
-    flag: str,
-    text: str,
-    kind: Callable[[str], Any],
-    *,
-    positive: bool = True,
-) -> list[Any]:
+def numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     """
     Return the different numbers in *text*, with commas between them; [] if it is empty.
 
-    Raise `ConfigurationError` for other words, and for numbers up to 0 if they must be *positive*.
+    Raise `ConfigurationError` for other words.
     """
     if not text.strip():
         return []
@@ -47,8 +41,6 @@ def numbers(
             f"{flag} {text!r}: write numbers with commas between them"
         ) from None
     finite(flag, *numbers)
-    if positive and any(number <= 0 for number in numbers):
-        raise ConfigurationError(f"{flag} {text!r}: every number has to be above 0")
     return list(dict.fromkeys(numbers))
 
 

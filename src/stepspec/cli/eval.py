@@ -20,9 +20,8 @@ from stepspec.api import Solver
 from stepspec.evals import provenance
 from stepspec.evals.arms import LARGE, PLAIN, SMALL
 from stepspec.evals.benchmarks import (
-    BENCHMARKS,
     Benchmark,
-    bare,
+    Half,
     choose,
     duplicates,
     half,
@@ -35,7 +34,6 @@ from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_setting
 from stepspec.evals.results import Result, small_print, tables
 from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
-from stepspec.evals.testbed.servers import miniature
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.interfaces import answered_by, ended_by
@@ -248,7 +246,7 @@ def command(
     prompt: PromptName = None,
     limit: Limit = None,
     part: Annotated[
-        str | None,
+        Half | None,
         typer.Option(
             "--half",
             help="report: leave out what `calibrate` uses; calibration: only that.",
@@ -301,56 +299,71 @@ def command(
     Without --policy, the configured method is measured, with its options: SpecReason unless a
     settings file or STEPSPEC_POLICY names another.
     """
-    chosen, source = choose(
-        benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
+    chosen, source = choose_benchmark(
+        benchmark,
+        data,
+        testbed=testbed,
+        problem=problem_column,
+        answer=answer_column,
+        metric=metric,
+        prompt=prompt,
     )
-    _check_half(chosen, source, part)
-    own_solver, settings = configured(testbed=testbed)
+    is_made = chosen.made is not None and source is None
+    if part is not None and is_made:
+        raise ConfigurationError(
+            f"{chosen.name} has no halves: `calibrate` uses other seeds; leave --half out"
+        )
+    opening, settings = configured(profile, testbed=testbed)
     competing = arms(
         policy or [], baseline or ["plain", "small"], random or [], parse_options(option), settings
     )
+    _check_arms(competing, settings, samples)
     seed = seed_of(settings, seed)
     folder = output or Path("runs") / chosen.name
     possible_folder("--output", folder, folder)
     with prompts.replacing(settings.prompts):
-        plan = _plan(settings, competing, samples, seed, concurrency)
-        if own_solver:
+        if not testbed:
             contact_before_download(settings, chosen, source)
-        all_tasks = _tasks(chosen, source, seed, None, part)
+        all_tasks = tasks_of(chosen, source, seed, part)
         tasks = all_tasks[:limit]
-        is_made = chosen.made is not None and source is None
-        if is_made and limit is not None:
-            tasks = _tasks(chosen, source, seed, limit, part)
+        remarks = overlaps(calibrated(policy or [], settings), chosen.name, part)
+        if is_made:
+            tasks = tuple(load(chosen, seed=seed, limit=limit))
+            remarks = []  # Calibrations use other seeds.
+        remarks += duplicates(tasks)
         require_graders(task.gold for task in tasks)
-        plan = replace(plan, tasks=tasks, baseline=competing[0].name)
-        pair = own_solver or pair_solver(profile, stderr)
+        plan = Plan(
+            tasks,
+            competing,
+            settings.sampling,
+            settings.budget.to_budget(),
+            samples,
+            seed,
+            concurrency,
+            baseline=competing[0].name,
+        )
+        evaluation = Evaluation(
+            chosen,
+            plan,
+            folder,
+            provenance.digest(all_tasks),
+            half=part,
+            profile=profile if testbed else None,
+            traces=traces,
+            fresh=fresh,
+            remarks=tuple(remarks),
+        )
         sharing = _team(ray, workers, testbed=testbed)
-        remarks = duplicates(tasks)
-        if not is_made:
-            remarks[:0] = overlaps(calibrated(policy or [], settings), chosen.name, part)
         _remark(remarks)
 
         async def work() -> list[Result]:
-            async with sharing as team, pair as solver:
+            async with sharing as team, opening as solver:
                 solver.require_both()
-                put, planned, every = _put(chosen, plan, all_tasks, solver.models)
-                evaluation = Evaluation(
-                    put,
-                    planned,
-                    folder,
-                    provenance.digest(every),
-                    half=part,
-                    profile=profile if testbed else None,
-                    traces=traces,
-                    fresh=fresh,
-                    remarks=tuple(remarks),
-                )
                 return await evaluate(solver, evaluation, stderr, team)
 
         results = wait(work(), resumable=True)
-        _show(results, competing[0].name, as_json=json)
-        wrote = f"wrote {folder}; next: stepspec report {folder}"
-        stderr.print(wrote, soft_wrap=True)
+        show_results(results, plan.baseline, small_print(plan.baseline), as_json=json)
+        stderr.print(f"wrote {folder}; next: stepspec report {folder}", soft_wrap=True)
         _remark(remarks)
 
 
@@ -382,62 +395,58 @@ def _team(
     return cluster(address, workers, stderr)
 
 
-def _check_half(benchmark: Benchmark, data: Path | None, part: str | None) -> None:
-    """Raise `ConfigurationError` if *benchmark* has no such *part*."""
-    if part not in (None, "report", "calibration"):
-        raise ConfigurationError(f"--half {part!r}: use report or calibration")
-    if part is not None and benchmark.made is not None and data is None:
-        raise ConfigurationError(
-            f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out"
-        )
+def choose_benchmark(
+    name: str, data: Path | None, *, testbed: bool, **reading: str | None
+) -> tuple[Benchmark, Path | None]:
+    """
+    Return the benchmark *name* and the file of its problems, as `choose` does.
+
+    The models of the *testbed* were trained without a template: they read the problems of a file
+    as they are.
+    """
+    chosen, file = choose(name, data, **reading)
+    if testbed and file != data:
+        chosen = replace(chosen, prompt=None)
+    return chosen, file
 
 
-def _tasks(
-    benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None
+def tasks_of(
+    benchmark: Benchmark, data: Path | None, seed: int, part: Half | None
 ) -> tuple[Task, ...]:
-    tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
+    """Return the problems of *benchmark*, or those of one half, the *part*."""
+    tasks = tuple(load(benchmark, data, seed=seed))
     if part is None:
         return tasks
     chosen = tuple(task for task in tasks if half(task) == part)
     if not chosen:
         raise ConfigurationError(
-            f"none of the {len(tasks)} problems of {benchmark.name} is in its {part} half: leave"
-            " --half out, or take more problems"
+            f"none of the {len(tasks)} problems of {benchmark.name} is in its {part} half: take"
+            " more problems"
         )
     return chosen
 
 
-def _plan(
-    settings: Settings, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int
-) -> Plan:
-    """Return the plan without its tasks, which may take long to load."""
+def _check_arms(competing: tuple[Arm, ...], settings: Settings, samples: int) -> None:
+    """Raise `ConfigurationError` if the arms cannot be compared with these *settings*."""
     for arm in competing:
         check_arm(arm, settings)
     if len({arm.resolve(settings.run).system for arm in competing}) > 1:
         raise ConfigurationError(
             "the arms have different system messages: set the same one for all with --system"
         )
-    sampling = settings.sampling
-    if samples > 1 and not sampling.temperature:
+    if samples > 1 and not settings.sampling.temperature:
         raise ConfigurationError(
             f"--samples {samples} at temperature 0 are all the same one: set --temperature"
         )
-    return Plan(
-        (),
-        competing,
-        sampling,
-        settings.budget.to_budget(),
-        samples,
-        seed,
-        concurrency,
-    )
 
 
-def configured(*, testbed: bool) -> tuple[Solver | None, Settings]:
-    """Return the configured solver with its settings; no solver for the miniature pair."""
+def configured(
+    profile: str, *, testbed: bool
+) -> tuple[AbstractAsyncContextManager[Solver], Settings]:
+    """Return what opens the configured solver, or the miniature pair, with its settings."""
     if testbed:
         only_without_testbed()
-        return None, testbed_settings()
+        return pair_solver(profile, stderr), testbed_settings()
     solver = Solver()
     return solver, solver.settings
 
@@ -464,19 +473,11 @@ def contact_before_download(settings: Settings, benchmark: Benchmark, file: Path
         wait(contact())
 
 
-def _put(
-    benchmark: Benchmark, plan: Plan, tasks: tuple[Task, ...], models: Mapping[str, str]
-) -> tuple[Benchmark, Plan, tuple[Task, ...]]:
-    """Return the same problems as the *models* know them. The miniature ones know no template."""
-    if benchmark.name in BENCHMARKS or not miniature(models.values()):
-        return benchmark, plan, tasks
-    return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
-
-
-def _show(results: list[Result], baseline: str, *, as_json: bool) -> None:
+def show_results(results: list[Result], baseline: str, note: str, *, as_json: bool) -> None:
+    """Print the *results*, compared with the *baseline*, and the *note* below."""
     if as_json:
         print_json([result.record() for result in results])
         return
     for part in tables(results, baseline):
         stdout.print(part)
-    stdout.print(small_print(baseline), style="dim")
+    stdout.print(note, style="dim")

@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from stepspec.evals.arms import PLAIN
-from stepspec.evals.results import tables
 from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.commands import SMALL_PRINT
 from stepspec.evals.testbed.servers import speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import up as launcher
 
-from .command_line import print_json, writable
+from .command_line import writable
+from .eval import show_results
 from .flags import Json, Pace
-from .program import stderr, stdout, wait
+from .program import stderr, wait
 from .terminal import RunPrinter
 
 UP_EXAMPLES = """
@@ -129,10 +129,5 @@ def demo(
     is real.
     """
     results = wait(testbed.demo(limit, seed, profile, stderr, RunPrinter))
-    if json:
-        print_json([result.record() for result in results])
-        return
-    stdout.print()
-    for table in tables(results, PLAIN.name):
-        stdout.print(table)
-    stdout.print(SMALL_PRINT.format(profile=profile), style="dim")
+    note = SMALL_PRINT.format(profile=profile)
+    show_results(results, PLAIN.name, note, as_json=json)
