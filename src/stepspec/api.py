@@ -32,7 +32,6 @@ from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
 from stepspec.orchestrator.http.slots import MIN_CONCURRENCY
-from stepspec.orchestrator.interfaces import Policy, PolicyFactory
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
@@ -74,18 +73,13 @@ class StreamArguments(RunOverrides, total=False):
 class EventStream:
     """The events of one run. Iterate over the events as they happen. Then read the solution."""
 
-    def __init__(self) -> None:
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._solving: asyncio.Task[Solution] | None = None
-        self.put = self._events.put_nowait
-
-    def end(self, solving: asyncio.Task[Solution]) -> None:
-        """End the iteration. *solving* is the task of the run, which has ended."""
+    def __init__(
+        self,
+        events: asyncio.Queue[Event | None],
+        solving: asyncio.Task[Solution],
+    ) -> None:
+        self._events = events
         self._solving = solving
-        if not solving.cancelled():
-            # asyncio logs an error that nobody reads. `solution` raises the error.
-            solving.exception()
-        self._events.put_nowait(None)
 
     @property
     def solution(self) -> Solution:
@@ -95,7 +89,7 @@ class EventStream:
         If the run failed, its error is raised. `RuntimeError` is raised if the run has not ended,
         or was cancelled.
         """
-        if self._solving is None:
+        if not self._solving.done():
             raise RuntimeError("the run is not over: iterate over its events first")
         if self._solving.cancelled():
             raise RuntimeError(
@@ -204,6 +198,7 @@ class Solver:
         self.small = connect(small_settings, optional=settings.policy != "small")
         self.large = connect(self._endpoint(settings.large))
         self.critic = connected_critic(settings.critic, self._requests)
+        self.connections = Connections(self.small, self.large, self.critic)
         self.auto = Auto(settings.prior)
         self._needs_both = False
 
@@ -279,29 +274,6 @@ class Solver:
         A server compiles kernels for its first request. After this call, no run waits for them.
         """
         await at_once(server.warm_up() for server in (*self.small.up, *self.large.up))
-
-    def policy(
-        self,
-        name: str | PolicyFactory | None = None,
-        options: Mapping[str, Any] | None = None,
-        *,
-        budget: Budget | None = None,
-        observe: Observer = lambda event: None,
-    ) -> Policy:
-        """
-        Build a policy with both models, for one run that begins now.
-
-        If an argument is None, its value comes from the settings.
-        """
-        run = self.resolve(budget=budget, policy=name, options=options)
-        models = self._connections.models(
-            run.budget.to_budget(),
-            run.sampling.seeded(),
-            observe,
-            trace.Stopwatch(),
-            AnswerPlan(),
-        )
-        return models.policy_of(run)
 
     def resolve(
         self,
@@ -394,7 +366,7 @@ class Solver:
             system=run.system,
             tools=tools.tools if tools else (),
         )
-        answering = await self._connections.answering(tools, run, format)
+        answering = await self.connections.answering(tools, run, format)
         # The policy "large" does not use the small model.
         small = self.large if run.policy == "large" else self.small
         # `room`: the tokens that the chain may have in the context of each model.
@@ -463,7 +435,7 @@ class Solver:
             sampling = sampling.model_copy(update={"seed": None})
         elif not baseline:
             sampling = sampling.seeded()
-        models = self._connections.models(
+        models = self.connections.models(
             prepared.budget,
             sampling,
             watch,
@@ -508,10 +480,6 @@ class Solver:
         """Return the header by which a router sends all requests of a run to the same server."""
         name = self.settings.session_header
         return {name: session or uuid.uuid4().hex} if name else {}
-
-    @property
-    def _connections(self) -> Connections:
-        return Connections(self.small, self.large, self.critic)
 
     @property
     def thinks(self) -> bool:
@@ -560,10 +528,17 @@ class Solver:
         *arguments* are the arguments of `solve`. If the block is left early, the run and all its
         requests are cancelled.
         """
-        stream = EventStream()
-        async with background(self.solve(problem, observe=stream.put, **arguments)) as (solving,):
-            solving.add_done_callback(stream.end)
-            yield stream
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        solution = self.solve(problem, observe=events.put_nowait, **arguments)
+
+        def end(solving: asyncio.Task[Solution]) -> None:
+            events.put_nowait(None)
+            if not solving.cancelled():
+                solving.exception()  # asyncio logs an error that nobody reads.
+
+        async with background(solution) as (solving,):
+            solving.add_done_callback(end)
+            yield EventStream(events, solving)
 
 
 def _load_checked(arguments: Mapping[str, Any]) -> Settings:

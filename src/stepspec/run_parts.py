@@ -7,7 +7,7 @@ answer. Policies are checked before anything is connected.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,26 +99,28 @@ class AnswerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models of one run. Models that have replicas hold a slot until `leave`."""
+    """The models of one run, each within the budget. Those with replicas hold a slot."""
 
-    small: RunModel
+    small: Model
     """The small model."""
-    large: RunModel
+    large: Model
     """The large model."""
     critic: Critic | None
     """Rates steps; None: nothing does."""
     budget: Budget
     """The budget of the run."""
-    formatting: RunModel | None = None
-    """The large model when it answers in a format; None: there is no format."""
-    without_calls: RunModel | None = None
-    """The large model when it answers in the format of an answer that calls no tool; None: any."""
+    formatting: Model | None = None
+    """The author when it answers in the format of `plan`; None: there is no format."""
+    without_calls: Model | None = None
+    """The author when it answers in the format of an answer that calls no tool; None: any."""
+    plan: AnswerPlan = AnswerPlan()
+    """How the answer is written."""
     sampled: bool = False
     """Whether the models sample."""
-    parser: Callable[[], AnswerParser] | None = None
-    """Makes the parser for calls of tools, which only the large model's answer may have."""
     check: AnswerCheck | None = None
     """Judges the answer; None: nothing does."""
+    opened: Sequence[RunModel] = ()
+    """The models that hold a slot at a replica."""
 
     def policy_of(self, run: RunOptions) -> Policy:
         """
@@ -127,11 +129,10 @@ class Models:
         The options ``ending``, ``lead`` and ``stop_loops`` become wrappers around the method. A
         baseline needs no wrapper for the first two: its one model writes all.
         """
-        large = Budgeted(self.large, self.budget.left)
         policy = policies.make(
             run.policy,
-            Budgeted(self.small, self.budget.left),
-            large,
+            self.small,
+            self.large,
             critic=self.critic,
             sampled=self.sampled,
             guarded=run.stop_loops,
@@ -141,7 +142,7 @@ class Models:
             if (run.ending or ended_by(policy)) == "large":
                 policy = policies.Ending(policy)
             if run.lead:
-                policy = policies.Led(policy, large, run.lead)
+                policy = policies.Led(policy, self.large, run.lead)
         if run.stop_loops is None:
             return policy
         return policies.Guarded(policy, run.stop_loops)
@@ -154,15 +155,13 @@ class Models:
         format or calls tools. A baseline answers with its one model.
         """
         if self.formatting is not None:
-            return _within(self.formatting, self.budget)
+            return self.formatting
         by: str = answer or answered_by(policies.METHODS.find(name).source)
         if name in policies.BASELINES:
             by = name
-        elif self.parser:
+        elif self.plan.parser:
             by = "large"
-        if by == "method":
-            return None
-        return Budgeted(self.small if by == "small" else self.large, self.budget.left)
+        return {"small": self.small, "large": self.large}.get(by)
 
     def parts(self, run: RunOptions, auto: AutoRun | None, **other: Any) -> RunParts:
         """
@@ -178,17 +177,16 @@ class Models:
             LookaheadControl(run.ahead, run.hedge, auto),
             answerer=answerer,
             by_method=answerer is None,
-            parser=self.parser,
-            without_calls=_within(self.without_calls, self.budget),
+            parser=self.plan.parser,
+            without_calls=self.without_calls,
             check=self.check,
             **other,
         )
 
     def leave(self) -> None:
         """Give back the slots at the replicas."""
-        for model in (self.small, self.large, self.formatting, self.without_calls):
-            if model is not None:
-                model.leave()
+        for model in self.opened:
+            model.leave()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,47 +206,46 @@ class Connections:
         sampling: Sampling,
         observe: Observer,
         clock: Callable[[], float],
-        answering: AnswerPlan,
+        plan: AnswerPlan = AnswerPlan(),
     ) -> Models:
         """Open the models of one run. *observe* sees their requests, timed by *clock*."""
-        author = self.small if answering.by == "small" else self.large
+        opened: list[RunModel] = []
 
-        def formatted_by_author(format: Format | None) -> RunModel | None:
-            if format is None:
-                return None
-            return author.model(sampling, observe=observe, clock=clock, format=format)
+        def opened_model(endpoint: ModelEndpoint, format: Format | None = None) -> Budgeted:
+            model = endpoint.model(sampling, observe=observe, clock=clock, format=format)
+            opened.append(model)
+            return Budgeted(model, budget.left)
 
-        large = self.large.model(sampling, observe=observe, clock=clock)
-        formatting = formatted_by_author(answering.format)
-        without_calls = formatted_by_author(answering.without_calls)
+        def formatted_by_author(format: Format | None) -> Budgeted | None:
+            author = self.small if plan.by == "small" else self.large
+            return None if format is None else opened_model(author, format)
+
+        large = opened_model(self.large)
+        formatting = formatted_by_author(plan.format)
+        without_calls = formatted_by_author(plan.without_calls)
         critic: Critic | None = None
         check = None
-        match self.critic:
-            case RewardModelEndpoint():
-                critic = self.critic.critic(observe=observe, clock=clock)
-            case ConnectedVerifier(settings=settings):
-                verifier = Verifier(self.critic, _instead(large), observe, clock)
-                critic = verifier if settings.rates("step") else None
-                if settings.rates("answer"):
-                    formatted = without_calls or (None if answering.parser else formatting)
-                    check = AnswerCheck(
-                        verifier,
-                        formatted or large,
-                        rejected,
-                        settings.repairs,
-                    )
-            case None:
-                pass
+        if isinstance(self.critic, RewardModelEndpoint):
+            critic = self.critic.critic(observe=observe, clock=clock)
+        elif self.critic:
+            settings = self.critic.settings
+            verifier = Verifier(self.critic, _instead(large.model), observe, clock)
+            critic = verifier if settings.rates("step") else None
+            if settings.rates("answer"):
+                formatted = without_calls or (None if plan.parser else formatting)
+                author = formatted or large
+                check = AnswerCheck(verifier, author.model, rejected, settings.repairs)
         return Models(
-            small=self.small.model(sampling, observe=observe, clock=clock),
+            small=opened_model(self.small),
             large=large,
             critic=critic,
             budget=budget,
             formatting=formatting,
             without_calls=without_calls,
+            plan=plan,
             sampled=sampling.temperature > 0,
-            parser=answering.parser,
             check=check,
+            opened=opened,
         )
 
     async def answering(
@@ -336,10 +333,3 @@ def rejected(reason: str) -> str:
     """Return the text after a rejected answer, which asks the large model for a better one."""
     text = REJECTED_BECAUSE.fill(reason=reason) if reason else REJECTED.text
     return f"\n\n{text}\n\n"
-
-
-def _within(model: Model | None, budget: Budget) -> Model | None:
-    """Return *model* with its answer limited to *budget*."""
-    if model is None:
-        return None
-    return Budgeted(model, budget.left)

@@ -64,6 +64,7 @@ __all__ = [
     "SettingsOverrides",
     "conditions",
     "error_with_source",
+    "flat",
     "load",
     "with_policy_name",
 ]
@@ -151,11 +152,11 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
         if run.policy != self.policy:
             return ("policy",)
         option = f"options.{self.option}"
-        promised = {option: self.value, **_flat({"models": self.models, **self.conditions})}
-        values = _flat(run.values)
+        promised = {option: self.value, **flat({"models": self.models, **self.conditions})}
+        values = flat(run.values)
         found = {option: values.get(option, _ABSENT)}
         if self.models:
-            found.update(_flat({"models": run.models}))
+            found.update(flat({"models": run.models}))
         if self.conditions:
             found.update(values)
         return tuple(
@@ -189,12 +190,12 @@ class RunConditions:
     """The options of the run (see `conditions`)."""
 
 
-def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+def flat(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a nested *table* by their paths, such as "sampling.top_p"."""
     values: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
-            inner = _flat(cast("Mapping[str, Any]", value))
+            inner = flat(cast("Mapping[str, Any]", value))
             values.update({f"{name}.{path}": leaf for path, leaf in inner.items()})
         else:
             values[name] = value
