@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -102,22 +102,6 @@ class EventStream:
             yield event
         self._events.put_nowait(None)  # A second iteration ends at once.
         self.solution  # noqa: B018  # Raises the error of a failed run.
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRun:
-    """What a run needs besides its options."""
-
-    chain: Chain
-    """A chain without steps. It holds the problem."""
-    answering: AnswerPlan
-    """How the answer is written."""
-    budget: Budget
-    """The tokens, steps and seconds that the run may still use."""
-    small_model_error: EndpointError | None
-    """The error because of which the run does not use the small model. None: the run uses it."""
-    stop: tuple[str, ...]
-    """Texts that end the answer."""
 
 
 def _uses_auto(run: RunOptions) -> bool:
@@ -366,7 +350,7 @@ class Solver:
             system=run.system,
             tools=tools.tools if tools else (),
         )
-        answering = await self.connections.answering(tools, run, format)
+        plan = await self.connections.answer_plan(tools, run, format, stop)
         # The policy "large" does not use the small model.
         small = self.large if run.policy == "large" else self.small
         # `room`: the tokens that the chain may have in the context of each model.
@@ -378,18 +362,13 @@ class Solver:
         )
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         recorder = trace.Recorder(clock or trace.Stopwatch())
-        budget = run.budget.to_budget().fit(room)
         try:
             # A run with auto waits here until its chain probably fits into the large model's cache.
             slot = self.auto.server_load.slot() if _uses_auto(run) else nullcontext()
             async with slot:
-                prepared = PreparedRun(
-                    chain=chain,
-                    answering=answering,
-                    budget=budget.after(asyncio.get_running_loop().time() - began),
-                    small_model_error=small_model_error,
-                    stop=tuple(stop),
-                )
+                waited = asyncio.get_running_loop().time() - began
+                limits = Limits.of(run.budget.to_budget().fit(room).after(waited))
+                run = run.model_copy(update={"budget": limits})
                 with (
                     carrying(
                         headers=self._session_header(session),
@@ -398,7 +377,9 @@ class Solver:
                     ),
                     prompts.replacing(self.prompts),
                 ):
-                    outcome = await self._run(run, prepared, recorder, observe)
+                    outcome = await self._run(
+                        run, chain, plan, small_model_error, recorder, observe
+                    )
             # An answer that calls tools has no format, and a stop string may cut the JSON.
             has_format = outcome.reason == "stop" and not outcome.calls and not stop
             if format is not None and has_format:
@@ -411,11 +392,17 @@ class Solver:
     async def _run(
         self,
         run: RunOptions,
-        prepared: PreparedRun,
+        chain: Chain,
+        plan: AnswerPlan,
+        small_model_error: EndpointError | None,
         recorder: trace.Recorder,
         observe: Observer,
     ) -> Outcome:
-        """Build the parts of the run, and run it."""
+        """
+        Build the parts of the run, and run it from *chain*, which has no steps.
+
+        If there is a *small_model_error*, the run does not use the small model because of it.
+        """
 
         # `watch` uses `auto`, which is assigned further down, because `auto` needs the models and
         # the models need `watch`. No event comes before `auto` is assigned.
@@ -428,19 +415,13 @@ class Solver:
             observe(event)
 
         uses_auto = _uses_auto(run)
-        baseline = run.policy in policies.BASELINES
-        chain = prepared.chain
         sampling = run.sampling
         if uses_auto:
             sampling = sampling.model_copy(update={"seed": None})
-        elif not baseline:
+        elif run.policy not in policies.BASELINES:
             sampling = sampling.seeded()
         models = self.connections.models(
-            prepared.budget,
-            sampling,
-            watch,
-            recorder.clock,
-            prepared.answering,
+            run.budget.to_budget(), sampling, watch, recorder.clock, plan
         )
         large = models.policy_of(run.model_copy(update={"policy": "large", "options": {}}))
         auto = self.auto.run(
@@ -456,8 +437,7 @@ class Solver:
             run,
             auto if auto.large_policy else None,
             fallback=None if run.policy == "small" else large,
-            stop=prepared.stop,
-            small_model_error=prepared.small_model_error,
+            small_model_error=small_model_error,
             needs_small=self._needs_both,
         )
         started = Started(

@@ -96,6 +96,9 @@ class AnswerPlan:
     without_calls: Format | None = None
     """The form of an answer that calls no tool although it may; None: any."""
 
+    stop: Sequence[str] = ()
+    """Texts that end the answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Models:
@@ -176,6 +179,7 @@ class Models:
             self.budget,
             LookaheadControl(run.ahead, run.hedge, auto),
             answerer=answerer,
+            stop=self.plan.stop,
             by_method=answerer is None,
             parser=self.plan.parser,
             without_calls=self.without_calls,
@@ -248,11 +252,12 @@ class Connections:
             opened=opened,
         )
 
-    async def answering(
+    async def answer_plan(
         self,
         tools: Toolset | None,
         run: RunOptions,
         format: Format | None,
+        stop: Sequence[str],
     ) -> AnswerPlan:
         """
         Return how the answer of *run* is written.
@@ -260,7 +265,7 @@ class Connections:
         Raise `MissingCapability` if the server of the author has no parser for calls.
         """
         if tools is None or not tools.callable:
-            return AnswerPlan(format)
+            return AnswerPlan(format, stop=stop)
         by: Role = "small" if run.policy == "small" else "large"
         author = self.small if by == "small" else self.large
         may_answer = tools.choice == "auto" and not tools.named
@@ -269,6 +274,7 @@ class Connections:
             parser=lambda: ServerParser(author, tools),
             by=by,
             without_calls=format if may_answer else None,
+            stop=stop,
         )
 
 

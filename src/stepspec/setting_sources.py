@@ -188,11 +188,15 @@ def _file(named: Path | None) -> Iterator[Layer]:
             return
         chosen_by = CONFIG if named is None else "--config"
         raise ConfigurationError(f"{chosen_by} names {name!r}, which is not a file")
+    yield _with_tables(Layer("file", read_toml(path), path=path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read the settings file at *path*. Raise `ConfigurationError` if it is none."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as exc:  # ValueError: it is no TOML, or not even text
         raise ConfigurationError(f"{path} is no settings file: {exc}") from exc
-    yield _with_tables(Layer("file", values, path=path))
 
 
 class _Variables(EnvSettingsSource):

@@ -250,7 +250,7 @@ def test_baselines_come_first_and_controls_follow_their_method() -> None:
             ["specreason:limit=8"],
             [],
             [],
-            "no option 'limit'; its options: threshold=7, .*; of any arm: ahead, hedge",
+            "'specreason:limit=8': .* no option 'limit'; its options: threshold=7, ",
         ),
         (["specreason:thresholds=1"], [], [], "no option 'thresholds' .did you mean 'threshold'"),
         (["specreason:threshold=high"], [], [], "'threshold': a number from 0 to 9 .got 'high'"),
@@ -270,7 +270,7 @@ def test_baselines_come_first_and_controls_follow_their_method() -> None:
             ["bild"],
             "not one of the methods of this run, which are 'specreason'",
         ),
-        (["nowhere.toml"], [], [], "no policy file at nowhere.toml"),
+        (["nowhere.toml"], [], [], "nowhere.toml is no settings file"),
     ],
 )
 def test_unknown_names_are_refused(
@@ -299,7 +299,7 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_has_a_warning(tmp_p
     [
         ("ahead = 1", "names no policy"),
         ("policy = 3", "names no policy"),
-        ("policy = ", "no policy file"),
+        ("policy = ", "no settings file"),
         ('policy = "bild"\noptions = 3', "has to be a table"),
         ('policy = "bild"\n[options]\nx = 1', "'x'"),
     ],

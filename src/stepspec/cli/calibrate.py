@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import orjson
-import typer
-from rich.progress import TaskID
+from typer import Option
 
 from stepspec import prompts
 from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, load
@@ -84,19 +83,13 @@ Examples:
 )
 def calibrate(
     benchmark: BenchmarkName,
-    max_loss: Annotated[
-        float, typer.Option(help="The largest loss, as a share of all problems.")
-    ] = 0.01,
-    confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
+    max_loss: Annotated[float, Option(help="The largest loss, as a share of all problems.")] = 0.01,
+    confidence: Annotated[float, Option(help="Confidence of the promise.")] = 0.95,
     vary: Annotated[
         str | None,
-        typer.Option(
-            help="The option to calibrate; by default the method's threshold.", metavar="NAME"
-        ),
+        Option(help="The option to calibrate; by default the method's threshold.", metavar="NAME"),
     ] = None,
-    values: Annotated[
-        str | None, typer.Option(help="Its values, the strictest first: 9,8,7.")
-    ] = None,
+    values: Annotated[str | None, Option(help="Its values, the strictest first: 9,8,7.")] = None,
     testbed: Testbed = False,
     profile: Pace = "off",
     data: DataFile = None,
@@ -108,7 +101,7 @@ def calibrate(
     seed: SampleSeed = None,
     concurrency: Concurrency = 8,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the policy file.")
+        Path, Option("--output", "-o", help="Where to write the policy file.")
     ] = Path("policy.toml"),
     fresh: Fresh = False,
     json: Json = False,
@@ -214,13 +207,13 @@ async def _search(
     solve: SolveAt, count: int, threshold: Threshold, test: LossTest, store: RunStore
 ) -> CalibrationResult:
     """Search the threshold with *count* problems, and show how far it is."""
+    total = count * (1 + len(threshold.values))
     with progress_bars(stderr) as progress:
-        bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=count)}
+        bar = progress.add_task("large alone", total=total)
 
         def on_problem(value: float | None) -> None:
-            if value not in bars:
-                bars[value] = progress.add_task(f"{threshold.option} {value:g}", total=count)
-            progress.advance(bars[value])
+            solved_by = "large alone" if value is None else f"{threshold.option} {value:g}"
+            progress.update(bar, advance=1, description=solved_by)
 
         return await search(solve, count, threshold, test, store, on_problem)
 

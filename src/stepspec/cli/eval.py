@@ -6,14 +6,13 @@ An arm is a method such as ``specreason`` or ``bild:scale=step,ahead=0``, or a p
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from stepspec import policies, prompts
 from stepspec.api import Solver
@@ -38,6 +37,7 @@ from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.run_options import arm_options
+from stepspec.setting_sources import read_toml
 from stepspec.settings import Settings
 
 from .command_line import (
@@ -139,10 +139,7 @@ def calibrated(chosen: Sequence[str], settings: Settings | None = None) -> dict[
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as exc:  # no TOML, or not even text
-        raise ConfigurationError(f"no policy file at {path}: {exc}") from exc
+    settings = read_toml(path)
     if not isinstance(settings.get("policy"), str):
         raise ConfigurationError(f'{path} names no policy; write one as in policy = "specreason"')
     if not isinstance(settings.get("options", {}), dict):
@@ -162,18 +159,14 @@ def _from_file(path: Path) -> Arm:
 
 
 def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
-    own = dict(options)
-    overrides: Any = {key: own.pop(key) for key in arm_options() if key in options}
+    """Make the arm *name*. Its *options* are those of the policy and those of the run."""
+    own = {key: value for key, value in options.items() if key not in arm_options()}
+    overrides: Any = {key: value for key, value in options.items() if key not in own}
     try:
         made = Arm.of(name, policy, own, **overrides)
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{name!r}: {exc}") from exc
-    try:
         policies.check(policy, own)
     except ConfigurationError as exc:
-        if set(own) <= set(policies.METHODS.find(policy).options):
-            raise
-        raise ConfigurationError(f"{exc}; of any arm: {', '.join(arm_options())}") from exc
+        raise ConfigurationError(f"{name!r}: {exc}") from exc
     return made
 
 
@@ -223,7 +216,7 @@ def command(
     option: SharedOptions = None,
     baseline: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help=(
                 "A model alone: plain (the large one as one ordinary request), large or small;"
                 " default: plain and "
@@ -233,9 +226,7 @@ def command(
     ] = None,
     random: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Add a control that accepts steps at random, as often as this method does."
-        ),
+        Option(help="Add a control that accepts steps at random, as often as this method does."),
     ] = None,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -247,23 +238,23 @@ def command(
     limit: Limit = None,
     part: Annotated[
         Half | None,
-        typer.Option(
+        Option(
             "--half",
             help="report: leave out what `calibrate` uses; calibration: only that.",
             metavar="HALF",
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
+    samples: Annotated[int, Option(min=1, help="Samples of each problem by each arm.")] = 1,
     seed: SampleSeed = None,
     concurrency: Annotated[
         int,
-        typer.Option(
+        Option(
             min=1, help="Number of problems solved at the same time; with --ray, at every worker."
         ),
     ] = 1,
     ray: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help=(
                 "Share the runs among workers of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT;"
                 " local: one here."
@@ -273,13 +264,11 @@ def command(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Workers of the Ray cluster, one CPU each; by default one per node."
-        ),
+        Option(min=1, help="Workers of the Ray cluster, one CPU each; by default one per node."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help="The run folder, by default runs/BENCHMARK. An interrupted run continues there.",
@@ -287,7 +276,7 @@ def command(
         ),
     ] = None,
     traces: Annotated[
-        bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")
+        bool, Option("--traces", help="Also keep the trace of every run in the folder.")
     ] = False,
     fresh: Fresh = False,
     json: Json = False,

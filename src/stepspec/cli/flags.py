@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeAlias
 import orjson
 import typer
 from pydantic import TypeAdapter
+from typer import Argument, Option
 
 from stepspec import policies
 from stepspec.evals.benchmarks import BENCHMARKS
@@ -39,14 +40,14 @@ def completion(names: Iterable[str]) -> Callable[[str], list[str]]:
 
 BenchmarkName: TypeAlias = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="A benchmark, or a JSONL, CSV or Parquet file of problems.",
         autocompletion=completion(BENCHMARKS),
     ),
 ]
 Policies: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--policy",
         "-p",
         help="A method with its options, or a policy file; may be repeated.",
@@ -56,7 +57,7 @@ Policies: TypeAlias = Annotated[
 ]
 SharedOptions: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--option",
         "-O",
         help="An option of every --policy that is the name of a method; may be repeated.",
@@ -65,7 +66,7 @@ SharedOptions: TypeAlias = Annotated[
 ]
 Limit: TypeAlias = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--limit",
         "-n",
         min=1,
@@ -73,11 +74,11 @@ Limit: TypeAlias = Annotated[
     ),
 ]
 Concurrency: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Number of problems solved at the same time.")
+    int, Option(min=1, help="Number of problems solved at the same time.")
 ]
 SampleSeed: TypeAlias = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=0,
         help=(
             "Seed of the samples, the order of choices, and generated problems; default: the"
@@ -87,34 +88,32 @@ SampleSeed: TypeAlias = Annotated[
 ]
 DataFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
-        help="A file with the benchmark's columns, JSONL, CSV or Parquet, instead of the hub."
-    ),
+    Option(help="A file with the benchmark's columns, JSONL, CSV or Parquet, instead of the hub."),
 ]
 ProblemColumn: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Column of the problems in a file of your own.",
         metavar="NAME",
     ),
 ]
 AnswerColumn: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Column of the answers in a file of your own.",
         metavar="NAME",
     ),
 ]
 MetricName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--metric",
         help="How answers of a file of your own are graded: math, number, choice or exact.",
     ),
 ]
 PromptName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--prompt",
         help=(
             "Template of the problems of a file of your own: eval.boxed, eval.choice, a file with"
@@ -125,7 +124,7 @@ PromptName: TypeAlias = Annotated[
 ]
 SettingsOutput: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--output",
         "-o",
         help="Where to write the settings to use, as TOML.",
@@ -133,7 +132,7 @@ SettingsOutput: TypeAlias = Annotated[
 ]
 Testbed: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--testbed",
         help="Start the miniature pair on this CPU, and use that.",
         is_eager=True,
@@ -153,16 +152,16 @@ def _of_testbed(context: typer.Context, pace: str) -> str:
 
 Pace: TypeAlias = Annotated[
     str,
-    typer.Option(
+    Option(
         "--profile",
         help="The pace of the miniature models: paced, slow, off.",
         callback=_of_testbed,
     ),
 ]
 Fresh: TypeAlias = Annotated[
-    bool, typer.Option("--fresh", help="Discard what an earlier run left, and begin anew.")
+    bool, Option("--fresh", help="Discard what an earlier run left, and begin anew.")
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+Json: TypeAlias = Annotated[bool, Option("--json", help="Print JSON instead.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,39 +170,38 @@ class Flag:
 
     place: Place
     """The place of the setting."""
-    names: tuple[str, ...]
-    """Its spellings, such as "--policy" and "-p". The first one is the long one."""
-    kind: Any
-    """The type of its value for typer."""
-    help: str
-    """Its help."""
-    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further arguments for typer."""
-    parse: Callable[[Any], Any] = lambda value: value
+    name: str
+    """The flag as a user writes it."""
+    annotation: Any
+    """The annotation that declares the flag for typer."""
+    parse: Callable[[Any], Any]
     """Turns the value of typer into the value of the setting."""
-
-    @property
-    def name(self) -> str:
-        """The flag as a user writes it."""
-        return self.names[0].partition("/")[0]
 
     @property
     def variable(self) -> str:
         """The name of the flag's parameter."""
         return self.name.removeprefix("--").replace("-", "_")
 
-    @property
-    def annotation(self) -> Any:
-        """The annotation that declares the flag for typer."""
-        option = typer.Option(*self.names, help=self.help, show_default=False, **self.more)
-        return Annotated[self.kind | None, option]
 
+def flag(
+    place: str,
+    kind: Any,
+    help: str,
+    *names: str,
+    parse: Callable[[Any], Any] = lambda value: value,
+    **more: Any,
+) -> Flag:
+    """
+    Declare the flag of a setting, of which typer gives a value of this *kind*.
 
-def flag(place: str, kind: Any, help: str, name: str = "", **more: Any) -> Flag:
-    """Declare the flag of a setting. The flag of ``sampling.top_p`` is ``--top-p`` by default."""
+    The first of the *names* is the long one. The flag of ``sampling.top_p`` is ``--top-p`` by
+    default. *more* are further arguments for typer.
+    """
     keys = tuple(place.split("."))
-    name = name or f"--{keys[-1].replace('_', '-')}"
-    return Flag(keys, (name,), kind, help, more)
+    names = names or (f"--{keys[-1].replace('_', '-')}",)
+    option = Option(*names, help=help, show_default=False, **more)
+    name = names[0].partition("/")[0]
+    return Flag(keys, name, Annotated[kind | None, option], parse)
 
 
 def _key(role: str, model: str) -> Flag:
@@ -256,7 +254,7 @@ BUDGET = (
 )
 Config: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         help=(
             "Settings file; it comes before the one that STEPSPEC_CONFIG names, and before"
             " stepspec.toml."
@@ -287,8 +285,8 @@ def with_settings(
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(*, config: Path | None, **arguments: Any) -> None:
-            words = {name: arguments.pop(name) for name in flags}
-            with with_command_line(read_flags(flags, words, config)):
+            words = [(flag, arguments.pop(name)) for name, flag in flags.items()]
+            with with_command_line(read_flags(words, config)):
                 function(**arguments)
 
         vars(run)["flags"] = flags
@@ -297,18 +295,14 @@ def with_settings(
     return decorate
 
 
-def read_flags(
-    flags: Mapping[str, Flag],
-    words: Mapping[str, Any],
-    config: Path | None,
-) -> CommandLine:
-    """Put the *words* of the *flags* in the places of their settings. None and [] set nothing."""
+def read_flags(words: Iterable[tuple[Flag, Any]], config: Path | None) -> CommandLine:
+    """Put the *words* of flags in the places of their settings. None and [] set nothing."""
     values: dict[str, Any] = {}
     names: dict[Place, str] = {}
-    for name, flag in flags.items():
-        if words[name] in (None, []):
+    for flag, word in words:
+        if word in (None, []):
             continue
-        value = flag.parse(words[name])
+        value = flag.parse(word)
         finite(flag.name, value)
         *tables, last = flag.place
         table = values
@@ -356,11 +350,11 @@ KINDS: Mapping[str, Any] = {
 }
 """The type of a flag by the type of a value in a JSON schema; ``str`` for others."""
 PECULIAR: Mapping[str, Mapping[str, Any]] = {
-    "policy": {"more": {"autocompletion": completion(policies.METHODS)}},
-    "options": {"more": {"metavar": "NAME=VALUE"}, "parse": parse_options},
+    "policy": {"autocompletion": completion(policies.METHODS)},
+    "options": {"metavar": "NAME=VALUE", "parse": parse_options},
     "delimiter": {"parse": _unescape_all},
 }
-"""Further fields of the flags of some run options."""
+"""Further arguments for the flags of some run options."""
 
 
 def _run_flag(name: str, option: RunOption) -> Flag:
@@ -368,8 +362,8 @@ def _run_flag(name: str, option: RunOption) -> Flag:
     schema = TypeAdapter(option_types()[name]).json_schema()
     types = {kind.get("type") for kind in schema.get("anyOf", [schema])}
     kind = next((KINDS[type] for type in KINDS if type in types), str)
-    word = name.replace("_", "-")
-    names = option.flags or (f"--{word}",)
+    names = option.flags
     if kind is bool:
+        word = name.replace("_", "-")
         names = (f"--{word}/--no-{word}",)
-    return Flag((name,), names, kind, option.help, **PECULIAR.get(name, {}))
+    return flag(name, kind, option.help, *names, **PECULIAR.get(name, {}))

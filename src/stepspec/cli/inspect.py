@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.prompts import replacing
@@ -57,12 +58,10 @@ Examples:
 
 
 def show_trace(
-    file: Annotated[
-        Path, typer.Argument(help="A trace, as `stepspec solve --trace FILE` writes it.")
-    ],
+    file: Annotated[Path, Argument(help="A trace, as `stepspec solve --trace FILE` writes it.")],
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help="Where to write the page; - is standard output.",
@@ -123,7 +122,7 @@ def doctor(json: Json = False) -> None:
 
 
 def list_policies(
-    name: Annotated[str | None, typer.Argument(help="Describe this method in full.")] = None,
+    name: Annotated[str | None, Argument(help="Describe this method in full.")] = None,
     json: Json = False,
 ) -> None:
     """

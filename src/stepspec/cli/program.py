@@ -25,6 +25,7 @@ from typing import Annotated, Any, NoReturn, TextIO, TypeAlias, TypeVar, cast
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Option
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ def _first_clause(text: str) -> str:
 
 Verbose: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--verbose",
         "-v",
         help="Log requests and retries on standard error.",

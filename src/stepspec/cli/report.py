@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from stepspec import __version__
 from stepspec.evals.evaluation import TRACES
@@ -38,11 +38,11 @@ Examples:
 def command(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, as `stepspec eval` writes them.", metavar="RUN..."),
+        Argument(help="Run folders, as `stepspec eval` writes them.", metavar="RUN..."),
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help="The folder for the report; default: RUN if there is only one, else ./report.",
@@ -51,14 +51,14 @@ def command(
     ] = None,
     baseline: Annotated[
         str,
-        typer.Option(
+        Option(
             help="The arm that all others are compared with; default: that of the run.",
             metavar="ARM",
         ),
     ] = "",
     max_loss: Annotated[
         float,
-        typer.Option(
+        Option(
             help=(
                 "The acceptable loss of accuracy, as a share of all problems; the verdicts are"
                 " about it."

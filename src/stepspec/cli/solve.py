@@ -9,6 +9,7 @@ from typing import Annotated
 
 import orjson
 import typer
+from typer import Argument, Option
 
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.orchestrator.solution import Solution
@@ -42,13 +43,11 @@ Examples:
 def solve(
     problem: Annotated[
         str | None,
-        typer.Argument(
-            help="The problem, or - to read it from standard input.", show_default=False
-        ),
+        Argument(help="The problem, or - to read it from standard input.", show_default=False),
     ] = None,
     problems: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help=(
                 "A file of problems, one a line: a text, or JSON with its problem and perhaps its"
                 " id; - is standard input."
@@ -59,7 +58,7 @@ def solve(
     concurrency: Concurrency = 1,
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help=(
@@ -71,7 +70,7 @@ def solve(
     fresh: Fresh = False,
     trace: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help=(
                 "Write every event to this file, one JSON object per line; with --problems to a"
                 " file for each in this folder."

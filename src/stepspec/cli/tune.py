@@ -12,14 +12,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from stepspec import prompts
-from stepspec.api import Solver
 from stepspec.evals.benchmarks import BENCHMARKS, choose, load
 from stepspec.evals.grading.graders import require_graders
-from stepspec.evals.plan import check_arm, testbed_settings
+from stepspec.evals.plan import check_arm
 from stepspec.evals.sample import Arm, Task
-from stepspec.evals.testbed.solving_pair import fresh_tasks, pair_solver
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.evals.tune.accuracy import compare_answers
 from stepspec.evals.tune.measuring import Measuring
 from stepspec.evals.tune.report import Report
@@ -27,7 +27,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
 from .command_line import finite, only_without_testbed, print_json, writable, write_file
-from .eval import BASELINES
+from .eval import BASELINES, configured
 from .eval import arm as parse_arm
 from .flags import (
     BUDGET,
@@ -90,20 +90,18 @@ def command(
     policy: Policies = None,
     problems: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help=(
                 "A benchmark, or a file of problems: one a line, or JSONL or Parquet with answers."
             ),
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Maximum number of problems.")
-    ] = len(PROBLEMS),
-    users: Annotated[
-        int, typer.Option(min=2, help="Number of users to measure for, beside one.")
-    ] = 8,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of problems.")] = len(
+        PROBLEMS
+    ),
+    users: Annotated[int, Option(min=2, help="Number of users to measure for, beside one.")] = 8,
     minutes: Annotated[
-        float, typer.Option(min=0.1, help="Limit of the measurement; there is an answer then.")
+        float, Option(min=0.1, help="Limit of the measurement; there is an answer then.")
     ] = 4.0,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -122,13 +120,14 @@ def command(
     finite("--minutes", minutes)
     if output is not None:
         writable("--output", output)
-    settings, chosen = prepare(problems, limit, testbed=testbed)
+    chosen = read_set(problems, limit, testbed=testbed)
+    opening, settings = configured(profile, testbed=testbed)
+    _check_servers(settings)
     arms = choose_arms(policy, settings)
-    solving = pair_solver(profile, stderr) if testbed else Solver(settings)
     graded = minutes * ANSWER_SHARE if chosen.tasks else 0.0
 
     async def work(on_part: Callable[[str], object]) -> tuple[Report, Settings]:
-        async with solving as solver:
+        async with opening as solver:
             solver.require_both()
             measuring = Measuring(solver, arms, chosen.texts, users, on_part)
             measured = await measuring.measure(minutes - graded)
@@ -147,7 +146,7 @@ def command(
                     report = replace(report, accuracy=accuracy)
                 except asyncio.CancelledError:
                     measured.interrupted = True
-            return report, solver.settings if testbed else settings
+            return report, solver.settings
 
     with prompts.replacing(settings.prompts), stderr.status("measuring") as status:
         report, used = wait(work(lambda part: status.update(f"measuring {part}")))
@@ -163,39 +162,29 @@ def command(
         raise typer.Exit(code)
 
 
-def prepare(problems: Path | None, limit: int, *, testbed: bool) -> tuple[Settings, ProblemSet]:
-    """
-    The settings and the problems of a measurement.
-
-    Raise `ConfigurationError` unless the settings name two servers, and for wrong problems.
-    """
-    if testbed:
-        only_without_testbed(problems=problems)
-        tasks = tuple(fresh_tasks(limit, SEED))
-        return testbed_settings(), with_answers(tasks, "the miniature pair")
-    chosen = read_set(problems, limit)
-    settings = Solver().settings
+def _check_servers(settings: Settings) -> None:
+    """Raise `ConfigurationError` if both models are the same model of the same server."""
     small = settings.small
     large = settings.large
-    if (
-        small is not None
-        and large is not None
-        and set(small.urls) & set(large.urls)
-        and small.model == large.model
-    ):
+    if small is None or large is None or small.model != large.model:
+        return
+    if set(small.urls) & set(large.urls):
         raise ConfigurationError(
             f"--small and --large are the same server, {small.url}: name the server of a smaller"
             " model with --small"
         )
-    return settings, chosen
 
 
-def read_set(path: Path | None, limit: int) -> ProblemSet:
+def read_set(path: Path | None, limit: int, *, testbed: bool = False) -> ProblemSet:
     """
     The first problems of the file at *path*, or of the benchmark of that name; None: built-in ones.
 
-    Raise `ConfigurationError` for a file or a name that is neither.
+    Those of the *testbed* are its own. Raise `ConfigurationError` for a file or a name that is
+    neither.
     """
+    if testbed:
+        only_without_testbed(problems=path)
+        return with_answers(tuple(fresh_tasks(limit, SEED)), "the miniature pair")
     if path is None:
         texts = PROBLEMS[:limit]
         return ProblemSet(texts, f"{len(texts)} built-in ones; give yours")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from stepspec.evals.arms import PLAIN
 from stepspec.evals.testbed import commands as testbed
@@ -47,23 +47,21 @@ Examples:
 
 def up(
     pair: Annotated[
-        Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")
+        Path | None, Argument(help="A pair of models as a TOML file; see recipes/.")
     ] = None,
     use_testbed: Annotated[
-        bool, typer.Option("--testbed", help="Start the miniature pair, on this CPU.")
+        bool, Option("--testbed", help="Start the miniature pair, on this CPU.")
     ] = False,
     profile: Pace = "paced",
     speculation: Annotated[
         str,
-        typer.Option(
-            help="Token-level speculation under the miniature pair: none, ngram, draft_model."
-        ),
+        Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model."),
     ] = "none",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only check the file and print the commands.")
+        bool, Option("--dry-run", help="Only check the file and print the commands.")
     ] = False,
     log_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the servers' logs.", metavar="FOLDER")
+        Path | None, Option(help="Folder for the servers' logs.", metavar="FOLDER")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -110,14 +108,14 @@ def up(
 def demo(
     limit: Annotated[
         int,
-        typer.Option(
+        Option(
             "--limit",
             "-n",
             min=1,
             help="Number of problems.",
         ),
     ] = 6,
-    seed: Annotated[int, typer.Option(help="Seed that selects the problems.")] = 0,
+    seed: Annotated[int, Option(help="Seed that selects the problems.")] = 0,
     profile: Pace = "paced",
     json: Json = False,
 ) -> None:

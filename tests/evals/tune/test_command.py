@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from stepspec import Solver
+from stepspec.cli import eval as eval_cli
 from stepspec.cli import tune as module
 from stepspec.cli.problems import PROBLEMS
 from stepspec.cli.tune import CANDIDATES, read_set, with_answers
@@ -115,7 +116,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return found
 
     monkeypatch.setattr(module, "Measuring", Made)
-    monkeypatch.setattr(module, "Solver", Connected)
+    monkeypatch.setattr(eval_cli, "Solver", Connected)
     monkeypatch.setattr(Connected, "require_both", lambda _: None)  # pyright: ignore
     return calls
 
