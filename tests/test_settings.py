@@ -343,10 +343,10 @@ def test_a_file_that_is_named_on_the_command_line_comes_first(
     assert settings.load().ahead == 1
     monkeypatch.setenv("STEPSPEC_CONFIG", "variable.toml")
     assert settings.load().ahead == 2
-    with with_command_line(CommandLine(file=Path("flag.toml"))):
+    with with_command_line(CommandLine({}, {}, file=Path("flag.toml"))):
         assert settings.load().ahead == 3
     with (
-        with_command_line(CommandLine(file=Path("other.toml"))),
+        with_command_line(CommandLine({}, {}, file=Path("other.toml"))),
         pytest.raises(
             ConfigurationError, match=r"^--config names 'other\.toml', which is not a file"
         ),

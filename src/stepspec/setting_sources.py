@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args, get_origin
@@ -47,15 +47,15 @@ Source: TypeAlias = Literal["flag", "argument", "variable", "file"]
 class CommandLine:
     """The settings that the flags of a command set."""
 
-    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    values: Mapping[str, Any]
     """The values, nested as in a settings file."""
-    flags: Mapping[Place, str] = field(default_factory=dict[Place, str])
+    flags: Mapping[Place, str]
     """The flag of each place."""
     file: Path | None = None
     """The file that ``--config`` names; None: the flag is not given."""
 
 
-OUTSIDE = CommandLine()
+OUTSIDE = CommandLine({}, {})
 _COMMAND_LINE: ContextVar[CommandLine] = ContextVar("_COMMAND_LINE", default=OUTSIDE)
 
 
@@ -77,8 +77,8 @@ class Layer:
     """The kind of the source."""
     values: dict[str, Any]
     """The values, nested as in a settings file."""
-    names: Mapping[Place, str] = field(default_factory=dict[Place, str])
-    """The flag or variable of each place, if the source has such names."""
+    names: Mapping[Place, str]
+    """The flag or variable of each place; empty if the source has no such names."""
     path: Path | None = None
     """The file; None for other sources."""
     replaces: frozenset[str] = frozenset()
@@ -121,7 +121,7 @@ def layers(settings: type[BaseSettings], arguments: Mapping[str, Any]) -> tuple[
     with_urls = frozenset(role for role in ROLES if "url" in flags.values.get(role, ()))
     found = [
         Layer("flag", dict(flags.values), flags.flags, replaces=with_urls),
-        _with_tables(Layer("argument", dict(arguments))),
+        _with_tables(Layer("argument", dict(arguments), {})),
         _variables(settings),
         *_file(flags.file),
     ]
@@ -188,7 +188,7 @@ def _file(named: Path | None) -> Iterator[Layer]:
             return
         chosen_by = CONFIG if named is None else "--config"
         raise ConfigurationError(f"{chosen_by} names {name!r}, which is not a file")
-    yield _with_tables(Layer("file", read_toml(path), path=path))
+    yield _with_tables(Layer("file", read_toml(path), {}, path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

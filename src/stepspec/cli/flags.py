@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import orjson
 import typer
@@ -38,14 +38,14 @@ def completion(names: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-BenchmarkName: TypeAlias = Annotated[
+BenchmarkName = Annotated[
     str,
     Argument(
         help="A benchmark, or a JSONL, CSV or Parquet file of problems.",
         autocompletion=completion(BENCHMARKS),
     ),
 ]
-Policies: TypeAlias = Annotated[
+Policies = Annotated[
     list[str] | None,
     Option(
         "--policy",
@@ -55,7 +55,7 @@ Policies: TypeAlias = Annotated[
         autocompletion=completion(policies.METHODS),
     ),
 ]
-SharedOptions: TypeAlias = Annotated[
+SharedOptions = Annotated[
     list[str] | None,
     Option(
         "--option",
@@ -64,7 +64,7 @@ SharedOptions: TypeAlias = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-Limit: TypeAlias = Annotated[
+Limit = Annotated[
     int | None,
     Option(
         "--limit",
@@ -73,10 +73,8 @@ Limit: TypeAlias = Annotated[
         help="Only this number of problems, the first ones.",
     ),
 ]
-Concurrency: TypeAlias = Annotated[
-    int, Option(min=1, help="Number of problems solved at the same time.")
-]
-SampleSeed: TypeAlias = Annotated[
+Concurrency = Annotated[int, Option(min=1, help="Number of problems solved at the same time.")]
+SampleSeed = Annotated[
     int | None,
     Option(
         min=0,
@@ -86,32 +84,32 @@ SampleSeed: TypeAlias = Annotated[
         ),
     ),
 ]
-DataFile: TypeAlias = Annotated[
+DataFile = Annotated[
     Path | None,
     Option(help="A file with the benchmark's columns, JSONL, CSV or Parquet, instead of the hub."),
 ]
-ProblemColumn: TypeAlias = Annotated[
+ProblemColumn = Annotated[
     str | None,
     Option(
         help="Column of the problems in a file of your own.",
         metavar="NAME",
     ),
 ]
-AnswerColumn: TypeAlias = Annotated[
+AnswerColumn = Annotated[
     str | None,
     Option(
         help="Column of the answers in a file of your own.",
         metavar="NAME",
     ),
 ]
-MetricName: TypeAlias = Annotated[
+MetricName = Annotated[
     str | None,
     Option(
         "--metric",
         help="How answers of a file of your own are graded: math, number, choice or exact.",
     ),
 ]
-PromptName: TypeAlias = Annotated[
+PromptName = Annotated[
     str | None,
     Option(
         "--prompt",
@@ -122,7 +120,7 @@ PromptName: TypeAlias = Annotated[
         metavar="NAME",
     ),
 ]
-SettingsOutput: TypeAlias = Annotated[
+SettingsOutput = Annotated[
     Path | None,
     Option(
         "--output",
@@ -130,7 +128,7 @@ SettingsOutput: TypeAlias = Annotated[
         help="Where to write the settings to use, as TOML.",
     ),
 ]
-Testbed: TypeAlias = Annotated[
+Testbed = Annotated[
     bool,
     Option(
         "--testbed",
@@ -150,7 +148,7 @@ def _of_testbed(context: typer.Context, pace: str) -> str:
     return pace
 
 
-Pace: TypeAlias = Annotated[
+Pace = Annotated[
     str,
     Option(
         "--profile",
@@ -158,10 +156,8 @@ Pace: TypeAlias = Annotated[
         callback=_of_testbed,
     ),
 ]
-Fresh: TypeAlias = Annotated[
-    bool, Option("--fresh", help="Discard what an earlier run left, and begin anew.")
-]
-Json: TypeAlias = Annotated[bool, Option("--json", help="Print JSON instead.")]
+Fresh = Annotated[bool, Option("--fresh", help="Discard what an earlier run left, and begin anew.")]
+Json = Annotated[bool, Option("--json", help="Print JSON instead.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +248,7 @@ BUDGET = (
         "--max-seconds",
     ),
 )
-Config: TypeAlias = Annotated[
+Config = Annotated[
     Path | None,
     Option(
         help=(

@@ -129,10 +129,9 @@ def list_policies(
     List the methods with their options, the endpoint features they need and their costs; or
     describe one method.
     """
-    if json and name:
-        print_json(_full(name))
-    elif json:
-        print_json({method: _brief(method) for method in policies.METHODS})
+    if json:
+        known = {method: _brief(method) for method in policies.METHODS}
+        print_json(_full(name) if name else known)
     elif name:
         _print_full(name)
     else:
@@ -142,8 +141,13 @@ def list_policies(
 
 def _brief(name: str) -> dict[str, Any]:
     method = policies.METHODS.find(name)
-    texts = {key: getattr(method, key) for key in ("about", "paper", "needs", "cost")}
-    return {**texts, "options": dict(policies.defaults(name))}
+    return {
+        "about": method.about,
+        "paper": method.paper,
+        "needs": method.needs,
+        "cost": method.cost,
+        "options": dict(policies.defaults(name)),
+    }
 
 
 def _full(name: str) -> dict[str, Any]:
@@ -154,14 +158,14 @@ def _full(name: str) -> dict[str, Any]:
 
 
 def _print_brief(name: str) -> None:
-    brief = _brief(name)
-    stdout.print(Text.assemble((name, "bold"), f"  {brief['about']}"))
-    options = " ".join(f"{key}={default!r}" for key, default in brief["options"].items())
+    method = policies.METHODS.find(name)
+    defaults = policies.defaults(name).items()
+    stdout.print(Text.assemble((name, "bold"), f"  {method.about}"))
     _print_rows(
-        paper=brief["paper"],
-        options=options,
-        needs=brief["needs"],
-        cost=brief["cost"],
+        paper=method.paper,
+        options=" ".join(f"{key}={default!r}" for key, default in defaults),
+        needs=method.needs,
+        cost=method.cost,
     )
 
 

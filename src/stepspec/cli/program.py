@@ -203,23 +203,12 @@ def _stderr() -> Console:
     return Console(file=cast("TextIO", GuardedStream()))
 
 
-class _Stderr(logging.Handler):
-    """Prints records in a line each, also while a progress bar is shown."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        from stepspec.orchestrator.errors import WAITING
-
-        noted = record.levelno >= logging.WARNING or record.name == WAITING
-        style = "yellow" if noted else "dim"
-        _stderr().print(Text(self.format(record), style), soft_wrap=True)
-
-
 @contextmanager
 def logging_to_stderr() -> Generator[None]:
     """Print warnings, and the servers that are waited for, on standard error."""
-    from stepspec.orchestrator.errors import WAITING
+    from stepspec.orchestrator.errors import WAITING, GuardedStream
 
-    handler = _Stderr()
+    handler = logging.StreamHandler(GuardedStream())
     waiting = logging.getLogger(WAITING)
     level = log.level
     waiting_level = waiting.level
