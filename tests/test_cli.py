@@ -53,8 +53,14 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "  "], "the problem is empty"),
         (["solve", "p.txt", *DEAD], "p.txt is a file: write --problems p.txt"),
         (["solve"], "name one problem, - for standard input, or a file of them with --problems"),
-        (["solve", "x", "--limit", "3"], "--limit is only for a file of problems"),
-        (["solve", "x", "--fresh"], "--fresh is only for a file of problems"),
+        (
+            ["solve", "x", "--limit", "3"],
+            "--limit, --concurrency and --fresh are only for a file of problems",
+        ),
+        (
+            ["solve", "x", "--fresh"],
+            "--limit, --concurrency and --fresh are only for a file of problems",
+        ),
         (["solve", "--problems", "nope.txt"], "no problems in nope.txt: No such file or directory"),
         (["solve", "--problems", "nope.txt", "--fresh"], "name it"),
         (["solve", "x", "-o", "."], "--output .: no file that can be written"),

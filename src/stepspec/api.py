@@ -47,7 +47,7 @@ from .run_parts import (
     connected_critic,
     context_room,
 )
-from .settings import RunConditions, Settings, SettingsOverrides
+from .settings import Settings, SettingsOverrides
 
 log = logging.getLogger(__name__)
 
@@ -470,10 +470,11 @@ class Solver:
         """
         return self.large.template.thinks
 
-    def conditions(self, run: RunOptions) -> RunConditions:
+    def conditions(self, run: RunOptions) -> dict[str, Any]:
         """Return the values of *run* that must be the same as when a calibration was made."""
         with prompts.replacing(self.prompts):
-            return RunConditions(run.policy, self.models, configuration.conditions(run))
+            values = configuration.conditions(run)
+        return {"policy": run.policy, "models": self.models, **values}
 
     @property
     def models(self) -> Mapping[str, str]:

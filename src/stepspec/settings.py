@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, cast
 
@@ -147,25 +146,24 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     compared.
     """
 
-    def differences(self, run: RunConditions) -> tuple[str, ...]:
-        """Return the settings in which *run* differs from the runs that the calibration covers."""
-        if run.policy != self.policy:
+    def differences(self, run: Mapping[str, Any]) -> tuple[str, ...]:
+        """
+        Return the settings in which *run* differs from the runs that the calibration covers.
+
+        *run* has the name of its policy, the names of its models, and what `conditions` returns.
+        """
+        if run["policy"] != self.policy:
             return ("policy",)
-        option = f"options.{self.option}"
-        promised = {option: self.value, **flat({"models": self.models, **self.conditions})}
-        values = flat(run.values)
-        found = {option: values.get(option, _ABSENT)}
-        if self.models:
-            found.update(flat({"models": run.models}))
-        if self.conditions:
-            found.update(values)
+        models = self.models or run["models"]
+        promised = flat({**self.conditions, "policy": self.policy, "models": models})
+        promised[f"options.{self.option}"] = self.value
+        found = flat(run)
+        paths = {**promised, **found} if self.conditions else promised
         return tuple(
-            path
-            for path in {**promised, **found}
-            if promised.get(path, _ABSENT) != found.get(path, _ABSENT)
+            path for path in paths if promised.get(path, _ABSENT) != found.get(path, _ABSENT)
         )
 
-    def warn_of_differences(self, run: RunConditions) -> None:
+    def warn_of_differences(self, run: Mapping[str, Any]) -> None:
         """Log a warning if the calibration does not cover *run*."""
         differences = self.differences(run)
         if differences:
@@ -176,18 +174,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
                 self.policy,
                 ", ".join(differences),
             )
-
-
-@dataclass(frozen=True, slots=True)
-class RunConditions:
-    """What a calibration compares of a run."""
-
-    policy: str
-    """The name of the policy."""
-    models: Mapping[str, str]
-    """The names of the models, by role."""
-    values: Mapping[str, Any]
-    """The options of the run (see `conditions`)."""
 
 
 def flat(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from .program import stderr
 def settings_digest(solver: Solver) -> str:
     """Return a hash of the models and run options of an entered *solver*."""
     run = solver.settings.run
-    values = [asdict(solver.conditions(run)), solver.templates, run.sampling.model_dump(), run.auto]
+    values = [solver.conditions(run), solver.templates, run.sampling.model_dump(), run.auto]
     return text_digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
 
 
