@@ -136,9 +136,9 @@ def origin(layers: Iterable[Layer], place: Place) -> Layer | None:
 
 def _with_tables(layer: Layer) -> Layer:
     """Turn URLs and models into tables. A server that is named so hides those of later layers."""
-    whole = {key for key in layer.values if isinstance(layer.values[key], str | BaseModel)}
     values = {key: _as_table(key, value) for key, value in layer.values.items()}
-    return replace(layer, values=values, replaces=whole.intersection(ROLES))
+    whole = frozenset(role for role in ROLES if isinstance(layer.values.get(role), str | BaseModel))
+    return replace(layer, values=values, replaces=whole)
 
 
 def _as_table(key: str, value: Any) -> Any:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ from stepspec.cli.eval import arm, arms, calibrated
 from stepspec.evals.arms import LARGE, PLAIN, SMALL
 from stepspec.evals.benchmarks import Half, choose, duplicates, find, half, load, overlaps
 from stepspec.evals.evaluation import Evaluation
-from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan
 from stepspec.evals.results import Result, compare_arms
-from stepspec.evals.sample import Arm, Task
+from stepspec.evals.sample import Arm
 from stepspec.evals.testbed import solving_pair
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -134,15 +132,11 @@ def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(
     tmp_path: Path,
 ) -> None:
     path = write_rows(tmp_path / "mine.jsonl")
-    mine, file = eval_cli.choose_benchmark(str(path), None, testbed=False)
+    mine, file = choose(str(path))
     assert (mine.name, file) == ("mine", path)
     assert all("boxed" in task.problem for task in load(mine, path))
-    mine, file = eval_cli.choose_benchmark(str(path), None, testbed=True)
-    assert (mine.name, mine.prompt, file) == ("mine", None, path)
-    assert [task.problem for task in load(mine, path)] == [task.problem for task in TASKS]
-    known = find("gsm8k")
-    assert eval_cli.choose_benchmark("gsm8k", None, testbed=True) == (known, None)
-    assert eval_cli.choose_benchmark("gsm8k", path, testbed=True) == (known, path)
+    bare = load(eval_cli.without_template(mine), path)
+    assert [task.problem for task in bare] == [task.problem for task in TASKS]
 
 
 HALVES: tuple[Half, ...] = ("report", "calibration")
@@ -159,7 +153,7 @@ def test_halves_share_no_problem_and_leave_none_out(
     assert len(report) + len(calibration) == len(TASKS)
     assert report
     assert calibration
-    assert call("eval", "arithmetic", "--half", "report") == 2
+    assert call("eval", "arithmetic", *DEAD, "--half", "report") == 2
     assert "leave --half out" in capsys.readouterr().err
 
 
@@ -323,14 +317,13 @@ def test_without_a_policy_the_configured_method_is_measured(tmp_path: Path) -> N
     assert again.options == {"rollback": 7}
 
 
-def test_an_empty_half_is_named() -> None:
+def test_an_empty_half_is_named(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl")
+    tasks = load(find("arithmetic"), path)
+    one = next(number for number, task in enumerate(tasks) if half(task) == "calibration")
+    path.write_bytes(path.read_bytes().splitlines()[one])
     with pytest.raises(ConfigurationError, match="is in its report half: take more problems"):
-        eval_cli.tasks_of(replace(find("arithmetic"), made=_one_for_calibration), None, 0, "report")
-
-
-def _one_for_calibration(*_: int) -> list[Task]:
-    tasks = (Task(f"What is {n} + {n}?", Answer(str(2 * n))) for n in range(100))
-    return [next(task for task in tasks if half(task) == "calibration")]
+        eval_cli.tasks_of(find("arithmetic"), path, 0, "report")
 
 
 def test_problems_that_are_there_before_are_counted_in_a_remark() -> None:

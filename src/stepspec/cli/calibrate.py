@@ -12,7 +12,7 @@ import orjson
 from typer import Option
 
 from stepspec import prompts
-from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, load
+from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, choose, load
 from stepspec.evals.calibration.policy_file import (
     SEED_DISTANCE,
     CalibrationSettings,
@@ -40,7 +40,7 @@ from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.policies import Threshold
 
 from .command_line import numbers, writable, write_settings
-from .eval import choose_benchmark, configured, contact_before_download, seed_of, tasks_of
+from .eval import configured, contact_before_download, seed_of, tasks_of, without_template
 from .flags import (
     BUDGET,
     SAMPLING,
@@ -119,15 +119,11 @@ def calibrate(
         raise ConfigurationError(f"`stepspec calibrate` needs scipy: {install_command('evals')}")
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
         raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
-    chosen, file = choose_benchmark(
-        benchmark,
-        data,
-        testbed=testbed,
-        problem=problem_column,
-        answer=answer_column,
-        metric=metric,
-        prompt=prompt,
+    chosen, file = choose(
+        benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
     )
+    if testbed and file != data:
+        chosen = without_template(chosen)
     opening, settings = configured(profile, testbed=testbed)
     seed = seed_of(settings, seed)
     threshold = find_threshold(settings.policy, vary, numbers("--values", values or "", float))

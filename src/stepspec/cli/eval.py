@@ -288,20 +288,12 @@ def command(
     Without --policy, the configured method is measured, with its options: SpecReason unless a
     settings file or STEPSPEC_POLICY names another.
     """
-    chosen, source = choose_benchmark(
-        benchmark,
-        data,
-        testbed=testbed,
-        problem=problem_column,
-        answer=answer_column,
-        metric=metric,
-        prompt=prompt,
+    chosen, source = choose(
+        benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
     )
+    if testbed and source != data:
+        chosen = without_template(chosen)
     is_made = chosen.made is not None and source is None
-    if part is not None and is_made:
-        raise ConfigurationError(
-            f"{chosen.name} has no halves: `calibrate` uses other seeds; leave --half out"
-        )
     opening, settings = configured(profile, testbed=testbed)
     competing = arms(
         policy or [], baseline or ["plain", "small"], random or [], parse_options(option), settings
@@ -384,19 +376,9 @@ def _team(
     return cluster(address, workers, stderr)
 
 
-def choose_benchmark(
-    name: str, data: Path | None, *, testbed: bool, **reading: str | None
-) -> tuple[Benchmark, Path | None]:
-    """
-    Return the benchmark *name* and the file of its problems, as `choose` does.
-
-    The models of the *testbed* were trained without a template: they read the problems of a file
-    as they are.
-    """
-    chosen, file = choose(name, data, **reading)
-    if testbed and file != data:
-        chosen = replace(chosen, prompt=None)
-    return chosen, file
+def without_template(benchmark: Benchmark) -> Benchmark:
+    """Return the *benchmark* of a file for the miniature models, which know no template."""
+    return replace(benchmark, prompt=None)
 
 
 def tasks_of(
@@ -406,6 +388,10 @@ def tasks_of(
     tasks = tuple(load(benchmark, data, seed=seed))
     if part is None:
         return tasks
+    if benchmark.made is not None and data is None:
+        raise ConfigurationError(
+            f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out"
+        )
     chosen = tuple(task for task in tasks if half(task) == part)
     if not chosen:
         raise ConfigurationError(
