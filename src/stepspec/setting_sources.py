@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args, get_origin
+from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
@@ -101,13 +101,13 @@ class Layer:
 
         All of them do if a value stands above the last key.
         """
-        value: Any = self.values
+        table = self.values
         for depth, key in enumerate(place):
-            if not isinstance(value, dict):
-                break
-            if key not in value:
+            if key not in table:
                 return depth
-            value = value[key]
+            if not isinstance(table[key], dict):
+                break
+            table = table[key]
         return len(place)
 
 
@@ -144,7 +144,7 @@ def _with_tables(layer: Layer) -> Layer:
 def _as_table(key: str, value: Any) -> Any:
     """Return a model as a table of its fields, and the URL of a server as a table with its URL."""
     if isinstance(value, Mapping | BaseModel):
-        return dict(value)
+        return dict(cast("Mapping[str, Any]", value))
     if isinstance(value, str) and key in ROLES:
         return {"url": value}
     return value

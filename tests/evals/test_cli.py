@@ -41,10 +41,13 @@ def test_sampling_and_budget_come_from_the_settings(monkeypatch: pytest.MonkeyPa
         plans.append(evaluation.plan)
         return []
 
+    def show_nothing(*_: Any, **__: Any) -> None:
+        pass
+
     monkeypatch.setattr(eval_cli, "Solver", Connected)
     monkeypatch.setattr(Connected, "require_both", lambda _: None)  # pyright: ignore
     monkeypatch.setattr(eval_cli, "evaluate", evaluate)
-    monkeypatch.setattr(eval_cli, "show_results", lambda *_, **__: None)
+    monkeypatch.setattr(eval_cli, "show_results", show_nothing)
     words = "--top-p 0.9 --max-tokens 900 --max-steps 50 --seed 3 --concurrency 2"
     for samples in (1, 4):
         more = (*words.split(), "--samples", str(samples), "--limit", "3")
