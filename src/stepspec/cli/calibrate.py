@@ -39,7 +39,7 @@ from stepspec.evals.testbed.servers import weights_digest
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.policies import Threshold
 
-from .command_line import numbers, writable, write_settings
+from .command_line import numbers, writable, write_file
 from .eval import configured, contact_before_download, seed_of, tasks_of, without_template
 from .flags import (
     BUDGET,
@@ -188,7 +188,11 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
         stdout.print(calibrated.summary())
     if calibrated.result.loosest is None:
         sys.exit(1)
-    write_settings(output, calibrated.toml())
+    write_file(output, calibrated.toml())
+    stderr.print(
+        f"wrote {output}: name it with --config, or make it stepspec.toml",
+        soft_wrap=True,
+    )
 
 
 def _check_size(count: int, test: LossTest) -> None:

@@ -18,8 +18,6 @@ import orjson
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.setting_sources import ROLES, command_line
 
-from .program import stderr
-
 
 def print_json(value: object) -> None:
     sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
@@ -86,16 +84,6 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise StepspecError(f"{path} cannot be written: {exc.strerror}") from exc
-
-
-def write_settings(path: Path | None, toml: str) -> None:
-    """Write the settings file at *path*, if there is one, and say how it is used."""
-    if path is not None:
-        write_file(path, toml)
-        stderr.print(
-            f"wrote {path}: name it with --config, or make it stepspec.toml",
-            soft_wrap=True,
-        )
 
 
 def only_without_testbed(**others: object) -> None:
