@@ -182,7 +182,6 @@ class Solver:
         self.small = connect(small_settings, optional=settings.policy != "small")
         self.large = connect(self._endpoint(settings.large))
         self.critic = connected_critic(settings.critic, self._requests)
-        self.connections = Connections(self.small, self.large, self.critic)
         self.auto = Auto(settings.prior)
         self._needs_both = False
 
@@ -218,6 +217,11 @@ class Solver:
 
     async def __aexit__(self, *_: object) -> None:
         await self._exit.aclose()
+
+    @property
+    def connections(self) -> Connections:
+        """The connections to the models, from which those of each run are opened."""
+        return Connections(self.small, self.large, self.critic)
 
     @property
     def down(self) -> Mapping[str, str]:
