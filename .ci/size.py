@@ -288,7 +288,8 @@ def own_parameters(function: Function) -> list[str]:
 
 
 def is_option(argument: ast.arg) -> bool:
-    return argument.annotation is not None and "typer." in ast.unparse(argument.annotation)
+    annotation = ast.unparse(argument.annotation) if argument.annotation else ""
+    return "Option(" in annotation or "Argument(" in annotation
 
 
 def deepest(body: Sequence[ast.stmt]) -> int:

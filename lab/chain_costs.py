@@ -131,11 +131,14 @@ class Run:
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(Stopwatch())
-        self.policy = self.solver.policy(
-            self.method,
-            budget=Budget(tokens=ROOM // 2),
-            observe=self.recorder,
+        run = self.solver.resolve(policy=self.method)
+        models = self.solver.connections.models(
+            Budget(tokens=ROOM // 2),
+            run.sampling.seeded(),
+            self.recorder,
+            self.recorder.clock,
         )
+        self.policy = models.policy_of(run)
 
     async def think(self, steps: int) -> Chain:
         """Extend the chain by a number of *steps*, one after the other."""

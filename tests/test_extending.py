@@ -71,7 +71,8 @@ async def test_a_class_is_a_policy_of_all_runs_or_of_one() -> None:
         async with servers.solver() as solver:
             await solver.solve(PROBLEM, policy=Lenient, observe=note)
             await solver.solve(PROBLEM, observe=note)
-            assert isinstance(solver.policy(Lenient, {"threshold": 3}), object)
+            resolved = solver.resolve(policy=Lenient, options={"threshold": 3})
+            assert (resolved.policy, resolved.options) == ("Lenient", {"threshold": 3})
             with pytest.raises(ConfigurationError, match="policy 'Lenient', option 'threshold'"):
                 await solver.solve(PROBLEM, policy=Lenient, options={"threshold": 11})
     assert started == ["Lenient", "Lenient", "specreason"]

@@ -19,8 +19,8 @@ from .built_in import AIME24, AIME25, AMC23, ARITHMETIC, GPQA_DIAMOND, GSM8K, MA
 from .loading import (
     CALIBRATED_ON,
     Benchmark,
+    Half,
     Row,
-    bare,
     duplicates,
     half,
     load,
@@ -35,7 +35,7 @@ __all__ = [
     "BENCHMARKS",
     "CALIBRATED_ON",
     "Benchmark",
-    "bare",
+    "Half",
     "choose",
     "duplicates",
     "find",

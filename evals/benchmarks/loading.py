@@ -117,11 +117,6 @@ def _question(task: Task) -> str:
     return task.question or task.problem
 
 
-def bare(tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """Return the *tasks* without a template, as the miniature models were trained on them."""
-    return tuple(replace(task, problem=_question(task)) for task in tasks)
-
-
 def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
     """Make a task of *row*. Raise `ConfigurationError`, which names the place *where* it is."""
     missing = [column for column in benchmark.columns if row.get(column) is None]

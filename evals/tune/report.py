@@ -22,7 +22,6 @@ from .prediction import MAX_PASSED, Figures, Verdict, predict, ranked
 
 COMMENT_COLUMNS = 96
 METHOD_COLUMNS = 18
-MIN_ENDED = 3  # chains that ended, of which some should be solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,6 @@ class Report:
     """The problems, in words."""
     accuracy: Accuracy | None = None
     """Answers of the method and of the large model alone; None if they were not compared."""
-    solved: int | None = None
-    """Chains of the large model with the right answer, of those that ended; None: not known."""
-    ended: int = 0
-    """Chains of the large model that ended."""
 
     @classmethod
     def of(
@@ -59,6 +54,11 @@ class Report:
             lengths = measured.lengths
             methods = ranked([predict(each, paces, lengths) for each in measured.tried])
         return cls(measured, methods, minutes, problems, **more)
+
+    @property
+    def ended(self) -> int:
+        """Chains of the large model that ended."""
+        return sum(chain.ended for chain in self.measured.chains.values())
 
     @property
     def hopeless(self) -> bool:
@@ -130,12 +130,6 @@ class Report:
             yield f"Verdicts: {verdicts(self.methods[0])} Answers: {answers}"
         done = f" Wrote {written}." if written else ""
         yield f"Problems: {self.problems}.{done}"
-        if self.solved == 0 and self.ended >= MIN_ENDED:
-            yield (
-                f"The large model solved none of the {self.ended} problems that it finished: it is"
-                " no reasoning model, or these are not its problems. Give problems that it can"
-                " solve (--problems)."
-            )
         if self.measured.interrupted:
             yield f"Interrupted after {self.measured.seconds:.0f} s: this is what was known."
 
@@ -253,7 +247,6 @@ class Report:
             ],
             "paces": asdict(measured.paces) if measured.paces else None,
             "chains": {"written": len(measured.chains), "ended": self.ended},
-            "solved": self.solved,
             "accuracy": asdict(self.accuracy) if self.accuracy else None,
             "problems": self.problems,
             "skipped": measured.skipped,

@@ -295,11 +295,13 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     found = numbers(flag, text, kind)
     if not found:
         raise ConfigurationError(f"{flag} {text!r}: a number is needed")
+    if min(found) <= 0:
+        raise ConfigurationError(f"{flag} {text!r}: every number has to be above 0")
     return found
 
 
 def _shares(text: str) -> list[float]:
-    found = numbers("--accepted", text, float, positive=False)
+    found = numbers("--accepted", text, float)
     if not found or not 0 <= min(found) <= max(found) <= 1:
         raise ConfigurationError(f"--accepted {text!r}: shares from 0 to 1 are needed")
     return found

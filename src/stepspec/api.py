@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -32,7 +32,6 @@ from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Decided, Event, Observer, Started
 from stepspec.orchestrator.http.slots import MIN_CONCURRENCY
-from stepspec.orchestrator.interfaces import Policy, PolicyFactory
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as run_to_the_answer
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
@@ -48,7 +47,7 @@ from .run_parts import (
     connected_critic,
     context_room,
 )
-from .settings import RunConditions, Settings, SettingsOverrides
+from .settings import Settings, SettingsOverrides
 
 log = logging.getLogger(__name__)
 
@@ -74,18 +73,13 @@ class StreamArguments(RunOverrides, total=False):
 class EventStream:
     """The events of one run. Iterate over the events as they happen. Then read the solution."""
 
-    def __init__(self) -> None:
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._solving: asyncio.Task[Solution] | None = None
-        self.put = self._events.put_nowait
-
-    def end(self, solving: asyncio.Task[Solution]) -> None:
-        """End the iteration. *solving* is the task of the run, which has ended."""
+    def __init__(
+        self,
+        events: asyncio.Queue[Event | None],
+        solving: asyncio.Task[Solution],
+    ) -> None:
+        self._events = events
         self._solving = solving
-        if not solving.cancelled():
-            # asyncio logs an error that nobody reads. `solution` raises the error.
-            solving.exception()
-        self._events.put_nowait(None)
 
     @property
     def solution(self) -> Solution:
@@ -95,7 +89,7 @@ class EventStream:
         If the run failed, its error is raised. `RuntimeError` is raised if the run has not ended,
         or was cancelled.
         """
-        if self._solving is None:
+        if not self._solving.done():
             raise RuntimeError("the run is not over: iterate over its events first")
         if self._solving.cancelled():
             raise RuntimeError(
@@ -108,22 +102,6 @@ class EventStream:
             yield event
         self._events.put_nowait(None)  # A second iteration ends at once.
         self.solution  # noqa: B018  # Raises the error of a failed run.
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRun:
-    """What a run needs besides its options."""
-
-    chain: Chain
-    """A chain without steps. It holds the problem."""
-    answering: AnswerPlan
-    """How the answer is written."""
-    budget: Budget
-    """The tokens, steps and seconds that the run may still use."""
-    small_model_error: EndpointError | None
-    """The error because of which the run does not use the small model. None: the run uses it."""
-    stop: tuple[str, ...]
-    """Texts that end the answer."""
 
 
 def _uses_auto(run: RunOptions) -> bool:
@@ -241,6 +219,11 @@ class Solver:
         await self._exit.aclose()
 
     @property
+    def connections(self) -> Connections:
+        """The connections to the models, from which those of each run are opened."""
+        return Connections(self.small, self.large, self.critic)
+
+    @property
     def down(self) -> Mapping[str, str]:
         """The error of every server that is down, by the URL of the server."""
         return {**self.small.down, **self.large.down}
@@ -279,29 +262,6 @@ class Solver:
         A server compiles kernels for its first request. After this call, no run waits for them.
         """
         await at_once(server.warm_up() for server in (*self.small.up, *self.large.up))
-
-    def policy(
-        self,
-        name: str | PolicyFactory | None = None,
-        options: Mapping[str, Any] | None = None,
-        *,
-        budget: Budget | None = None,
-        observe: Observer = lambda event: None,
-    ) -> Policy:
-        """
-        Build a policy with both models, for one run that begins now.
-
-        If an argument is None, its value comes from the settings.
-        """
-        run = self.resolve(budget=budget, policy=name, options=options)
-        models = self._connections.models(
-            run.budget.to_budget(),
-            run.sampling.seeded(),
-            observe,
-            trace.Stopwatch(),
-            AnswerPlan(),
-        )
-        return models.policy_of(run)
 
     def resolve(
         self,
@@ -394,7 +354,7 @@ class Solver:
             system=run.system,
             tools=tools.tools if tools else (),
         )
-        answering = await self._connections.answering(tools, run, format)
+        plan = await self.connections.answer_plan(tools, run, format, stop)
         # The policy "large" does not use the small model.
         small = self.large if run.policy == "large" else self.small
         # `room`: the tokens that the chain may have in the context of each model.
@@ -406,18 +366,13 @@ class Solver:
         )
         chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
         recorder = trace.Recorder(clock or trace.Stopwatch())
-        budget = run.budget.to_budget().fit(room)
         try:
             # A run with auto waits here until its chain probably fits into the large model's cache.
             slot = self.auto.server_load.slot() if _uses_auto(run) else nullcontext()
             async with slot:
-                prepared = PreparedRun(
-                    chain=chain,
-                    answering=answering,
-                    budget=budget.after(asyncio.get_running_loop().time() - began),
-                    small_model_error=small_model_error,
-                    stop=tuple(stop),
-                )
+                waited = asyncio.get_running_loop().time() - began
+                limits = Limits.of(run.budget.to_budget().fit(room).after(waited))
+                run = run.model_copy(update={"budget": limits})
                 with (
                     carrying(
                         headers=self._session_header(session),
@@ -426,7 +381,9 @@ class Solver:
                     ),
                     prompts.replacing(self.prompts),
                 ):
-                    outcome = await self._run(run, prepared, recorder, observe)
+                    outcome = await self._run(
+                        run, chain, plan, small_model_error, recorder, observe
+                    )
             # An answer that calls tools has no format, and a stop string may cut the JSON.
             has_format = outcome.reason == "stop" and not outcome.calls and not stop
             if format is not None and has_format:
@@ -439,11 +396,17 @@ class Solver:
     async def _run(
         self,
         run: RunOptions,
-        prepared: PreparedRun,
+        chain: Chain,
+        plan: AnswerPlan,
+        small_model_error: EndpointError | None,
         recorder: trace.Recorder,
         observe: Observer,
     ) -> Outcome:
-        """Build the parts of the run, and run it."""
+        """
+        Build the parts of the run, and run it from *chain*, which has no steps.
+
+        If there is a *small_model_error*, the run does not use the small model because of it.
+        """
 
         # `watch` uses `auto`, which is assigned further down, because `auto` needs the models and
         # the models need `watch`. No event comes before `auto` is assigned.
@@ -456,19 +419,13 @@ class Solver:
             observe(event)
 
         uses_auto = _uses_auto(run)
-        baseline = run.policy in policies.BASELINES
-        chain = prepared.chain
         sampling = run.sampling
         if uses_auto:
             sampling = sampling.model_copy(update={"seed": None})
-        elif not baseline:
+        elif run.policy not in policies.BASELINES:
             sampling = sampling.seeded()
-        models = self._connections.models(
-            prepared.budget,
-            sampling,
-            watch,
-            recorder.clock,
-            prepared.answering,
+        models = self.connections.models(
+            run.budget.to_budget(), sampling, watch, recorder.clock, plan
         )
         large = models.policy_of(run.model_copy(update={"policy": "large", "options": {}}))
         auto = self.auto.run(
@@ -484,8 +441,7 @@ class Solver:
             run,
             auto if auto.large_policy else None,
             fallback=None if run.policy == "small" else large,
-            stop=prepared.stop,
-            small_model_error=prepared.small_model_error,
+            small_model_error=small_model_error,
             needs_small=self._needs_both,
         )
         started = Started(
@@ -510,10 +466,6 @@ class Solver:
         return {name: session or uuid.uuid4().hex} if name else {}
 
     @property
-    def _connections(self) -> Connections:
-        return Connections(self.small, self.large, self.critic)
-
-    @property
     def thinks(self) -> bool:
         """
         Whether the large model thinks in a separate block before its answer.
@@ -522,10 +474,11 @@ class Solver:
         """
         return self.large.template.thinks
 
-    def conditions(self, run: RunOptions) -> RunConditions:
+    def conditions(self, run: RunOptions) -> dict[str, Any]:
         """Return the values of *run* that must be the same as when a calibration was made."""
         with prompts.replacing(self.prompts):
-            return RunConditions(run.policy, self.models, configuration.conditions(run))
+            values = configuration.conditions(run)
+        return {"policy": run.policy, "models": self.models, **values}
 
     @property
     def models(self) -> Mapping[str, str]:
@@ -560,10 +513,17 @@ class Solver:
         *arguments* are the arguments of `solve`. If the block is left early, the run and all its
         requests are cancelled.
         """
-        stream = EventStream()
-        async with background(self.solve(problem, observe=stream.put, **arguments)) as (solving,):
-            solving.add_done_callback(stream.end)
-            yield stream
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        solution = self.solve(problem, observe=events.put_nowait, **arguments)
+
+        def end(solving: asyncio.Task[Solution]) -> None:
+            events.put_nowait(None)
+            if not solving.cancelled():
+                solving.exception()  # asyncio logs an error that nobody reads.
+
+        async with background(solution) as (solving,):
+            solving.add_done_callback(end)
+            yield EventStream(events, solving)
 
 
 def _load_checked(arguments: Mapping[str, Any]) -> Settings:

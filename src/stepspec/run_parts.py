@@ -7,7 +7,7 @@ answer. Policies are checked before anything is connected.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,29 +97,34 @@ class AnswerPlan:
     without_calls: Format | None = None
     """The form of an answer that calls no tool although it may; None: any."""
 
+    stop: Sequence[str] = ()
+    """Texts that end the answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models of one run. Models that have replicas hold a slot until `leave`."""
+    """The models of one run, each within the budget. Those with replicas hold a slot."""
 
-    small: RunModel
+    small: Model
     """The small model."""
-    large: RunModel
+    large: Model
     """The large model."""
     critic: Critic | None
     """Rates steps; None: nothing does."""
     budget: Budget
     """The budget of the run."""
-    formatting: RunModel | None = None
-    """The large model when it answers in a format; None: there is no format."""
-    without_calls: RunModel | None = None
-    """The large model when it answers in the format of an answer that calls no tool; None: any."""
+    formatting: Model | None = None
+    """The author when it answers in the format of `plan`; None: there is no format."""
+    without_calls: Model | None = None
+    """The author when it answers in the format of an answer that calls no tool; None: any."""
+    plan: AnswerPlan = AnswerPlan()
+    """How the answer is written."""
     sampled: bool = False
     """Whether the models sample."""
-    parser: Callable[[], AnswerParser] | None = None
-    """Makes the parser for calls of tools, which only the large model's answer may have."""
     check: AnswerCheck | None = None
     """Judges the answer; None: nothing does."""
+    opened: Sequence[RunModel] = ()
+    """The models that hold a slot at a replica."""
 
     def policy_of(self, run: RunOptions) -> Policy:
         """
@@ -128,12 +133,11 @@ class Models:
         The options ``ending``, ``lead`` and ``stop_loops`` become wrappers around the method. A
         baseline needs no wrapper for the first two: its one model writes all.
         """
-        large = Budgeted(self.large, self.budget.left)
         guard = None if run.stop_loops is False else DEFAULT_GUARD
         policy = policies.make(
             run.policy,
-            Budgeted(self.small, self.budget.left),
-            large,
+            self.small,
+            self.large,
             critic=self.critic,
             sampled=self.sampled,
             loop_guard=guard,
@@ -143,7 +147,7 @@ class Models:
             if (run.ending or ended_by(policy)) == "large":
                 policy = policies.Ending(policy)
             if run.lead:
-                policy = policies.Led(policy, large, run.lead)
+                policy = policies.Led(policy, self.large, run.lead)
         if run.stop_loops is None:
             return policy
         return policies.Guarded(policy, guard)
@@ -156,15 +160,13 @@ class Models:
         format or calls tools. A baseline answers with its one model.
         """
         if self.formatting is not None:
-            return _within(self.formatting, self.budget)
+            return self.formatting
         by: str = answer or answered_by(policies.METHODS.find(name).source)
         if name in policies.BASELINES:
             by = name
-        elif self.parser:
+        elif self.plan.parser:
             by = "large"
-        if by == "method":
-            return None
-        return Budgeted(self.small if by == "small" else self.large, self.budget.left)
+        return {"small": self.small, "large": self.large}.get(by)
 
     def parts(self, run: RunOptions, auto: AutoRun | None, **other: Any) -> RunParts:
         """
@@ -179,18 +181,18 @@ class Models:
             self.budget,
             LookaheadControl(run.ahead, run.hedge, auto),
             answerer=answerer,
+            stop=self.plan.stop,
             by_method=answerer is None,
-            parser=self.parser,
-            without_calls=_within(self.without_calls, self.budget),
+            parser=self.plan.parser,
+            without_calls=self.without_calls,
             check=self.check,
             **other,
         )
 
     def leave(self) -> None:
         """Give back the slots at the replicas."""
-        for model in (self.small, self.large, self.formatting, self.without_calls):
-            if model is not None:
-                model.leave()
+        for model in self.opened:
+            model.leave()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,54 +212,54 @@ class Connections:
         sampling: Sampling,
         observe: Observer,
         clock: Callable[[], float],
-        answering: AnswerPlan,
+        plan: AnswerPlan = AnswerPlan(),
     ) -> Models:
         """Open the models of one run. *observe* sees their requests, timed by *clock*."""
-        author = self.small if answering.by == "small" else self.large
+        opened: list[RunModel] = []
 
-        def formatted_by_author(format: Format | None) -> RunModel | None:
-            if format is None:
-                return None
-            return author.model(sampling, observe=observe, clock=clock, format=format)
+        def opened_model(endpoint: ModelEndpoint, format: Format | None = None) -> Budgeted:
+            model = endpoint.model(sampling, observe=observe, clock=clock, format=format)
+            opened.append(model)
+            return Budgeted(model, budget.left)
 
-        large = self.large.model(sampling, observe=observe, clock=clock)
-        formatting = formatted_by_author(answering.format)
-        without_calls = formatted_by_author(answering.without_calls)
+        def formatted_by_author(format: Format | None) -> Budgeted | None:
+            author = self.small if plan.by == "small" else self.large
+            return None if format is None else opened_model(author, format)
+
+        large = opened_model(self.large)
+        formatting = formatted_by_author(plan.format)
+        without_calls = formatted_by_author(plan.without_calls)
         critic: Critic | None = None
         check = None
-        match self.critic:
-            case RewardModelEndpoint():
-                critic = self.critic.critic(observe=observe, clock=clock)
-            case ConnectedVerifier(settings=settings):
-                verifier = Verifier(self.critic, _instead(large), observe, clock)
-                critic = verifier if settings.rates("step") else None
-                if settings.rates("answer"):
-                    formatted = without_calls or (None if answering.parser else formatting)
-                    check = AnswerCheck(
-                        verifier,
-                        formatted or large,
-                        rejected,
-                        settings.repairs,
-                    )
-            case None:
-                pass
+        if isinstance(self.critic, RewardModelEndpoint):
+            critic = self.critic.critic(observe=observe, clock=clock)
+        elif self.critic:
+            settings = self.critic.settings
+            verifier = Verifier(self.critic, _instead(large.model), observe, clock)
+            critic = verifier if settings.rates("step") else None
+            if settings.rates("answer"):
+                formatted = without_calls or (None if plan.parser else formatting)
+                author = formatted or large
+                check = AnswerCheck(verifier, author.model, rejected, settings.repairs)
         return Models(
-            small=self.small.model(sampling, observe=observe, clock=clock),
+            small=opened_model(self.small),
             large=large,
             critic=critic,
             budget=budget,
             formatting=formatting,
             without_calls=without_calls,
+            plan=plan,
             sampled=sampling.temperature > 0,
-            parser=answering.parser,
             check=check,
+            opened=opened,
         )
 
-    async def answering(
+    async def answer_plan(
         self,
         tools: Toolset | None,
         run: RunOptions,
         format: Format | None,
+        stop: Sequence[str],
     ) -> AnswerPlan:
         """
         Return how the answer of *run* is written.
@@ -265,7 +267,7 @@ class Connections:
         Raise `MissingCapability` if the server of the author has no parser for calls.
         """
         if tools is None or not tools.callable:
-            return AnswerPlan(format)
+            return AnswerPlan(format, stop=stop)
         by: Role = "small" if run.policy == "small" else "large"
         author = self.small if by == "small" else self.large
         may_answer = tools.choice == "auto" and not tools.named
@@ -274,6 +276,7 @@ class Connections:
             parser=lambda: ServerParser(author, tools),
             by=by,
             without_calls=format if may_answer else None,
+            stop=stop,
         )
 
 
@@ -338,10 +341,3 @@ def rejected(reason: str) -> str:
     """Return the text after a rejected answer, which asks the large model for a better one."""
     text = REJECTED_BECAUSE.fill(reason=reason) if reason else REJECTED.text
     return f"\n\n{text}\n\n"
-
-
-def _within(model: Model | None, budget: Budget) -> Model | None:
-    """Return *model* with its answer limited to *budget*."""
-    if model is None:
-        return None
-    return Budgeted(model, budget.left)

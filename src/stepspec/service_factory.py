@@ -7,12 +7,12 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stepspec.orchestrator.endpoints.settings import Address, CriticEndpoint
+from stepspec.orchestrator.endpoints.settings import Address
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.service.formats.requests import Offer, ServedMethod
 from stepspec.service.settings import ServiceSettings
@@ -20,6 +20,7 @@ from stepspec.service.settings import ServiceSettings
 from . import policies
 from . import settings as configuration
 from .api import Solver
+from .setting_sources import ROLES
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -69,25 +70,17 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
 
 def check_concurrency(solver: Solver, settings: ServiceSettings) -> None:
     """Raise `ConfigurationError` if a model takes fewer requests than the service runs."""
-    for path, endpoint in _models(solver.settings):
-        if endpoint.max_concurrency is None:
+    for role in ROLES:
+        endpoint = getattr(solver.settings, role)
+        if not isinstance(endpoint, Address) or endpoint.max_concurrency is None:
             continue
         requests = endpoint.max_concurrency * len(endpoint.urls)
         if requests < settings.max_running:
             raise ConfigurationError(
-                f"max_running is {settings.max_running}, but max_concurrency of the {path} model"
+                f"max_running is {settings.max_running}, but max_concurrency of the {role} model"
                 f" allows {requests} requests at a time, so that runs would wait for others to end:"
                 f" leave max_concurrency out, or lower max_running to {requests}"
             )
-
-
-def _models(settings: Settings) -> Iterator[tuple[str, Address]]:
-    """Yield the models with their tables, a reward model too."""
-    for role, model in (("small", settings.small), ("large", settings.large)):
-        if model is not None:
-            yield role, model
-    if isinstance(settings.critic, CriticEndpoint):
-        yield "critic", settings.critic
 
 
 def read(arguments: Mapping[str, Any]) -> Settings:

@@ -1,8 +1,8 @@
 """
 Read and merge settings: flags of a command, arguments, ``STEPSPEC_*`` variables, and a TOML file.
 
-Each source is a `Layer`. Values are merged key by key, and the first layer that sets a value wins.
-Two values hide more than their own key:
+Each source is a `Layer`. pydantic merges the values key by key: the first layer that sets a value
+wins. Two values hide more than their own key:
 
 - A URL in place of a model's table hides the tables of later layers that name a server, so that no
   API key goes to another server.
@@ -17,12 +17,12 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 from stepspec.orchestrator.errors import ConfigurationError, near
@@ -34,6 +34,8 @@ CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
 DEFAULT_POLICY = "specreason"
 ROLES = ("small", "large", "critic")
+ANY_KEY = "*"
+"""Stands for every key of a table that takes any keys."""
 
 Place: TypeAlias = tuple[str, ...]
 """The keys that lead to a setting, such as ("large", "api_key")."""
@@ -45,15 +47,15 @@ Source: TypeAlias = Literal["flag", "argument", "variable", "file"]
 class CommandLine:
     """The settings that the flags of a command set."""
 
-    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    values: Mapping[str, Any]
     """The values, nested as in a settings file."""
-    flags: Mapping[Place, str] = field(default_factory=dict[Place, str])
+    flags: Mapping[Place, str]
     """The flag of each place."""
     file: Path | None = None
     """The file that ``--config`` names; None: the flag is not given."""
 
 
-OUTSIDE = CommandLine()
+OUTSIDE = CommandLine({}, {})
 _COMMAND_LINE: ContextVar[CommandLine] = ContextVar("_COMMAND_LINE", default=OUTSIDE)
 
 
@@ -73,10 +75,10 @@ class Layer:
 
     source: Source
     """The kind of the source."""
-    values: Mapping[str, Any]
+    values: dict[str, Any]
     """The values, nested as in a settings file."""
-    names: Mapping[Place, str] = field(default_factory=dict[Place, str])
-    """The flag or variable of each place, if the source has such names."""
+    names: Mapping[Place, str]
+    """The flag or variable of each place; empty if the source has no such names."""
     path: Path | None = None
     """The file; None for other sources."""
     replaces: frozenset[str] = frozenset()
@@ -84,16 +86,14 @@ class Layer:
 
     def name(self, place: Place) -> str:
         """Return the flag, the variable, or the key that sets *place*."""
+        key = ".".join(place)
+        if self.path:
+            return f"{self.path}: {key}"
         for length in range(len(place), 0, -1):
             name = self.names.get(place[:length])
-            rest = ".".join(place[length:])
-            if name is not None and rest in ("", "url"):
-                return name
             if name is not None:
-                between = " " if self.source == "flag" else ", "
-                return f"{name}{between}{rest}"
-        key = ".".join(place)
-        return f"{self.path}: {key}" if self.path else key
+                return f"{name} {'.'.join(place[length:])}".strip()
+        return key
 
     def depth(self, place: Place) -> int:
         """
@@ -101,14 +101,13 @@ class Layer:
 
         All of them do if a value stands above the last key.
         """
-        value: object = self.values
+        table = self.values
         for depth, key in enumerate(place):
-            table = _table(value)
-            if table is None:
-                break
             if key not in table:
                 return depth
-            value = table[key]
+            if not isinstance(table[key], dict):
+                break
+            table = table[key]
         return len(place)
 
 
@@ -121,20 +120,12 @@ def layers(settings: type[BaseSettings], arguments: Mapping[str, Any]) -> tuple[
     flags = command_line()
     with_urls = frozenset(role for role in ROLES if "url" in flags.values.get(role, ()))
     found = [
-        Layer("flag", flags.values, flags.flags, replaces=with_urls),
-        _with_tables(Layer("argument", arguments)),
+        Layer("flag", dict(flags.values), flags.flags, replaces=with_urls),
+        _with_tables(Layer("argument", dict(arguments), {})),
         _variables(settings),
         *_file(flags.file),
     ]
     return tuple(_without_hidden(found))
-
-
-def merged(layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the values of all *layers*, as nested mappings."""
-    values: dict[str, Any] = {}
-    for layer in reversed(layers):
-        values = _merged(layer.values, values)
-    return values
 
 
 def origin(layers: Iterable[Layer], place: Place) -> Layer | None:
@@ -143,36 +134,20 @@ def origin(layers: Iterable[Layer], place: Place) -> Layer | None:
     return deepest if deepest.depth(place) else None
 
 
-def _merged(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
-    values = dict(lower)
-    for key, value in upper.items():
-        below = _table(values.get(key))
-        if isinstance(value, Mapping) and below is not None:
-            value = _merged(cast("Mapping[str, Any]", value), below)
-        values[key] = value
-    return values
+def _with_tables(layer: Layer) -> Layer:
+    """Turn URLs and models into tables. A server that is named so hides those of later layers."""
+    values = {key: _as_table(key, value) for key, value in layer.values.items()}
+    whole = frozenset(role for role in ROLES if isinstance(layer.values.get(role), str | BaseModel))
+    return replace(layer, values=values, replaces=whole)
 
 
-def _table(value: object) -> dict[str, Any] | None:
-    """Return a table or the fields of a model as a new table; None for other values."""
+def _as_table(key: str, value: Any) -> Any:
+    """Return a model as a table of its fields, and the URL of a server as a table with its URL."""
     if isinstance(value, Mapping | BaseModel):
         return dict(cast("Mapping[str, Any]", value))
-    return None
-
-
-def _with_tables(layer: Layer) -> Layer:
-    """Turn a URL in place of a model's table into a table, which hides those of later layers."""
-    models = {role: layer.values[role] for role in ROLES if role in layer.values}
-    urls = [role for role, model in models.items() if isinstance(model, str | BaseModel)]
-    tables = {role: _with_url(model) for role, model in models.items()}
-    return replace(layer, values={**layer.values, **tables}, replaces=frozenset(urls))
-
-
-def _with_url(model: object) -> object:
-    """Turn the URL of a *model* into a table."""
-    if isinstance(model, str):
-        return {"url": model}
-    return model
+    if isinstance(value, str) and key in ROLES:
+        return {"url": value}
+    return value
 
 
 def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:
@@ -184,22 +159,20 @@ def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:
     """
     replaced: frozenset[str] = frozenset()
     policies = [layer.values.get("policy") for layer in found]
-    chosen = next(filter(None, policies), None)
     for number, layer in enumerate(found):
         hidden = {role for role in replaced if _names_server(layer.values.get(role))}
         own = next(filter(None, policies[number:]), DEFAULT_POLICY)
-        if any(policies[:number]) and own != chosen:
+        chosen = next(filter(None, policies[:number]), own)
+        if own != chosen:
             hidden.add("options")
         values = {key: value for key, value in layer.values.items() if key not in hidden}
         yield replace(layer, values=values)
         replaced |= layer.replaces
 
 
-def _names_server(table: object) -> bool:
+def _names_server(table: Any) -> bool:
     """Whether the *table* of a model names a server. Other tables add keys to such a table."""
-    if not isinstance(table, Mapping):
-        return True
-    return any(key in table for key in ("url", "function"))
+    return not isinstance(table, dict) or "url" in table or "function" in table
 
 
 def _file(named: Path | None) -> Iterator[Layer]:
@@ -215,15 +188,24 @@ def _file(named: Path | None) -> Iterator[Layer]:
             return
         chosen_by = CONFIG if named is None else "--config"
         raise ConfigurationError(f"{chosen_by} names {name!r}, which is not a file")
+    yield _with_tables(Layer("file", read_toml(path), {}, path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read the settings file at *path*. Raise `ConfigurationError` if it is none."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as exc:  # ValueError: it is no TOML, or not even text
         raise ConfigurationError(f"{path} is no settings file: {exc}") from exc
-    yield _with_tables(Layer("file", values, path=path))
 
 
 class _Variables(EnvSettingsSource):
     """The variables. A value in a table of any values, such as ``template``, may be JSON."""
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        """Read the URL of a server, such as ``STEPSPEC_LARGE``, as a key of its table."""
+        urls = {_variable((role,)).lower(): _variable((role, "url")).lower() for role in ROLES}
+        return {urls.get(name, name): text for name, text in super()._load_env_vars().items()}
 
     def _coerce_env_val_strict(self, field: Any, value: Any) -> Any:
         with suppress(ValueError):
@@ -234,31 +216,15 @@ class _Variables(EnvSettingsSource):
 
 
 def _variables(settings: type[BaseSettings]) -> Layer:
-    places = dict(_set_variables(settings))
-    source = _Variables(settings)
+    names = dict(_set_variables(settings))
     try:
-        values = source()
+        values = _Variables(settings)()
     except SettingsError as exc:
-        name = _wrong_variable(exc, places)
-        raise ConfigurationError(f"{name}: {exc.__cause__}; the value has to be JSON") from exc
-    layer = _with_tables(Layer("variable", values, places))
-    tables = dict(layer.values)
-    for role in layer.replaces:  # pydantic reads the variable of the URL, and none below it.
-        below = source.explode_env_vars(
-            role,
-            settings.model_fields[role],
-            source.env_vars,
-        )
-        tables[role] = {**tables[role], **below}
-    return replace(layer, values=tables)
-
-
-def _wrong_variable(error: SettingsError, places: Mapping[Place, str]) -> str:
-    """Return the variable that an *error* of pydantic is about. Its message quotes the field."""
-    field = str(error).split('"')[1]
-    text = getattr(error.__cause__, "doc", "")
-    own = [name for place, name in places.items() if place[0] == field]
-    return next((name for name in own if os.environ[name] == text), _variable((field,)))
+        field = str(exc).split('"')[1]  # The message quotes it.
+        wrong = ", ".join(name for place, name in names.items() if place[0] == field)
+        raise ConfigurationError(f"{wrong}: {exc.__cause__}; the value has to be JSON") from exc
+    whole = frozenset(role for role in ROLES if (role,) in names)
+    return Layer("variable", values, names, replaces=whole)
 
 
 def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
@@ -272,16 +238,21 @@ def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
         if not name.startswith(PREFIX) or name == CONFIG:
             continue
         place = tuple(name.removeprefix(PREFIX).lower().split("__"))
-        if not is_setting(settings, place):
+        if not _is_setting(settings, place):
             raise ConfigurationError(f"unknown setting {variable}{_meant(settings, place)}")
         yield place, variable
+        if name.removeprefix(PREFIX).lower() in ROLES:
+            yield (*place, "url"), variable
 
 
 def _meant(settings: type[BaseSettings], unknown: Place) -> str:
     """Say which variable the name of an *unknown* place may stand for."""
-    meant = _with_more_tables(settings, unknown) or moved(settings, unknown)
-    known = [meant] if meant else places(settings, len(unknown))
-    names = sorted(map(_variable, known))
+    meant = moved(settings, unknown)
+    key = unknown[-1].partition("_")[2]  # "threshold" of "options_threshold"
+    names = [
+        _variable(place).replace(ANY_KEY, key.upper())
+        for place in ([meant] if meant else places(settings))
+    ]
     firsts = ", ".join(sorted(_variable((name,)) for name in settings.model_fields))
     return near(_variable(unknown), names) or f"; the first parts of those that exist: {firsts}"
 
@@ -290,54 +261,37 @@ def _variable(place: Place) -> str:
     return f"{PREFIX}{'__'.join(place)}".upper()
 
 
-def _with_more_tables(settings: type[BaseSettings], unknown: Place) -> Place | None:
-    """Return the setting of A__B_C for A_B_C; None if there is none."""
-    *table, last = unknown
-    for index, letter in enumerate(last):
-        place = (*table, last[:index], last[index + 1 :])
-        if letter == "_" and is_setting(settings, place):
-            return place
-    return None
-
-
 def moved(settings: type[BaseModel], unknown: Place) -> Place | None:
     """Return the place of a setting without its table: ("sampling", "seed") for ("seed",)."""
     for table in ("sampling", "budget"):
-        if is_setting(settings, (table, *unknown)):
+        if _is_setting(settings, (table, *unknown)):
             return (table, *unknown)
     return None
 
 
-def is_setting(model: type[BaseModel], place: Place) -> bool:
+def _is_setting(settings: type[BaseModel], place: Place) -> bool:
+    """Whether *place* leads to a setting, or below a table that takes any keys."""
+    known = places(settings)
+    above = [place[:length] for length in range(1, len(place))]
+    return place in known or any((*table, ANY_KEY) in known for table in above)
+
+
+@cache
+def places(model: type[BaseModel]) -> Sequence[Place]:
     """
-    Whether *place* leads to a field of *model*, or below a field that takes any keys.
+    Return the places of all settings of *model* as users write them.
 
-    Case does not matter.
+    `ANY_KEY` stands for the keys of a table that takes any. No user writes a role.
     """
-    rest = place[1:]
-    for name, info in _fields(model):
-        if name.lower() == place[0].lower():
-            kind = info.annotation
-            inner_models = models(kind)
-            return not rest or _is_table(kind) or any(is_setting(m, rest) for m in inner_models)
-    return False
-
-
-def places(model: type[BaseModel], depth: int = 3) -> Iterator[Place]:
-    """Yield the places of all settings of *model* with at most *depth* keys, tables first."""
-    for name, info in _fields(model):
-        yield (name,)
-        if depth > 1:
-            for inner in models(info.annotation):
-                yield from ((name, *rest) for rest in places(inner, depth - 1))
-
-
-def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the fields of *model* with the names that users write. No user writes a role."""
+    found: list[Place] = []
     for name, info in model.model_fields.items():
+        inner = [place for kind in models(info.annotation) for place in places(kind)]
+        if _takes_any_key(info.annotation):
+            inner.append((ANY_KEY,))
         if name != "role":
-            yield name, info
+            found += [(name,), *((name, *rest) for rest in inner)]
+    return found
 
 
-def _is_table(annotation: object) -> bool:
-    return get_origin(annotation) is dict or any(map(_is_table, get_args(annotation)))
+def _takes_any_key(annotation: object) -> bool:
+    return get_origin(annotation) is dict or any(map(_takes_any_key, get_args(annotation)))

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, cast
 
@@ -56,7 +53,6 @@ from .setting_sources import (
     Layer,
     command_line,
     layers,
-    merged,
     moved,
     origin,
 )
@@ -67,6 +63,7 @@ __all__ = [
     "SettingsOverrides",
     "conditions",
     "error_with_source",
+    "flat",
     "load",
     "with_policy_name",
 ]
@@ -149,25 +146,24 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
     compared.
     """
 
-    def differences(self, run: RunConditions) -> tuple[str, ...]:
-        """Return the settings in which *run* differs from the runs that the calibration covers."""
-        if run.policy != self.policy:
+    def differences(self, run: Mapping[str, Any]) -> tuple[str, ...]:
+        """
+        Return the settings in which *run* differs from the runs that the calibration covers.
+
+        *run* has the name of its policy, the names of its models, and what `conditions` returns.
+        """
+        if run["policy"] != self.policy:
             return ("policy",)
-        option = f"options.{self.option}"
-        promised = {option: self.value, **_flat({"models": self.models, **self.conditions})}
-        values = _flat(run.values)
-        found = {option: values.get(option, _ABSENT)}
-        if self.models:
-            found.update(_flat({"models": run.models}))
-        if self.conditions:
-            found.update(values)
+        models = self.models or run["models"]
+        promised = flat({**self.conditions, "policy": self.policy, "models": models})
+        promised[f"options.{self.option}"] = self.value
+        found = flat(run)
+        paths = {**promised, **found} if self.conditions else promised
         return tuple(
-            path
-            for path in {**promised, **found}
-            if promised.get(path, _ABSENT) != found.get(path, _ABSENT)
+            path for path in paths if promised.get(path, _ABSENT) != found.get(path, _ABSENT)
         )
 
-    def warn_of_differences(self, run: RunConditions) -> None:
+    def warn_of_differences(self, run: Mapping[str, Any]) -> None:
         """Log a warning if the calibration does not cover *run*."""
         differences = self.differences(run)
         if differences:
@@ -180,24 +176,12 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class RunConditions:
-    """What a calibration compares of a run."""
-
-    policy: str
-    """The name of the policy."""
-    models: Mapping[str, str]
-    """The names of the models, by role."""
-    values: Mapping[str, Any]
-    """The options of the run (see `conditions`)."""
-
-
-def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+def flat(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a nested *table* by their paths, such as "sampling.top_p"."""
     values: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
-            inner = _flat(cast("Mapping[str, Any]", value))
+            inner = flat(cast("Mapping[str, Any]", value))
             values.update({f"{name}.{path}": leaf for path, leaf in inner.items()})
         else:
             values[name] = value
@@ -250,8 +234,8 @@ class Settings(RunOptions, BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        values = merged(layers(settings_cls, init_settings()))
-        return (InitSettingsSource(settings_cls, values),)
+        found = layers(settings_cls, init_settings())
+        return tuple(InitSettingsSource(settings_cls, layer.values) for layer in found)
 
     @property
     def run(self) -> RunOptions:
@@ -335,21 +319,14 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
     try:
         settings = Settings(**arguments)
     except ValidationError as exc:
-        raise ConfigurationError(_explain(exc.errors(), layers(Settings, arguments))) from exc
+        found = layers(Settings, arguments)
+        messages = [_explain_error(error, found) for error in exc.errors()]
+        raise ConfigurationError("; ".join(messages)) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
 
 
 def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _explain(errors: Sequence[ErrorDetails], found: Sequence[Layer]) -> str:
-    """Say what is wrong. Wrong keys of the file that follow each other name it once."""
-    explained = [_explain_error(error, found) for error in errors]
-    return "; ".join(
-        file + "; ".join(message for _, message in group)
-        for file, group in groupby(explained, key=itemgetter(0))
-    )
 
 
 def error_with_source(
@@ -390,27 +367,24 @@ def missing_models_error(settings: Settings) -> ConfigurationError:
     )
 
 
-def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> tuple[str, str]:
-    """
-    Say what is wrong with which flag, variable, argument, or key of the file.
-
-    The file stands in front of the message; "" for the other sources.
-    """
+def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
+    """Say what is wrong with which flag, variable, argument, or key of the file."""
     message = explain_error(Settings, error, hidden=CRITIC_KINDS)
     place = tuple(
         part for part in error["loc"] if isinstance(part, str) and part not in CRITIC_KINDS
     )
-    if error["type"] == "extra_forbidden" and (meant := moved(Settings, place)):
+    kind = error["type"]
+    if kind == "extra_forbidden" and (meant := moved(Settings, place)):
         message = f"unknown setting {place[0]!r} (did you mean {'.'.join(meant)!r}?)"
     layer = origin(found, place)
-    if layer is None or layer.source == "argument" or not place:
-        return "", message
+    if layer is None or layer.source == "argument":
+        return message
     if layer.source == "file":
-        if error["type"] == "missing" and "model" in layer.values[place[0]]:
+        if kind == "missing" and "model" in layer.values[place[0]]:
             message += " (the file of a pair is for `stepspec up`, which prints settings)"
-        return f"{layer.path}: ", message
+        return f"{layer.path}: {message}"
     name = layer.name(place)
-    if error["type"].startswith(("greater_than", "less_than")):
+    if kind.startswith(("greater_than", "less_than")):
         name += f" {error['input']}"
     reason = message.removeprefix(f"{'.'.join(place)}: ")
-    return "", f"{name}: {reason}"
+    return f"{name}: {reason}"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +18,45 @@ from stepspec.cli import calibrate as calibration
 from stepspec.cli import eval as eval_cli
 from stepspec.cli.eval import arm, arms, calibrated
 from stepspec.evals.arms import LARGE, PLAIN, SMALL
-from stepspec.evals.benchmarks import choose, duplicates, find, half, load, overlaps
-from stepspec.evals.grading.graders import Answer
+from stepspec.evals.benchmarks import Half, choose, duplicates, find, half, load, overlaps
+from stepspec.evals.evaluation import Evaluation
 from stepspec.evals.plan import Plan
-from stepspec.evals.results import compare_arms
-from stepspec.evals.sample import Arm, Task
+from stepspec.evals.results import Result, compare_arms
+from stepspec.evals.sample import Arm
 from stepspec.evals.testbed import solving_pair
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.settings import Settings
 
 from ..test_cli import call
+from .scripted import DEAD, Connected
 from .test_results import ARMS, done
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 TASKS = tuple(load(find("arithmetic"), limit=40))
-SETTINGS = Settings.model_validate(
-    {"budget": {"tokens": 900, "steps": 50}, "sampling": {"top_p": 0.9, "seed": 5}}
-)
 
 
-def plan(samples: int = 1) -> Plan:
-    make = eval_cli._plan  # pyright: ignore[reportPrivateUsage]
-    return make(SETTINGS, (LARGE,), samples, 3, 2)
+def test_sampling_and_budget_come_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
 
+    async def evaluate(solver: object, evaluation: Evaluation, *_: object) -> list[Result]:
+        plans.append(evaluation.plan)
+        return []
 
-def test_sampling_and_budget_come_from_the_settings() -> None:
-    made = plan()
-    assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
-    assert made.budget == Budget(900, 50)
-    assert (made.seed, made.concurrency, made.repeats) == (3, 2, 1)
-    assert plan(4).repeats == 4
+    def show_nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    monkeypatch.setattr(eval_cli, "Solver", Connected)
+    monkeypatch.setattr(Connected, "require_both", lambda _: None)  # pyright: ignore
+    monkeypatch.setattr(eval_cli, "evaluate", evaluate)
+    monkeypatch.setattr(eval_cli, "show_results", show_nothing)
+    words = "--top-p 0.9 --max-tokens 900 --max-steps 50 --seed 3 --concurrency 2"
+    for samples in (1, 4):
+        more = (*words.split(), "--samples", str(samples), "--limit", "3")
+        assert call("eval", "arithmetic", *DEAD, *more) == 0
+        made = plans.pop()
+        assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
+        assert made.budget == Budget(900, 50)
+        assert (made.seed, made.concurrency, made.repeats) == (3, 2, samples)
+        assert (len(made.tasks), made.baseline) == (3, "plain")
 
 
 @pytest.mark.parametrize(
@@ -126,53 +134,44 @@ def write_rows(path: Path) -> Path:
 def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(
     tmp_path: Path,
 ) -> None:
-    put = eval_cli._put  # pyright: ignore[reportPrivateUsage]
     path = write_rows(tmp_path / "mine.jsonl")
     mine, file = choose(str(path))
     assert (mine.name, file) == ("mine", path)
-    tasks = tuple(load(mine, path))
-    assert all("boxed" in task.problem for task in tasks)
-    whole = replace(plan(), tasks=tasks[:3])
-    theirs = {"small": "Qwen/Qwen3-1.7B", "large": "testbed-large"}
-    assert put(mine, whole, tasks, theirs) == (mine, whole, tasks)
-    benchmark, planned, every = put(
-        mine, whole, tasks, {"small": "testbed-small", "large": "testbed-judge-75"}
-    )
-    assert benchmark.prompt is None
-    assert [task.problem for task in every] == [task.problem for task in TASKS]
-    assert planned.tasks == every[:3]
-    known = find("gsm8k")
-    assert put(known, whole, tasks, {"small": "testbed-small"}) == (known, whole, tasks)
+    assert all("boxed" in task.problem for task in load(mine, path))
+    bare = load(eval_cli.without_template(mine), path)
+    assert [task.problem for task in bare] == [task.problem for task in TASKS]
 
 
-def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
+HALVES: tuple[Half, ...] = ("report", "calibration")
+
+
+def test_halves_share_no_problem_and_leave_none_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("scipy")
-    tasks = eval_cli._tasks  # pyright: ignore[reportPrivateUsage]
+    tasks = eval_cli.tasks_of
     path = write_rows(tmp_path / "rows.jsonl")
-    report, calibration = (
-        tasks(find("arithmetic"), path, 0, None, part) for part in ("report", "calibration")
-    )
-    assert {*report, *calibration} == set(tasks(find("arithmetic"), path, 0, None, None))
+    report, calibration = (tasks(find("arithmetic"), path, 0, part) for part in HALVES)
+    assert {*report, *calibration} == set(tasks(find("arithmetic"), path, 0, None))
     assert len(report) + len(calibration) == len(TASKS)
     assert report
     assert calibration
-    check_half = eval_cli._check_half  # pyright: ignore[reportPrivateUsage]
-    with pytest.raises(ConfigurationError, match="leave --half out"):
-        check_half(find("arithmetic"), None, "report")
+    assert call("eval", "arithmetic", *DEAD, "--half", "report") == 2
+    assert "leave --half out" in capsys.readouterr().err
 
 
 def test_standings_are_shown_as_a_table_or_as_json(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     standings = compare_arms(done(), ARMS)
-    eval_cli._show(standings, LARGE.name, as_json=True)  # pyright: ignore[reportPrivateUsage]
+    eval_cli.show_results(standings, LARGE.name, "a note", as_json=True)
     (line,) = capfdbinary.readouterr().out.splitlines()
     assert [arm["arm"]["name"] for arm in orjson.loads(line)] == [s.name for s in standings]
-    eval_cli._show(standings, LARGE.name, as_json=False)  # pyright: ignore[reportPrivateUsage]
+    eval_cli.show_results(standings, LARGE.name, "a note", as_json=False)
     shown = capfdbinary.readouterr().out.decode()
     assert all(s.name in shown for s in standings)
     # nothing is cut off, however narrow the terminal
-    assert "\u2026" not in shown.partition("Brackets")[0]
+    assert "\u2026" not in shown.partition("a note")[0]
 
 
 def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_evals_extra() -> None:
@@ -248,7 +247,7 @@ def test_baselines_come_first_and_controls_follow_their_method() -> None:
             ["specreason:limit=8"],
             [],
             [],
-            "no option 'limit'; its options: threshold=7, .*; of any arm: ahead, hedge",
+            "'specreason:limit=8': .* no option 'limit'; its options: threshold=7, ",
         ),
         (["specreason:thresholds=1"], [], [], "no option 'thresholds' .did you mean 'threshold'"),
         (["specreason:threshold=high"], [], [], "'threshold': a number from 0 to 9 .got 'high'"),
@@ -268,7 +267,7 @@ def test_baselines_come_first_and_controls_follow_their_method() -> None:
             ["bild"],
             "not one of the methods of this run, which are 'specreason'",
         ),
-        (["nowhere.toml"], [], [], "no policy file at nowhere.toml"),
+        (["nowhere.toml"], [], [], "nowhere.toml is no settings file"),
     ],
 )
 def test_unknown_names_are_refused(
@@ -297,7 +296,7 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_has_a_warning(tmp_p
     [
         ("ahead = 1", "names no policy"),
         ("policy = 3", "names no policy"),
-        ("policy = ", "no policy file"),
+        ("policy = ", "no settings file"),
         ('policy = "bild"\noptions = 3', "has to be a table"),
         ('policy = "bild"\n[options]\nx = 1', "'x'"),
     ],
@@ -321,20 +320,13 @@ def test_without_a_policy_the_configured_method_is_measured(tmp_path: Path) -> N
     assert again.options == {"rollback": 7}
 
 
-def test_an_empty_half_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="is in its report half: leave --half out"):
-        eval_cli._tasks(  # pyright: ignore[reportPrivateUsage]
-            replace(find("arithmetic"), made=_one_for_calibration),
-            None,
-            0,
-            None,
-            "report",
-        )
-
-
-def _one_for_calibration(*_: int) -> list[Task]:
-    tasks = (Task(f"What is {n} + {n}?", Answer(str(2 * n))) for n in range(100))
-    return [next(task for task in tasks if half(task) == "calibration")]
+def test_an_empty_half_is_named(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl")
+    tasks = load(find("arithmetic"), path)
+    one = next(number for number, task in enumerate(tasks) if half(task) == "calibration")
+    path.write_bytes(path.read_bytes().splitlines()[one])
+    with pytest.raises(ConfigurationError, match="is in its report half: take more problems"):
+        eval_cli.tasks_of(find("arithmetic"), path, 0, "report")
 
 
 def test_problems_that_are_there_before_are_counted_in_a_remark() -> None:

@@ -12,6 +12,7 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.reason import reason
+from stepspec.orchestrator.trace import Stopwatch
 
 from ..stand_in import stand_in_process
 
@@ -26,7 +27,10 @@ async def peak(method: str, steps: int) -> int:
         small = Endpoint(role="small", url=url)
         large = Endpoint(role="large", url=url)
         async with Solver(small, large, sampling=Sampling(temperature=0)) as solver:
-            policy = solver.policy(method, budget=Budget(tokens=1_000_000))
+            models = solver.connections.models(
+                Budget(tokens=1_000_000), Sampling(temperature=0), lambda event: None, Stopwatch()
+            )
+            policy = models.policy_of(solver.resolve(policy=method))
             await reason(policy, Chain.of("Why?"), ahead=2, spent=lambda chain: chain.tokens > 99)
             gc.collect()
             tracemalloc.start()

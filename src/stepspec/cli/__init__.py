@@ -9,6 +9,7 @@ from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from stepspec import __version__
@@ -121,7 +122,7 @@ def _print_version(requested: bool) -> None:
 def _root(  # pyright: ignore[reportUnusedFunction]
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version",
             "-V",
             callback=_print_version,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import orjson
-import typer
-from rich.progress import TaskID
+from typer import Option
 
 from stepspec import prompts
-from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
+from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, choose, load
 from stepspec.evals.calibration.policy_file import (
     SEED_DISTANCE,
     CalibrationSettings,
@@ -35,17 +35,15 @@ from stepspec.evals.plan import check_arm
 from stepspec.evals.progress import progress_bars
 from stepspec.evals.provenance import digest
 from stepspec.evals.sample import Task
-from stepspec.evals.testbed.servers import miniature, weights_digest
-from stepspec.evals.testbed.solving_pair import pair_solver
+from stepspec.evals.testbed.servers import weights_digest
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.policies import Threshold
 
-from .command_line import numbers, writable, write_settings
-from .eval import configured, contact_before_download, seed_of
+from .command_line import numbers, writable, write_file
+from .eval import configured, contact_before_download, seed_of, tasks_of, without_template
 from .flags import (
     BUDGET,
     SAMPLING,
-    SERVERS,
     AnswerColumn,
     BenchmarkName,
     Concurrency,
@@ -80,26 +78,18 @@ Examples:
 
 @with_settings(
     "calibrate",
-    SERVERS,
     SAMPLING,
     BUDGET,
-    help={"policy": "The method to calibrate."},
 )
 def calibrate(
     benchmark: BenchmarkName,
-    max_loss: Annotated[
-        float, typer.Option(help="The largest loss, as a share of all problems.")
-    ] = 0.01,
-    confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
+    max_loss: Annotated[float, Option(help="The largest loss, as a share of all problems.")] = 0.01,
+    confidence: Annotated[float, Option(help="Confidence of the promise.")] = 0.95,
     vary: Annotated[
         str | None,
-        typer.Option(
-            help="The option to calibrate; by default the method's threshold.", metavar="NAME"
-        ),
+        Option(help="The option to calibrate; by default the method's threshold.", metavar="NAME"),
     ] = None,
-    values: Annotated[
-        str | None, typer.Option(help="Its values, the strictest first: 9,8,7.")
-    ] = None,
+    values: Annotated[str | None, Option(help="Its values, the strictest first: 9,8,7.")] = None,
     testbed: Testbed = False,
     profile: Pace = "off",
     data: DataFile = None,
@@ -111,7 +101,7 @@ def calibrate(
     seed: SampleSeed = None,
     concurrency: Concurrency = 8,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the policy file.")
+        Path, Option("--output", "-o", help="Where to write the policy file.")
     ] = Path("policy.toml"),
     fresh: Fresh = False,
     json: Json = False,
@@ -132,16 +122,16 @@ def calibrate(
     chosen, file = choose(
         benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
     )
-    own_solver, settings = configured(testbed=testbed)
+    if testbed and file != data:
+        chosen = without_template(chosen)
+    opening, settings = configured(profile, testbed=testbed)
     seed = seed_of(settings, seed)
-    threshold = find_threshold(
-        settings.policy, vary, numbers("--values", values or "", float, positive=False)
-    )
+    threshold = find_threshold(settings.policy, vary, numbers("--values", values or "", float))
     for value in threshold.values:
         check_arm(served_arm(settings, threshold, value), settings)
     writable("--output", output)
-    if own_solver:
-        contact_before_download(settings, chosen, data)
+    if not testbed:
+        contact_before_download(settings, chosen, file)
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
     require_graders(task.gold for task in tasks)
@@ -162,17 +152,15 @@ def calibrate(
         "besides": changes,
         "conditions": conditions,
     }
-    solving = own_solver or pair_solver(profile, stderr)
 
     async def main() -> CalibrationSettings:
-        async with solving as solver, Graders() as graders:
+        async with opening as solver, Graders() as graders:
             solver.require_both()
-            put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
-            held = {**about, "problems": digest(put), "models": dict(solver.models)}
+            held = {**about, "problems": digest(tasks), "models": dict(solver.models)}
             trials = output.with_suffix(".trials.jsonl")
-            solve = limited(solve_on_servers(solver, put, threshold, graders, seed), concurrency)
+            solve = limited(solve_on_servers(solver, tasks, threshold, graders, seed), concurrency)
             with RunStore(trials, held, fresh=fresh) as store:
-                result = await _search(solve, len(put), threshold, test, store)
+                result = await _search(solve, len(tasks), threshold, test, store)
             return CalibrationSettings(
                 policy=settings.policy,
                 threshold=threshold,
@@ -200,7 +188,11 @@ def _show(calibrated: CalibrationSettings, output: Path, *, as_json: bool) -> No
         stdout.print(calibrated.summary())
     if calibrated.result.loosest is None:
         sys.exit(1)
-    write_settings(output, calibrated.toml())
+    write_file(output, calibrated.toml())
+    stderr.print(
+        f"wrote {output}: name it with --config, or make it stepspec.toml",
+        soft_wrap=True,
+    )
 
 
 def _check_size(count: int, test: LossTest) -> None:
@@ -215,18 +207,20 @@ async def _search(
     solve: SolveAt, count: int, threshold: Threshold, test: LossTest, store: RunStore
 ) -> CalibrationResult:
     """Search the threshold with *count* problems, and show how far it is."""
+    total = count * (1 + len(threshold.values))
     with progress_bars(stderr) as progress:
-        bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=count)}
+        bar = progress.add_task("large alone", total=total)
 
         def on_problem(value: float | None) -> None:
-            if value not in bars:
-                bars[value] = progress.add_task(f"{threshold.option} {value:g}", total=count)
-            progress.advance(bars[value])
+            solved_by = "large alone" if value is None else f"{threshold.option} {value:g}"
+            progress.update(bar, advance=1, description=solved_by)
 
         return await search(solve, count, threshold, test, store, on_problem)
 
 
-def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:
+def problems(
+    benchmark: Benchmark, data: Path | None, seed: int, count: int | None
+) -> Sequence[Task]:
     """
     Return at most *count* problems of the calibration half of *benchmark*.
 
@@ -234,9 +228,4 @@ def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | No
     """
     if benchmark.made is not None and data is None:
         return load(benchmark, seed=seed + SEED_DISTANCE, limit=count)
-    tasks = [task for task in load(benchmark, data, seed=seed) if half(task) == "calibration"]
-    if not tasks:
-        raise ConfigurationError(
-            f"no problem of {benchmark.name} is in its calibration half: it has too few"
-        )
-    return tasks[:count]
+    return tasks_of(benchmark, data, seed, "calibration")[:count]

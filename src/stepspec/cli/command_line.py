@@ -18,25 +18,17 @@ import orjson
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 from stepspec.setting_sources import ROLES, command_line
 
-from .program import stderr
-
 
 def print_json(value: object) -> None:
     sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
     sys.stdout.flush()
 
 
-def numbers(
-    flag: str,
-    text: str,
-    kind: Callable[[str], Any],
-    *,
-    positive: bool = True,
-) -> list[Any]:
+def numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     """
     Return the different numbers in *text*, with commas between them; [] if it is empty.
 
-    Raise `ConfigurationError` for other words, and for numbers up to 0 if they must be *positive*.
+    Raise `ConfigurationError` for other words.
     """
     if not text.strip():
         return []
@@ -47,8 +39,6 @@ def numbers(
             f"{flag} {text!r}: write numbers with commas between them"
         ) from None
     finite(flag, *numbers)
-    if positive and any(number <= 0 for number in numbers):
-        raise ConfigurationError(f"{flag} {text!r}: every number has to be above 0")
     return list(dict.fromkeys(numbers))
 
 
@@ -94,16 +84,6 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise StepspecError(f"{path} cannot be written: {exc.strerror}") from exc
-
-
-def write_settings(path: Path | None, toml: str) -> None:
-    """Write the settings file at *path*, if there is one, and say how it is used."""
-    if path is not None:
-        write_file(path, toml)
-        stderr.print(
-            f"wrote {path}: name it with --config, or make it stepspec.toml",
-            soft_wrap=True,
-        )
 
 
 def only_without_testbed(**others: object) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.table import Table
 
@@ -14,10 +11,10 @@ from stepspec.orchestrator.toml import one_line
 
 from .. import policies
 from .. import settings as configuration
-from ..setting_sources import Layer, Place, layers, origin
-from ..settings import Settings
+from ..setting_sources import Layer, layers, origin
+from ..settings import Settings, flat
 from .command_line import print_json
-from .flags import BUDGET, SAMPLING, SEED, SERVERS, Json, with_settings
+from .flags import BUDGET, SAMPLING, SEED, Json, with_settings
 from .program import add_command, new_app, stdout
 
 WIDE = 1_000_000  # columns, so that no line of the table is wrapped
@@ -34,7 +31,7 @@ Examples:
 app = new_app(help="Show where the settings come from.", no_args_is_help=True)
 
 
-@with_settings("serve", SERVERS, SAMPLING, SEED, BUDGET)
+@with_settings("serve", SAMPLING, SEED, BUDGET)
 def show(json: Json = False) -> None:
     """
     Print every setting with its value and where it comes from: a flag, a variable, a key of a file,
@@ -46,7 +43,12 @@ def show(json: Json = False) -> None:
     settings = configuration.load()
     policies.check(settings.policy, settings.options)
     found = layers(Settings, {})
-    shown = {".".join(place): _shown(place, value, found) for place, value in _leaves(settings)}
+    values = flat(settings.model_dump(mode="json"))
+    shown = {
+        name: _shown(name, value, found)
+        for name, value in values.items()
+        if not name.endswith(".role")  # It follows from the place.
+    }
     if json:
         print_json(shown)
         return
@@ -66,29 +68,13 @@ def show(json: Json = False) -> None:
     Console(file=stdout.file, width=WIDE, markup=False, emoji=False).print(table)
 
 
-def _leaves(model: BaseModel) -> Iterator[tuple[Place, object]]:
-    for name, value in model:
-        if name == "role":  # It follows from the place.
-            continue
-        if isinstance(value, BaseModel):
-            for place, leaf in _leaves(value):
-                yield (name, *place), leaf
-        elif isinstance(value, dict) and value:
-            for key, leaf in cast("dict[Any, object]", value).items():
-                yield (name, str(key)), leaf
-        else:
-            yield (name,), value
-
-
-def _shown(place: Place, value: object, found: tuple[Layer, ...]) -> dict[str, Any]:
+def _shown(name: str, value: object, found: tuple[Layer, ...]) -> dict[str, Any]:
     """Return the *value* of one setting without secrets, its source, and its name there."""
+    place = tuple(name.split("."))
     layer = origin(found, place)
-    source = "default"
-    name = ""
-    if layer is not None and layer.depth(place) == len(place):
-        source = layer.source
-        name = layer.name(place)
-    return {"value": to_jsonable_python(value), "source": source, "name": name}
+    if layer is None or layer.depth(place) < len(place):
+        return {"value": value, "source": "default", "name": ""}
+    return {"value": value, "source": layer.source, "name": layer.name(place)}
 
 
 add_command(app, show, SHOW_EXAMPLES)

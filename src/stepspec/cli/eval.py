@@ -6,23 +6,21 @@ An arm is a method such as ``specreason`` or ``bild:scale=step,ahead=0``, or a p
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from stepspec import policies, prompts
 from stepspec.api import Solver
 from stepspec.evals import provenance
 from stepspec.evals.arms import LARGE, PLAIN, SMALL
 from stepspec.evals.benchmarks import (
-    BENCHMARKS,
     Benchmark,
-    bare,
+    Half,
     choose,
     duplicates,
     half,
@@ -35,11 +33,11 @@ from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_setting
 from stepspec.evals.results import Result, small_print, tables
 from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
-from stepspec.evals.testbed.servers import miniature
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.run_options import arm_options
+from stepspec.setting_sources import read_toml
 from stepspec.settings import Settings
 
 from .command_line import (
@@ -50,7 +48,6 @@ from .command_line import (
 from .flags import (
     BUDGET,
     SAMPLING,
-    SERVERS,
     AnswerColumn,
     BenchmarkName,
     DataFile,
@@ -142,10 +139,7 @@ def calibrated(chosen: Sequence[str], settings: Settings | None = None) -> dict[
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as exc:  # no TOML, or not even text
-        raise ConfigurationError(f"no policy file at {path}: {exc}") from exc
+    settings = read_toml(path)
     if not isinstance(settings.get("policy"), str):
         raise ConfigurationError(f'{path} names no policy; write one as in policy = "specreason"')
     if not isinstance(settings.get("options", {}), dict):
@@ -165,18 +159,14 @@ def _from_file(path: Path) -> Arm:
 
 
 def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
-    own = dict(options)
-    overrides: Any = {key: own.pop(key) for key in arm_options() if key in options}
+    """Make the arm *name*. Its *options* are those of the policy and those of the run."""
+    own = {key: value for key, value in options.items() if key not in arm_options()}
+    overrides: Any = {key: value for key, value in options.items() if key not in own}
     try:
         made = Arm.of(name, policy, own, **overrides)
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{name!r}: {exc}") from exc
-    try:
         policies.check(policy, own)
     except ConfigurationError as exc:
-        if set(own) <= set(policies.METHODS.find(policy).options):
-            raise
-        raise ConfigurationError(f"{exc}; of any arm: {', '.join(arm_options())}") from exc
+        raise ConfigurationError(f"{name!r}: {exc}") from exc
     return made
 
 
@@ -219,14 +209,14 @@ Examples:
 """
 
 
-@with_settings("eval", SERVERS, SAMPLING, BUDGET)
+@with_settings("eval", SAMPLING, BUDGET)
 def command(
     benchmark: BenchmarkName,
     policy: Policies = None,
     option: SharedOptions = None,
     baseline: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help=(
                 "A model alone: plain (the large one as one ordinary request), large or small;"
                 " default: plain and "
@@ -236,9 +226,7 @@ def command(
     ] = None,
     random: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Add a control that accepts steps at random, as often as this method does."
-        ),
+        Option(help="Add a control that accepts steps at random, as often as this method does."),
     ] = None,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -249,24 +237,24 @@ def command(
     prompt: PromptName = None,
     limit: Limit = None,
     part: Annotated[
-        str | None,
-        typer.Option(
+        Half | None,
+        Option(
             "--half",
             help="report: leave out what `calibrate` uses; calibration: only that.",
             metavar="HALF",
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
+    samples: Annotated[int, Option(min=1, help="Samples of each problem by each arm.")] = 1,
     seed: SampleSeed = None,
     concurrency: Annotated[
         int,
-        typer.Option(
+        Option(
             min=1, help="Number of problems solved at the same time; with --ray, at every worker."
         ),
     ] = 1,
     ray: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help=(
                 "Share the runs among workers of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT;"
                 " local: one here."
@@ -276,13 +264,11 @@ def command(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Workers of the Ray cluster, one CPU each; by default one per node."
-        ),
+        Option(min=1, help="Workers of the Ray cluster, one CPU each; by default one per node."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help="The run folder, by default runs/BENCHMARK. An interrupted run continues there.",
@@ -290,7 +276,7 @@ def command(
         ),
     ] = None,
     traces: Annotated[
-        bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")
+        bool, Option("--traces", help="Also keep the trace of every run in the folder.")
     ] = False,
     fresh: Fresh = False,
     json: Json = False,
@@ -305,53 +291,60 @@ def command(
     chosen, source = choose(
         benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt
     )
-    _check_half(chosen, source, part)
-    own_solver, settings = configured(testbed=testbed)
+    if testbed and source != data:
+        chosen = without_template(chosen)
+    is_made = chosen.made is not None and source is None
+    opening, settings = configured(profile, testbed=testbed)
     competing = arms(
         policy or [], baseline or ["plain", "small"], random or [], parse_options(option), settings
     )
+    _check_arms(competing, settings, samples)
     seed = seed_of(settings, seed)
     folder = output or Path("runs") / chosen.name
     possible_folder("--output", folder, folder)
     with prompts.replacing(settings.prompts):
-        plan = _plan(settings, competing, samples, seed, concurrency)
-        if own_solver:
+        if not testbed:
             contact_before_download(settings, chosen, source)
-        all_tasks = _tasks(chosen, source, seed, None, part)
+        all_tasks = tasks_of(chosen, source, seed, part)
         tasks = all_tasks[:limit]
-        is_made = chosen.made is not None and source is None
-        if is_made and limit is not None:
-            tasks = _tasks(chosen, source, seed, limit, part)
+        remarks = overlaps(calibrated(policy or [], settings), chosen.name, part)
+        if is_made:
+            tasks = tuple(load(chosen, seed=seed, limit=limit))
+            remarks = []  # Calibrations use other seeds.
+        remarks += duplicates(tasks)
         require_graders(task.gold for task in tasks)
-        plan = replace(plan, tasks=tasks, baseline=competing[0].name)
-        pair = own_solver or pair_solver(profile, stderr)
+        plan = Plan(
+            tasks,
+            competing,
+            settings.sampling,
+            settings.budget.to_budget(),
+            samples,
+            seed,
+            concurrency,
+            baseline=competing[0].name,
+        )
+        evaluation = Evaluation(
+            chosen,
+            plan,
+            folder,
+            provenance.digest(all_tasks),
+            half=part,
+            profile=profile if testbed else None,
+            traces=traces,
+            fresh=fresh,
+            remarks=tuple(remarks),
+        )
         sharing = _team(ray, workers, testbed=testbed)
-        remarks = duplicates(tasks)
-        if not is_made:
-            remarks[:0] = overlaps(calibrated(policy or [], settings), chosen.name, part)
         _remark(remarks)
 
         async def work() -> list[Result]:
-            async with sharing as team, pair as solver:
+            async with sharing as team, opening as solver:
                 solver.require_both()
-                put, planned, every = _put(chosen, plan, all_tasks, solver.models)
-                evaluation = Evaluation(
-                    put,
-                    planned,
-                    folder,
-                    provenance.digest(every),
-                    half=part,
-                    profile=profile if testbed else None,
-                    traces=traces,
-                    fresh=fresh,
-                    remarks=tuple(remarks),
-                )
                 return await evaluate(solver, evaluation, stderr, team)
 
         results = wait(work(), resumable=True)
-        _show(results, competing[0].name, as_json=json)
-        wrote = f"wrote {folder}; next: stepspec report {folder}"
-        stderr.print(wrote, soft_wrap=True)
+        show_results(results, plan.baseline, small_print(plan.baseline), as_json=json)
+        stderr.print(f"wrote {folder}; next: stepspec report {folder}", soft_wrap=True)
         _remark(remarks)
 
 
@@ -383,62 +376,52 @@ def _team(
     return cluster(address, workers, stderr)
 
 
-def _check_half(benchmark: Benchmark, data: Path | None, part: str | None) -> None:
-    """Raise `ConfigurationError` if *benchmark* has no such *part*."""
-    if part not in (None, "report", "calibration"):
-        raise ConfigurationError(f"--half {part!r}: use report or calibration")
-    if part is not None and benchmark.made is not None and data is None:
+def without_template(benchmark: Benchmark) -> Benchmark:
+    """Return the *benchmark* of a file for the miniature models, which know no template."""
+    return replace(benchmark, prompt=None)
+
+
+def tasks_of(
+    benchmark: Benchmark, data: Path | None, seed: int, part: Half | None
+) -> tuple[Task, ...]:
+    """Return the problems of *benchmark*, or those of one half, the *part*."""
+    tasks = tuple(load(benchmark, data, seed=seed))
+    if part is None:
+        return tasks
+    if benchmark.made is not None and data is None:
         raise ConfigurationError(
             f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out"
         )
-
-
-def _tasks(
-    benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None
-) -> tuple[Task, ...]:
-    tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
-    if part is None:
-        return tasks
     chosen = tuple(task for task in tasks if half(task) == part)
     if not chosen:
         raise ConfigurationError(
-            f"none of the {len(tasks)} problems of {benchmark.name} is in its {part} half: leave"
-            " --half out, or take more problems"
+            f"none of the {len(tasks)} problems of {benchmark.name} is in its {part} half: take"
+            " more problems"
         )
     return chosen
 
 
-def _plan(
-    settings: Settings, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int
-) -> Plan:
-    """Return the plan without its tasks, which may take long to load."""
+def _check_arms(competing: tuple[Arm, ...], settings: Settings, samples: int) -> None:
+    """Raise `ConfigurationError` if the arms cannot be compared with these *settings*."""
     for arm in competing:
         check_arm(arm, settings)
     if len({arm.resolve(settings.run).system for arm in competing}) > 1:
         raise ConfigurationError(
             "the arms have different system messages: set the same one for all with --system"
         )
-    sampling = settings.sampling
-    if samples > 1 and not sampling.temperature:
+    if samples > 1 and not settings.sampling.temperature:
         raise ConfigurationError(
             f"--samples {samples} at temperature 0 are all the same one: set --temperature"
         )
-    return Plan(
-        (),
-        competing,
-        sampling,
-        settings.budget.to_budget(),
-        samples,
-        seed,
-        concurrency,
-    )
 
 
-def configured(*, testbed: bool) -> tuple[Solver | None, Settings]:
-    """Return the configured solver with its settings; no solver for the miniature pair."""
+def configured(
+    profile: str, *, testbed: bool
+) -> tuple[AbstractAsyncContextManager[Solver], Settings]:
+    """Return what opens the configured solver, or the miniature pair, with its settings."""
     if testbed:
         only_without_testbed()
-        return None, testbed_settings()
+        return pair_solver(profile, stderr), testbed_settings()
     solver = Solver()
     return solver, solver.settings
 
@@ -465,19 +448,11 @@ def contact_before_download(settings: Settings, benchmark: Benchmark, file: Path
         wait(contact())
 
 
-def _put(
-    benchmark: Benchmark, plan: Plan, tasks: tuple[Task, ...], models: Mapping[str, str]
-) -> tuple[Benchmark, Plan, tuple[Task, ...]]:
-    """Return the same problems as the *models* know them. The miniature ones know no template."""
-    if benchmark.name in BENCHMARKS or not miniature(models.values()):
-        return benchmark, plan, tasks
-    return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
-
-
-def _show(results: list[Result], baseline: str, *, as_json: bool) -> None:
+def show_results(results: list[Result], baseline: str, note: str, *, as_json: bool) -> None:
+    """Print the *results*, compared with the *baseline*, and the *note* below."""
     if as_json:
         print_json([result.record() for result in results])
         return
     for part in tables(results, baseline):
         stdout.print(part)
-    stdout.print(small_print(baseline), style="dim")
+    stdout.print(note, style="dim")

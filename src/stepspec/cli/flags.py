@@ -8,26 +8,25 @@ then come from its flags first.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import orjson
 import typer
 from pydantic import TypeAdapter
+from typer import Argument, Option
 
 from stepspec import policies
 from stepspec.evals.benchmarks import BENCHMARKS
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import option_types, run_options
+from stepspec.orchestrator.run_options import RunOption, option_types, run_options
 from stepspec.setting_sources import CommandLine, Place, with_command_line
 
 from .command_line import finite
-from .program import parameters_of, with_parameters
-
-NUMBERS: Mapping[str, type] = {"integer": int, "number": float}
+from .program import with_parameters
 
 
 def completion(names: Iterable[str]) -> Callable[[str], list[str]]:
@@ -39,16 +38,16 @@ def completion(names: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-BenchmarkName: TypeAlias = Annotated[
+BenchmarkName = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="A benchmark, or a JSONL, CSV or Parquet file of problems.",
         autocompletion=completion(BENCHMARKS),
     ),
 ]
-Policies: TypeAlias = Annotated[
+Policies = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--policy",
         "-p",
         help="A method with its options, or a policy file; may be repeated.",
@@ -56,30 +55,28 @@ Policies: TypeAlias = Annotated[
         autocompletion=completion(policies.METHODS),
     ),
 ]
-SharedOptions: TypeAlias = Annotated[
+SharedOptions = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--option",
         "-O",
         help="An option of every --policy that is the name of a method; may be repeated.",
         metavar="NAME=VALUE",
     ),
 ]
-Limit: TypeAlias = Annotated[
+Limit = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--limit",
         "-n",
         min=1,
         help="Only this number of problems, the first ones.",
     ),
 ]
-Concurrency: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Number of problems solved at the same time.")
-]
-SampleSeed: TypeAlias = Annotated[
+Concurrency = Annotated[int, Option(min=1, help="Number of problems solved at the same time.")]
+SampleSeed = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=0,
         help=(
             "Seed of the samples, the order of choices, and generated problems; default: the"
@@ -87,36 +84,34 @@ SampleSeed: TypeAlias = Annotated[
         ),
     ),
 ]
-DataFile: TypeAlias = Annotated[
+DataFile = Annotated[
     Path | None,
-    typer.Option(
-        help="A file with the benchmark's columns, JSONL, CSV or Parquet, instead of the hub."
-    ),
+    Option(help="A file with the benchmark's columns, JSONL, CSV or Parquet, instead of the hub."),
 ]
-ProblemColumn: TypeAlias = Annotated[
+ProblemColumn = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Column of the problems in a file of your own.",
         metavar="NAME",
     ),
 ]
-AnswerColumn: TypeAlias = Annotated[
+AnswerColumn = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Column of the answers in a file of your own.",
         metavar="NAME",
     ),
 ]
-MetricName: TypeAlias = Annotated[
+MetricName = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--metric",
         help="How answers of a file of your own are graded: math, number, choice or exact.",
     ),
 ]
-PromptName: TypeAlias = Annotated[
+PromptName = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--prompt",
         help=(
             "Template of the problems of a file of your own: eval.boxed, eval.choice, a file with"
@@ -125,17 +120,17 @@ PromptName: TypeAlias = Annotated[
         metavar="NAME",
     ),
 ]
-SettingsOutput: TypeAlias = Annotated[
+SettingsOutput = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--output",
         "-o",
         help="Where to write the settings to use, as TOML.",
     ),
 ]
-Testbed: TypeAlias = Annotated[
+Testbed = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--testbed",
         help="Start the miniature pair on this CPU, and use that.",
         is_eager=True,
@@ -153,18 +148,16 @@ def _of_testbed(context: typer.Context, pace: str) -> str:
     return pace
 
 
-Pace: TypeAlias = Annotated[
+Pace = Annotated[
     str,
-    typer.Option(
+    Option(
         "--profile",
         help="The pace of the miniature models: paced, slow, off.",
         callback=_of_testbed,
     ),
 ]
-Fresh: TypeAlias = Annotated[
-    bool, typer.Option("--fresh", help="Discard what an earlier run left, and begin anew.")
-]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+Fresh = Annotated[bool, Option("--fresh", help="Discard what an earlier run left, and begin anew.")]
+Json = Annotated[bool, Option("--json", help="Print JSON instead.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,50 +166,38 @@ class Flag:
 
     place: Place
     """The place of the setting."""
-    names: tuple[str, ...]
-    """Its spellings, such as "--policy" and "-p"."""
-    kind: Any
-    """The type of its value for typer."""
-    help: str
-    """Its help."""
-    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further arguments for typer."""
-    parse: Callable[[Any], Any] = lambda value: value
+    name: str
+    """The flag as a user writes it."""
+    annotation: Any
+    """The annotation that declares the flag for typer."""
+    parse: Callable[[Any], Any]
     """Turns the value of typer into the value of the setting."""
-
-    @property
-    def name(self) -> str:
-        """The flag as a user writes it."""
-        return next(name.partition("/")[0] for name in self.names if name.startswith("--"))
 
     @property
     def variable(self) -> str:
         """The name of the flag's parameter."""
         return self.name.removeprefix("--").replace("-", "_")
 
-    @property
-    def parameter(self) -> inspect.Parameter:
-        """The parameter that declares the flag for typer, with None as its default."""
-        kind = self.kind
-        option = typer.Option(
-            *self.names,
-            help=self.help,
-            show_default=False,
-            **self.more,
-        )
-        return inspect.Parameter(
-            self.variable,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[kind | None, option],
-        )
 
+def flag(
+    place: str,
+    kind: Any,
+    help: str,
+    *names: str,
+    parse: Callable[[Any], Any] = lambda value: value,
+    **more: Any,
+) -> Flag:
+    """
+    Declare the flag of a setting, of which typer gives a value of this *kind*.
 
-def flag(place: str, kind: Any, help: str, name: str = "", **more: Any) -> Flag:
-    """Declare the flag of a setting. The flag of ``sampling.top_p`` is ``--top-p`` by default."""
+    The first of the *names* is the long one. The flag of ``sampling.top_p`` is ``--top-p`` by
+    default. *more* are further arguments for typer.
+    """
     keys = tuple(place.split("."))
-    name = name or f"--{keys[-1].replace('_', '-')}"
-    return Flag(keys, (name,), kind, help, more)
+    names = names or (f"--{keys[-1].replace('_', '-')}",)
+    option = Option(*names, help=help, show_default=False, **more)
+    name = names[0].partition("/")[0]
+    return Flag(keys, name, Annotated[kind | None, option], parse)
 
 
 def _key(role: str, model: str) -> Flag:
@@ -267,61 +248,57 @@ BUDGET = (
         "--max-seconds",
     ),
 )
-CONFIG = flag(
-    "config",
-    Path,
-    "Settings file; it comes before the one that STEPSPEC_CONFIG names, and before stepspec.toml.",
-)
+Config = Annotated[
+    Path | None,
+    Option(
+        help=(
+            "Settings file; it comes before the one that STEPSPEC_CONFIG names, and before"
+            " stepspec.toml."
+        ),
+        show_default=False,
+    ),
+]
 
 
 def with_settings(
-    command: str,
-    *groups: Sequence[Flag],
-    help: Mapping[str, str] | None = None,
+    command: str, *groups: Sequence[Flag]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
     Give the function of a *command* ``--config`` and flags for settings.
 
-    The flags are those of the *groups*, and those of the run options that name the command (see
-    `RunOption`). They stand at the end of ``--help``. *help* replaces the help of some run options.
-    While the function runs, settings that it loads come from the flags first.
+    The flags are `SERVERS`, those of the run options that name the command (see `RunOption`), and
+    those of the *groups*. They stand at the end of ``--help``. While the function runs, settings
+    that it loads come from the flags first.
     """
     run_flags = [
-        _run_flag(name, help or {})
+        _run_flag(name, option)
         for name, option in run_options().items()
         if command in option.commands
     ]
-    ordered = (*groups[:1], run_flags, *groups[1:])
-    flags = {flag.variable: flag for group in ordered for flag in group}
+    flags = {flag.variable: flag for flag in chain(SERVERS, run_flags, *groups)}
+    annotations = {name: flag.annotation for name, flag in flags.items()}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        own = parameters_of(function)
-        parameters = [*own, *(flag.parameter for flag in flags.values()), CONFIG.parameter]
-
         @functools.wraps(function)
-        def run(*, config: Path | None = None, **arguments: Any) -> None:
-            words = {name: arguments.pop(name, None) for name in flags}
-            with with_command_line(read_flags(flags, words, config)):
+        def run(*, config: Path | None, **arguments: Any) -> None:
+            words = [(flag, arguments.pop(name)) for name, flag in flags.items()]
+            with with_command_line(read_flags(words, config)):
                 function(**arguments)
 
         vars(run)["flags"] = flags
-        return with_parameters(run, parameters)
+        return with_parameters(run, function, {**annotations, "config": Config})
 
     return decorate
 
 
-def read_flags(
-    flags: Mapping[str, Flag],
-    words: Mapping[str, Any],
-    config: Path | None = None,
-) -> CommandLine:
-    """Put the *words* of the *flags* in the places of their settings. None and [] set nothing."""
+def read_flags(words: Iterable[tuple[Flag, Any]], config: Path | None) -> CommandLine:
+    """Put the *words* of flags in the places of their settings. None and [] set nothing."""
     values: dict[str, Any] = {}
     names: dict[Place, str] = {}
-    for name, flag in flags.items():
-        if words[name] in (None, []):
+    for flag, word in words:
+        if word in (None, []):
             continue
-        value = flag.parse(words[name])
+        value = flag.parse(word)
         finite(flag.name, value)
         *tables, last = flag.place
         table = values
@@ -355,31 +332,34 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def _run_flag(name: str, helps: Mapping[str, str]) -> Flag:
-    """Derive the flag of the run option *name* from its declaration."""
-    option = run_options()[name]
-    schema = TypeAdapter(option_types()[name]).json_schema()
-    *others, last = option.flags or (f"--{name.replace('_', '-')}",)
-    kinds = {kind.get("type"): kind for kind in schema.get("anyOf", [schema])}
-    made = Flag((name,), (*others, last), str, helps.get(name, option.help))
-    if name == "policy":
-        return replace(made, more={"autocompletion": completion(policies.METHODS)})
-    if "object" in kinds:
-        more = {"metavar": "NAME=VALUE"}
-        return replace(made, kind=list[str], more=more, parse=parse_options)
-    if "array" in kinds:
-        return replace(made, kind=list[str], parse=_unescape_all)
-    if "boolean" in kinds:
-        both = (*others, f"{last}/--no-{last.removeprefix('--')}")
-        return replace(made, names=both, kind=bool)
-    for kind in NUMBERS.keys() & kinds.keys():
-        limits = kinds[kind]
-        most = limits.get("maximum", limits.get("exclusiveMaximum"))
-        more = {"min": limits.get("minimum"), "max": most}
-        return replace(made, kind=NUMBERS[kind], more=more)
-    return made
-
-
 def _unescape_all(texts: Sequence[str]) -> list[str]:
     r"""Replace ``\n`` and ``\t`` as typed on a command line."""
     return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts]
+
+
+KINDS: Mapping[str, Any] = {
+    "object": list[str],
+    "array": list[str],
+    "boolean": bool,
+    "integer": int,
+    "number": float,
+}
+"""The type of a flag by the type of a value in a JSON schema; ``str`` for others."""
+PECULIAR: Mapping[str, Mapping[str, Any]] = {
+    "policy": {"autocompletion": completion(policies.METHODS)},
+    "options": {"metavar": "NAME=VALUE", "parse": parse_options},
+    "delimiter": {"parse": _unescape_all},
+}
+"""Further arguments for the flags of some run options."""
+
+
+def _run_flag(name: str, option: RunOption) -> Flag:
+    """Derive the flag of the run option *name* from its declaration."""
+    schema = TypeAdapter(option_types()[name]).json_schema()
+    types = {kind.get("type") for kind in schema.get("anyOf", [schema])}
+    kind = next((KINDS[type] for type in KINDS if type in types), str)
+    names = option.flags
+    if kind is bool:
+        word = name.replace("_", "-")
+        names = (f"--{word}/--no-{word}",)
+    return flag(name, kind, option.help, *names, **PECULIAR.get(name, {}))

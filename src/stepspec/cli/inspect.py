@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.prompts import replacing
@@ -19,7 +20,7 @@ from stepspec.service.watch.page import html
 from .. import policies
 from ..api import Solver
 from .command_line import print_json, writable, write_file
-from .flags import SERVERS, Json, with_settings
+from .flags import Json, with_settings
 from .program import STDOUT, stderr, stdout, wait
 
 TRACE_EXAMPLES = """
@@ -57,12 +58,10 @@ Examples:
 
 
 def show_trace(
-    file: Annotated[
-        Path, typer.Argument(help="A trace, as `stepspec solve --trace FILE` writes it.")
-    ],
+    file: Annotated[Path, Argument(help="A trace, as `stepspec solve --trace FILE` writes it.")],
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help="Where to write the page; - is standard output.",
@@ -71,7 +70,7 @@ def show_trace(
     ] = None,
 ) -> None:
     """
-    Render a trace as one HTML file for any browser; unless --output is set, FILE with the ending
+    Render a trace as one HTML file for any browser; unless --output is set, with the ending
     .html.
     """
     try:
@@ -92,7 +91,7 @@ def show_trace(
     stderr.print(f"wrote {target}", soft_wrap=True)
 
 
-@with_settings("doctor", SERVERS)
+@with_settings("doctor")
 def doctor(json: Json = False) -> None:
     """
     Test what all endpoints can do; report what does not work, what costs, and the cure of each.
@@ -123,17 +122,16 @@ def doctor(json: Json = False) -> None:
 
 
 def list_policies(
-    name: Annotated[str | None, typer.Argument(help="Describe this method in full.")] = None,
+    name: Annotated[str | None, Argument(help="Describe this method in full.")] = None,
     json: Json = False,
 ) -> None:
     """
     List the methods with their options, the endpoint features they need and their costs; or
     describe one method.
     """
-    if json and name:
-        print_json(_full(name))
-    elif json:
-        print_json({method: _brief(method) for method in policies.METHODS})
+    if json:
+        known = {method: _brief(method) for method in policies.METHODS}
+        print_json(_full(name) if name else known)
     elif name:
         _print_full(name)
     else:
@@ -143,8 +141,13 @@ def list_policies(
 
 def _brief(name: str) -> dict[str, Any]:
     method = policies.METHODS.find(name)
-    texts = {key: getattr(method, key) for key in ("about", "paper", "needs", "cost")}
-    return {**texts, "options": dict(policies.defaults(name))}
+    return {
+        "about": method.about,
+        "paper": method.paper,
+        "needs": method.needs,
+        "cost": method.cost,
+        "options": dict(policies.defaults(name)),
+    }
 
 
 def _full(name: str) -> dict[str, Any]:
@@ -155,14 +158,14 @@ def _full(name: str) -> dict[str, Any]:
 
 
 def _print_brief(name: str) -> None:
-    brief = _brief(name)
-    stdout.print(Text.assemble((name, "bold"), f"  {brief['about']}"))
-    options = " ".join(f"{key}={default!r}" for key, default in brief["options"].items())
+    method = policies.METHODS.find(name)
+    defaults = policies.defaults(name).items()
+    stdout.print(Text.assemble((name, "bold"), f"  {method.about}"))
     _print_rows(
-        paper=brief["paper"],
-        options=options,
-        needs=brief["needs"],
-        cost=brief["cost"],
+        paper=method.paper,
+        options=" ".join(f"{key}={default!r}" for key, default in defaults),
+        needs=method.needs,
+        cost=method.cost,
     )
 
 

@@ -6,10 +6,11 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, TypeAlias
 
 import orjson
 
@@ -26,100 +27,90 @@ from .program import stderr
 def settings_digest(solver: Solver) -> str:
     """Return a hash of the models and run options of an entered *solver*."""
     run = solver.settings.run
-    values = [asdict(solver.conditions(run)), solver.templates, run.sampling.model_dump(), run.auto]
+    values = [solver.conditions(run), solver.templates, run.sampling.model_dump(), run.auto]
     return text_digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
 
 
+Key: TypeAlias = tuple[str | int, str]
+"""The id and the text of a problem."""
+
+
+@dataclass(frozen=True, slots=True)
 class SolutionFile:
-    """
-    A file with a line of JSON for each problem: its id, its text, and its solution or its error.
+    """A file with a line of JSON for each problem: its id, text, and solution or error."""
 
-    Entering keeps the solutions in the file, unless it is *fresh*, and drops errors and an
-    incomplete line. Raise `ConfigurationError` if the solutions have another *digest* of settings.
-    Without a *path* the file is standard output. The file has one writer at a time.
-    """
-
-    def __init__(self, path: Path | None, digest: str, *, fresh: bool = False) -> None:
-        self.path = path
-        self._digest = digest
-        self._fresh = fresh
-        self.solved: frozenset[tuple[str | int, str]] = frozenset()
-
-    def __enter__(self) -> Self:
-        if self.path is None:
-            self._file: BinaryIO = sys.stdout.buffer
-            return self
-        try:
-            self._file = self.path.open("a+b")
-        except io.UnsupportedOperation as exc:
-            raise ConfigurationError(
-                f"{self.path} is no file to go on in: leave --output out, or name one"
-            ) from exc
-        lock(self._file, self.path)
-        try:
-            content = self._file_content()
-            kept = [] if self._fresh else list(self._solutions(self.path, content))
-            lines = b"".join(line for line, _ in kept)
-            if lines != content:
-                self._replace(self.path, lines)
-        except BaseException:
-            self._file.close()
-            raise
-        self.solved = frozenset(key for _, key in kept)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.path is not None:
-            self._file.close()
-
-    def _file_content(self) -> bytes:
-        """Return the content of the file; b"" for a device, which may never end."""
-        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-            return b""
-        self._file.seek(0)
-        return self._file.read()
+    file: BinaryIO
+    """The file."""
+    digest: str
+    """A hash of the settings, which stands in each line."""
+    solved: frozenset[Key] = frozenset()
+    """The problems that the file had a solution of at the start."""
 
     def write(self, problem: FileProblem, **fields: Any) -> None:
         """Add a line about *problem*. It is on disk when this returns."""
-        line = {"id": problem.id, "problem": problem.text, **fields, "settings": self._digest}
-        self._file.write(orjson.dumps(line) + b"\n")
-        self._file.flush()
+        line = {"id": problem.id, "problem": problem.text, **fields, "settings": self.digest}
+        self.file.write(orjson.dumps(line) + b"\n")
+        self.file.flush()
 
-    def _solutions(
-        self,
-        path: Path,
-        content: bytes,
-    ) -> Iterator[tuple[bytes, tuple[str | int, str]]]:
-        """Yield the complete lines that hold a solution, with the keys of their problems."""
-        for number, line in enumerate(content.splitlines(keepends=True), 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                fields = cast("dict[str, Any]", orjson.loads(line))
-                key = (fields["id"], fields["problem"])
-                made_with = fields["settings"]
-                failed = "error" in fields
-            except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
-                raise ConfigurationError(
-                    f"{path}, line {number}, is no solution: choose another --output"
-                ) from exc
-            if failed:
-                continue
-            if made_with != self._digest:
-                raise ConfigurationError(
-                    f"{path} holds solutions that were made with other models or settings: choose"
-                    " another file with --output, or begin anew with --fresh"
-                )
-            yield line, key
 
-    def _replace(self, path: Path, content: bytes) -> None:
-        """Replace the content of the file at once, so that an interruption loses no solution."""
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_bytes(content)
-        with self._file:
-            self._file = draft.open("ab")
-            lock(self._file, path)
+@contextmanager
+def solution_file(
+    path: Path | None, digest: str, *, fresh: bool = False
+) -> Generator[SolutionFile]:
+    """
+    Open the file at *path*; None: standard output. The file has one writer at a time.
+
+    Its solutions stay, unless it is *fresh*. Errors and an incomplete line are dropped. Raise
+    `ConfigurationError` if the solutions have another *digest* of settings.
+    """
+    if path is None:
+        yield SolutionFile(sys.stdout.buffer, digest)
+        return
+    with ExitStack() as stack:
+        try:
+            file: BinaryIO = stack.enter_context(path.open("a+b"))
+        except io.UnsupportedOperation as exc:
+            raise ConfigurationError(
+                f"{path} is no file to go on in: leave --output out, or name one"
+            ) from exc
+        lock(file, path)
+        content = b""
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # A device may never end.
+            file.seek(0)
+            content = file.read()
+        solutions = {} if fresh else dict(_solutions(path, content, digest))
+        kept = b"".join(solutions.values())
+        if kept != content:
+            # The file is replaced at once, so that an interruption loses no solution.
+            draft = path.with_name(f".{path.name}.{os.getpid()}")
+            draft.write_bytes(kept)
+            file = stack.enter_context(draft.open("ab"))
+            lock(file, path)
             draft.replace(path)
+        yield SolutionFile(file, digest, frozenset(solutions))
+
+
+def _solutions(path: Path, content: bytes, digest: str) -> Iterator[tuple[Key, bytes]]:
+    """Yield the problem and the line of each solution in the *content* of the file at *path*."""
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            fields = orjson.loads(line)
+            key = (fields["id"], fields["problem"])
+            made_with = fields["settings"]
+        except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
+            raise ConfigurationError(
+                f"{path}, line {number}, is no solution: choose another --output"
+            ) from exc
+        if "error" in fields:
+            continue
+        if made_with != digest:
+            raise ConfigurationError(
+                f"{path} holds solutions that were made with other models or settings: choose"
+                " another file with --output, or begin anew with --fresh"
+            )
+        yield key, line
 
 
 async def solve_all(
@@ -139,7 +130,7 @@ async def solve_all(
     failed = 0
     async with solver:
         with (
-            SolutionFile(output, settings_digest(solver), fresh=fresh) as file,
+            solution_file(output, settings_digest(solver), fresh=fresh) as file,
             progress_bars(stderr) as progress,
         ):
             missing = [problem for problem in problems if problem.key not in file.solved]

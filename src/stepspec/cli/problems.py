@@ -7,10 +7,12 @@ import re
 import sys
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
+from typing import Annotated
 
 import orjson
+from pydantic import AliasChoices, BaseModel, Field, StrictInt, StrictStr, StringConstraints
 
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -72,30 +74,6 @@ PROBLEMS: tuple[str, ...] = (
         " and of the current, and the time for 20 km upstream."
     ),
 )
-
-ANSWERS: tuple[str, ...] = (
-    "16:47",
-    "166",
-    "48",
-    "1/8",
-    "26",
-    "3.1",
-    "480",
-    "49",
-    "84, 4",
-    "3",
-    "120",
-    "1456",
-    "7",
-    "188/663",
-    "5, 7",
-    "30, 20",
-    "505",
-    "3, 21",
-    "96",
-    "10, 2, 2.5",
-)
-"""The numbers in the right answers to `PROBLEMS`."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -177,29 +155,38 @@ def read_problems(path: Path, limit: int | None = None) -> list[FileProblem]:
     return list(found.values())
 
 
+class _Row(BaseModel):
+    """A problem as a JSON object."""
+
+    problem: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(
+        validation_alias=AliasChoices("problem", "question")
+    )
+    """The text of the problem."""
+    id: Annotated[StrictStr, Field(min_length=1)] | StrictInt | None = None
+    """Its id. None: it has none."""
+
+
 def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
+    """Return the id and the text of the problem in a *line*."""
     if not line.startswith("{"):
         return None, line
     try:
-        fields = orjson.loads(line)
-        text = fields["problem"] if "problem" in fields else fields["question"]
-        id = fields.get("id")
-    except (orjson.JSONDecodeError, KeyError) as exc:
+        row = _Row.model_validate(orjson.loads(line))
+    except ValueError as exc:  # of orjson and of pydantic
         raise ConfigurationError(
             f"{path}, line {number}: a line that begins with a brace has to be a JSON object with"
-            ' "problem"'
+            ' "problem", a text, and perhaps "id", a text or a whole number'
         ) from exc
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigurationError(f'{path}, line {number}: "problem" has to be a text')
-    if id is not None and (not isinstance(id, str | int) or isinstance(id, bool) or id == ""):
-        raise ConfigurationError(f'{path}, line {number}: "id" has to be a text or a whole number')
-    return id, text.strip()
+    return row.id, row.problem
 
 
 def _unused(id: str, taken: dict[str, FileProblem]) -> str:
     """Return *id*, with a number if it is taken. The same text may stand in a file twice."""
-    names = (f"{id}-{number}" for number in count(2))
-    return next(name for name in chain([id], names) if name not in taken)
+    unused = id
+    copies = count(2)
+    while unused in taken:
+        unused = f"{id}-{next(copies)}"
+    return unused
 
 
 def text_digest(text: str) -> str:

@@ -7,7 +7,6 @@ Nothing of stepspec is imported until a command runs, so that ``stepspec --versi
 from __future__ import annotations
 
 import asyncio
-import copy
 import errno
 import functools
 import inspect
@@ -18,25 +17,15 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    NoReturn,
-    TextIO,
-    TypeAlias,
-    TypeVar,
-    cast,
-    get_args,
-    get_type_hints,
-)
+from typing import Annotated, Any, NoReturn, TextIO, TypeAlias, TypeVar, cast
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.models import ArgumentInfo, OptionInfo
+from typer import Option
 
 T = TypeVar("T")
 
@@ -45,29 +34,6 @@ stdout = Console(
     markup=False, emoji=False, highlight=False
 )  # what users and servers write may have square brackets
 stderr = Console(stderr=True, markup=False, emoji=False, highlight=False)
-
-
-VALUE_WORDS: Mapping[Any, str] = {int: "N", float: "N", str: "TEXT", Path: "FILE"}
-"""The word for a value of each type in ``--help``."""
-
-
-def _single(kind: Any) -> Any:
-    """Return the type of one value of *kind*, such as ``str`` for ``list[str] | None``."""
-    inner = get_args(kind)
-    return _single(inner[0]) if inner else kind
-
-
-def _named_value(name: str, annotation: Any) -> Any:
-    """Return the *annotation* of a parameter with a plain word for its value in the help."""
-    match get_args(annotation):
-        case (kind, OptionInfo(metavar=None) | ArgumentInfo(metavar=None) as note):
-            named = copy.copy(note)
-            named.metavar = VALUE_WORDS.get(_single(kind))
-            if isinstance(note, ArgumentInfo):
-                named.metavar = name.upper()
-            return Annotated[kind, named]
-        case _:
-            return annotation
 
 
 def add_command(
@@ -93,7 +59,7 @@ def _first_clause(text: str) -> str:
 
 Verbose: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--verbose",
         "-v",
         help="Log requests and retries on standard error.",
@@ -102,10 +68,10 @@ Verbose: TypeAlias = Annotated[
 
 
 def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Give *command* the flag ``--verbose``, and its values plain words in the help."""
+    """Give *command* the flag ``--verbose``."""
 
     @functools.wraps(command)
-    def run(*, verbose: bool = False, **arguments: Any) -> None:
+    def run(*, verbose: bool | None, **arguments: Any) -> None:
         if threading.current_thread() is threading.main_thread():
             # From here on, Ctrl-C has something to clean up.
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -117,37 +83,32 @@ def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
             except KeyboardInterrupt:
                 _interrupted()
 
-    verbose = inspect.Parameter(
-        "verbose",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Verbose,
-    )
-    parameters = [
-        parameter.replace(annotation=_named_value(parameter.name, parameter.annotation))
-        for parameter in parameters_of(command)
-    ]
-    return with_parameters(run, [*parameters, verbose])
-
-
-def parameters_of(command: Callable[..., None]) -> list[inspect.Parameter]:
-    """Return the parameters of *command* as keyword-only ones, with evaluated annotations."""
-    hints = get_type_hints(command, include_extras=True)
-    return [
-        parameter.replace(
-            annotation=hints.get(name, parameter.annotation), kind=parameter.KEYWORD_ONLY
-        )
-        for name, parameter in inspect.signature(command).parameters.items()
-    ]
+    return with_parameters(run, command, {"verbose": Verbose})
 
 
 def with_parameters(
-    run: Callable[..., None], parameters: Sequence[inspect.Parameter]
+    run: Callable[..., None],
+    command: Callable[..., None],
+    added: Mapping[str, Any],
 ) -> Callable[..., None]:
-    """Give *run* these *parameters* for typer, which reads the signature and the annotations."""
-    vars(run)["__signature__"] = inspect.Signature(parameters)
-    annotations = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__annotations__ = {**annotations, "return": None}
+    """
+    Return *run*, which calls *command*, with the parameters of *command* and further ones.
+
+    *added* has the annotations of the further ones, by name. Typer reads the signature. A parameter
+    without a flag on the command line is None.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    further = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=annotation,
+        )
+        for name, annotation in added.items()
+    ]
+    parameters = [*signature.parameters.values(), *further]
+    vars(run)["__signature__"] = signature.replace(parameters=parameters)
     return run
 
 
@@ -242,23 +203,12 @@ def _stderr() -> Console:
     return Console(file=cast("TextIO", GuardedStream()))
 
 
-class _Stderr(logging.Handler):
-    """Prints records in a line each, also while a progress bar is shown."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        from stepspec.orchestrator.errors import WAITING
-
-        noted = record.levelno >= logging.WARNING or record.name == WAITING
-        style = "yellow" if noted else "dim"
-        _stderr().print(Text(self.format(record), style), soft_wrap=True)
-
-
 @contextmanager
 def logging_to_stderr() -> Generator[None]:
     """Print warnings, and the servers that are waited for, on standard error."""
-    from stepspec.orchestrator.errors import WAITING
+    from stepspec.orchestrator.errors import WAITING, GuardedStream
 
-    handler = _Stderr()
+    handler = logging.StreamHandler(GuardedStream())
     waiting = logging.getLogger(WAITING)
     level = log.level
     waiting_level = waiting.level

@@ -7,10 +7,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from stepspec import __version__
 from stepspec.evals.evaluation import TRACES
@@ -38,11 +39,11 @@ Examples:
 def command(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, as `stepspec eval` writes them.", metavar="RUN..."),
+        Argument(help="Run folders, as `stepspec eval` writes them.", metavar="RUN..."),
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help="The folder for the report; default: RUN if there is only one, else ./report.",
@@ -51,14 +52,14 @@ def command(
     ] = None,
     baseline: Annotated[
         str,
-        typer.Option(
+        Option(
             help="The arm that all others are compared with; default: that of the run.",
             metavar="ARM",
         ),
     ] = "",
     max_loss: Annotated[
         float,
-        typer.Option(
+        Option(
             help=(
                 "The acceptable loss of accuracy, as a share of all problems; the verdicts are"
                 " about it."
@@ -94,14 +95,7 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     origin = f"Made by stepspec {__version__} on {datetime.date.today()}: {command}"
     linked = [
-        (
-            section,
-            _write_traces(
-                folder,
-                section,
-                f"{number}-" if len(sections) > 1 else "",
-            ),
-        )
+        (section, _write_traces(folder, section, number))
         for number, section in enumerate(sections, start=1)
     ]
     (folder / "report.html").write_text(to_html(linked, origin), encoding="utf-8")
@@ -115,18 +109,18 @@ def _show(section: Section) -> None:
         stdout.print(line, soft_wrap=True)
 
 
-def _write_traces(folder: Path, section: Section, prefix: str) -> Links:
+def _write_traces(folder: Path, section: Section, number: int) -> Links:
     """
-    Write a page for the trace of each case that has one.
+    Write a page for the trace of each case of section *number* that has one.
 
     Return the paths of the pages, relative to *folder*.
     """
     links: dict[tuple[int, str], str] = {}
-    for case in {case for cases in section.cases.values() for case in cases}:
+    for case in chain.from_iterable(section.cases.values()):
         trace = section.run.trace(case.number, case.arm)
         if trace is not None:
-            target = Path(TRACES) / f"{prefix}{trace.stem}.html"
+            target = f"{TRACES}/{number}-{trace.stem}.html"
             (folder / TRACES).mkdir(exist_ok=True)
             (folder / target).write_text(html(trace.read_bytes()), encoding="utf-8")
-            links[case.number, case.arm] = target.as_posix()
+            links[case.number, case.arm] = target
     return links

@@ -7,7 +7,7 @@ import sys
 
 from .. import service_factory
 from ..api import Solver
-from .flags import SAMPLING, SEED, SERVERS, flag, with_settings
+from .flags import SAMPLING, SEED, flag, with_settings
 from .program import wait
 
 SERVE_EXAMPLES = """
@@ -69,11 +69,9 @@ SERVICE = (
 
 @with_settings(
     "serve",
-    SERVERS,
     SAMPLING,
     SEED,
     SERVICE,
-    help={"policy": "The method that `auto` means."},
 )
 def serve() -> None:
     """

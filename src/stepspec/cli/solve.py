@@ -9,13 +9,15 @@ from typing import Annotated
 
 import orjson
 import typer
+from typer import Argument, Option
 
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
+from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
 from .command_line import writable, write_file
-from .flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
+from .flags import BUDGET, SAMPLING, SEED, Concurrency, Fresh, Json, Limit, with_settings
 from .many import solve_all
 from .problems import read_problems, read_text
 from .program import STDOUT, stderr, stdout, wait
@@ -38,17 +40,15 @@ Examples:
 """
 
 
-@with_settings("solve", SERVERS, SAMPLING, SEED, BUDGET)
+@with_settings("solve", SAMPLING, SEED, BUDGET)
 def solve(
     problem: Annotated[
         str | None,
-        typer.Argument(
-            help="The problem, or - to read it from standard input.", show_default=False
-        ),
+        Argument(help="The problem, or - to read it from standard input.", show_default=False),
     ] = None,
     problems: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help=(
                 "A file of problems, one a line: a text, or JSON with its problem and perhaps its"
                 " id; - is standard input."
@@ -59,7 +59,7 @@ def solve(
     concurrency: Concurrency = 1,
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             help=(
@@ -71,7 +71,7 @@ def solve(
     fresh: Fresh = False,
     trace: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help=(
                 "Write every event to this file, one JSON object per line; with --problems to a"
                 " file for each in this folder."
@@ -100,12 +100,11 @@ def solve(
     if problems is not None:
         _solve_many(problems, limit, concurrency, output, trace, fresh=fresh)
         return
-    flags = {"--limit": limit is not None, "--concurrency": concurrency > 1, "--fresh": fresh}
-    for flag, is_set in flags.items():
-        if is_set:
-            raise ConfigurationError(
-                f"{flag} is only for a file of problems: name it with --problems"
-            )
+    if limit is not None or concurrency > 1 or fresh:
+        raise ConfigurationError(
+            "--limit, --concurrency and --fresh are only for a file of problems: name it with"
+            " --problems"
+        )
     _solve_one(problem or "", output, trace, json=json)
 
 
@@ -128,7 +127,14 @@ def _solve_one(
         )
     if trace is not None:
         writable("--trace", trace)
-    solution = wait(_solve(Solver(), text, trace, quiet=json))
+    solver = Solver()
+
+    async def solving() -> Solution:
+        async with solver:
+            observe = nothing if json else RunPrinter(stderr)
+            return await solver.solve(text, observe=observe, trace_to=trace)
+
+    solution = wait(solving())
     if json:
         answer = orjson.dumps(dataclasses.asdict(solution)).decode()
     else:
@@ -171,14 +177,5 @@ def _solve_many(
         raise typer.Exit(1)
 
 
-async def _solve(
-    solver: Solver,
-    problem: str,
-    trace: Path | None,
-    *,
-    quiet: bool,
-) -> Solution:
-    async with solver:
-        if quiet:
-            return await solver.solve(problem, trace_to=trace)
-        return await solver.solve(problem, observe=RunPrinter(stderr), trace_to=trace)
+def nothing(_: Event) -> None:
+    """Observe an event without a word."""

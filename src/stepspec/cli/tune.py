@@ -12,28 +12,26 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from stepspec import prompts
-from stepspec.api import Solver
 from stepspec.evals.benchmarks import BENCHMARKS, choose, load
-from stepspec.evals.grading.graders import Answer, require_graders
-from stepspec.evals.plan import check_arm, testbed_settings
+from stepspec.evals.grading.graders import require_graders
+from stepspec.evals.plan import check_arm
 from stepspec.evals.sample import Arm, Task
-from stepspec.evals.testbed.solving_pair import fresh_tasks, pair_solver
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.evals.tune.accuracy import compare_answers
-from stepspec.evals.tune.judging import numbers
-from stepspec.evals.tune.measuring import Measured, Measuring
+from stepspec.evals.tune.measuring import Measuring
 from stepspec.evals.tune.report import Report
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
 from .command_line import finite, only_without_testbed, print_json, writable, write_file
-from .eval import BASELINES
+from .eval import BASELINES, configured
 from .eval import arm as parse_arm
 from .flags import (
     BUDGET,
     SAMPLING,
-    SERVERS,
     Json,
     Pace,
     Policies,
@@ -41,7 +39,7 @@ from .flags import (
     Testbed,
     with_settings,
 )
-from .problems import ANSWERS, PROBLEMS, read_problems
+from .problems import PROBLEMS, read_problems
 from .program import log, stderr, stdout, wait
 
 CANDIDATES = (
@@ -56,7 +54,6 @@ CANDIDATES = (
 WITH_CRITIC = ("reward",)
 """Further methods, if a reward model is known."""
 ANSWER_SHARE = 0.3  # of the time, for answers, if the right ones are known
-ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
 WIDTH = 80
 SEED = 0  # of generated problems
 EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}
@@ -84,31 +81,27 @@ class ProblemSet:
     """What the models read."""
     words: str
     """What they are, in words."""
-    answers: tuple[str, ...] = ()
-    """The right answers; empty if they are unknown, or if a benchmark's own code grades them."""
     tasks: tuple[Task, ...] = ()
-    """The same problems, if answers of both are to be compared."""
+    """The same problems with their answers; empty if the answers are unknown."""
 
 
-@with_settings("tune", SERVERS, SAMPLING, BUDGET)
+@with_settings("tune", SAMPLING, BUDGET)
 def command(
     policy: Policies = None,
     problems: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help=(
                 "A benchmark, or a file of problems: one a line, or JSONL or Parquet with answers."
             ),
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Maximum number of problems.")
-    ] = len(PROBLEMS),
-    users: Annotated[
-        int, typer.Option(min=2, help="Number of users to measure for, beside one.")
-    ] = 8,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of problems.")] = len(
+        PROBLEMS
+    ),
+    users: Annotated[int, Option(min=2, help="Number of users to measure for, beside one.")] = 8,
     minutes: Annotated[
-        float, typer.Option(min=0.1, help="Limit of the measurement; there is an answer then.")
+        float, Option(min=0.1, help="Limit of the measurement; there is an answer then.")
     ] = 4.0,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -127,17 +120,18 @@ def command(
     finite("--minutes", minutes)
     if output is not None:
         writable("--output", output)
-    settings, chosen = prepare(problems, limit, testbed=testbed)
+    chosen = read_set(problems, limit, testbed=testbed)
+    opening, settings = configured(profile, testbed=testbed)
+    _check_servers(settings)
     arms = choose_arms(policy, settings)
-    solving = pair_solver(profile, stderr) if testbed else Solver(settings)
     graded = minutes * ANSWER_SHARE if chosen.tasks else 0.0
 
     async def work(on_part: Callable[[str], object]) -> tuple[Report, Settings]:
-        async with solving as solver:
+        async with opening as solver:
             solver.require_both()
             measuring = Measuring(solver, arms, chosen.texts, users, on_part)
             measured = await measuring.measure(minutes - graded)
-            report = make_report(measured, minutes, chosen)
+            report = Report.of(measured, minutes, chosen.words)
             best = report.best
             if chosen.tasks and best is not None and not measured.interrupted:
                 on_part("answers")
@@ -152,7 +146,7 @@ def command(
                     report = replace(report, accuracy=accuracy)
                 except asyncio.CancelledError:
                     measured.interrupted = True
-            return report, solver.settings if testbed else settings
+            return report, solver.settings
 
     with prompts.replacing(settings.prompts), stderr.status("measuring") as status:
         report, used = wait(work(lambda part: status.update(f"measuring {part}")))
@@ -168,46 +162,32 @@ def command(
         raise typer.Exit(code)
 
 
-def prepare(problems: Path | None, limit: int, *, testbed: bool) -> tuple[Settings, ProblemSet]:
-    """
-    The settings and the problems of a measurement.
-
-    Raise `ConfigurationError` unless the settings name two servers, and for wrong problems.
-    """
-    if testbed:
-        only_without_testbed(problems=problems)
-        tasks = tuple(fresh_tasks(limit, SEED))
-        return testbed_settings(), with_answers(tasks, "the miniature pair")
-    chosen = read_set(problems, limit)
-    settings = Solver().settings
+def _check_servers(settings: Settings) -> None:
+    """Raise `ConfigurationError` if both models are the same model of the same server."""
     small = settings.small
     large = settings.large
-    if (
-        small is not None
-        and large is not None
-        and set(small.urls) & set(large.urls)
-        and small.model == large.model
-    ):
+    if small is None or large is None or small.model != large.model:
+        return
+    if set(small.urls) & set(large.urls):
         raise ConfigurationError(
             f"--small and --large are the same server, {small.url}: name the server of a smaller"
             " model with --small"
         )
-    return settings, chosen
 
 
-def read_set(path: Path | None, limit: int) -> ProblemSet:
+def read_set(path: Path | None, limit: int, *, testbed: bool = False) -> ProblemSet:
     """
     The first problems of the file at *path*, or of the benchmark of that name; None: built-in ones.
 
-    Raise `ConfigurationError` for a file or a name that is neither.
+    Those of the *testbed* are its own. Raise `ConfigurationError` for a file or a name that is
+    neither.
     """
+    if testbed:
+        only_without_testbed(problems=path)
+        return with_answers(tuple(fresh_tasks(limit, SEED)), "the miniature pair")
     if path is None:
         texts = PROBLEMS[:limit]
-        return ProblemSet(
-            texts,
-            f"{len(texts)} built-in ones; give yours",
-            ANSWERS[:limit],
-        )
+        return ProblemSet(texts, f"{len(texts)} built-in ones; give yours")
     name = str(path)
     if path.suffix == ".parquet" or name in BENCHMARKS or _has_answers(path):
         benchmark, data = choose(name)
@@ -229,10 +209,7 @@ def with_answers(tasks: tuple[Task, ...], source: str) -> ProblemSet:
     """The problems of *tasks*. Raise `ConfigurationError` if their answers cannot be graded."""
     require_graders(task.gold for task in tasks)
     texts = tuple(task.problem for task in tasks)
-    answers = tuple(str(task.gold) for task in tasks if isinstance(task.gold, Answer))
-    if len(answers) < len(tasks):
-        answers = ()  # a gold of a benchmark's own has no text that a reply has to contain
-    return ProblemSet(texts, f"{len(tasks)} of {source}", answers, tasks)
+    return ProblemSet(texts, f"{len(tasks)} of {source}", tasks)
 
 
 def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
@@ -254,24 +231,6 @@ def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
             )
         check_arm(arm, settings)
     return arms
-
-
-def make_report(measured: Measured, minutes: float, chosen: ProblemSet) -> Report:
-    """Report what was *measured* on the *chosen* problems."""
-    ended = {number: chain for number, chain in measured.chains.items() if chain.ended}
-    solved = None
-    if chosen.answers:
-        solved = sum(
-            states(chain.written.text, chosen.answers[number]) for number, chain in ended.items()
-        )
-    return Report.of(measured, minutes, chosen.words, solved=solved, ended=len(ended))
-
-
-def states(text: str, answer: str) -> bool:
-    """Whether the end of *text* has every number of *answer*, or *answer* itself."""
-    end = text[-ANSWER_CHARACTERS:]
-    wanted = set(numbers(answer))
-    return answer in end or (bool(wanted) and wanted <= set(numbers(end)))
 
 
 def show(report: Report, written: str) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from stepspec.evals.arms import PLAIN
-from stepspec.evals.results import tables
 from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.commands import SMALL_PRINT
 from stepspec.evals.testbed.servers import speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import up as launcher
 
-from .command_line import print_json, writable
+from .command_line import writable
+from .eval import show_results
 from .flags import Json, Pace
-from .program import stderr, stdout, wait
+from .program import stderr, wait
 from .terminal import RunPrinter
 
 UP_EXAMPLES = """
@@ -47,23 +47,21 @@ Examples:
 
 def up(
     pair: Annotated[
-        Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")
+        Path | None, Argument(help="A pair of models as a TOML file; see recipes/.")
     ] = None,
     use_testbed: Annotated[
-        bool, typer.Option("--testbed", help="Start the miniature pair, on this CPU.")
+        bool, Option("--testbed", help="Start the miniature pair, on this CPU.")
     ] = False,
     profile: Pace = "paced",
     speculation: Annotated[
         str,
-        typer.Option(
-            help="Token-level speculation under the miniature pair: none, ngram, draft_model."
-        ),
+        Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model."),
     ] = "none",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only check the file and print the commands.")
+        bool, Option("--dry-run", help="Only check the file and print the commands.")
     ] = False,
     log_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the servers' logs.", metavar="FOLDER")
+        Path | None, Option(help="Folder for the servers' logs.", metavar="FOLDER")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -110,14 +108,14 @@ def up(
 def demo(
     limit: Annotated[
         int,
-        typer.Option(
+        Option(
             "--limit",
             "-n",
             min=1,
             help="Number of problems.",
         ),
     ] = 6,
-    seed: Annotated[int, typer.Option(help="Seed that selects the problems.")] = 0,
+    seed: Annotated[int, Option(help="Seed that selects the problems.")] = 0,
     profile: Pace = "paced",
     json: Json = False,
 ) -> None:
@@ -129,10 +127,5 @@ def demo(
     is real.
     """
     results = wait(testbed.demo(limit, seed, profile, stderr, RunPrinter))
-    if json:
-        print_json([result.record() for result in results])
-        return
-    stdout.print()
-    for table in tables(results, PLAIN.name):
-        stdout.print(table)
-    stdout.print(SMALL_PRINT.format(profile=profile), style="dim")
+    note = SMALL_PRINT.format(profile=profile)
+    show_results(results, PLAIN.name, note, as_json=json)

@@ -28,7 +28,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.trace import Stopwatch
-from stepspec.settings import RunConditions, Settings
+from stepspec.settings import Settings
 
 from ...stand_in import FakeVllm
 from ...test_cli import call
@@ -157,8 +157,9 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
     assert loaded.calibration.conditions == conditions
     calibration, models = loaded.calibration, loaded.calibration.models
     unled = loaded.with_overrides({"lead": 0}).conditions()
-    assert calibration.differences(RunConditions("specreason", models, unled)) == ("lead",)
-    other = RunConditions("specreason", {"small": "fake", "large": "other"}, loaded.conditions())
+    run = {"policy": "specreason", "models": models}
+    assert calibration.differences({**run, **unled}) == ("lead",)
+    other = {**run, "models": {"small": "fake", "large": "other"}, **loaded.conditions()}
     assert calibration.differences(other) == ("models.large",)
     assert arm(str(path)) == replace(served_arm(loaded, KNOB, 0.5), name="policy")
     assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
