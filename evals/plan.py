@@ -66,13 +66,11 @@ class Trial:
 
 
 def trials(plan: Plan) -> Iterator[Trial]:
-    """Every trial in starting order; a control comes after the arm whose accept rate it copies."""
-    free = [arm for arm in plan.arms if not arm.like]
-    controls = [arm for arm in plan.arms if arm.like]
+    """Every trial in starting order."""
     for index, task in enumerate(plan.tasks):
         for repeat in range(plan.repeats):
             number = index * plan.repeats + repeat
-            for arm in (*turns(free, number), *controls):
+            for arm in turns(plan.arms, number):
                 yield Trial(
                     number,
                     repeat,

@@ -181,15 +181,10 @@ class _PooledWorker:
     def name(self) -> str:
         return self.record["name"]
 
-    async def solve(
-        self,
-        trial: Trial,
-        options: Mapping[str, Any],
-        trace_to: Path | None,
-    ) -> Solution | None:
+    async def solve(self, trial: Trial, trace_to: Path | None) -> Solution | None:
         try:
             traced = trace_to is not None
-            solved, trace = await self.remote.call("solve", trial, options, traced)
+            solved, trace = await self.remote.call("solve", trial, traced)
         except WorkerLost as lost:
             self._report(lost)
             raise
@@ -336,8 +331,8 @@ def _actor_class() -> type[Any]:
             self._session = WorkerSession(AsyncExitStack())
             return await self._session.enter(settings, plan)
 
-        async def solve(self, trial: Any, options: Any, traced: bool) -> Any:
-            return await self._session.solve(trial, options, traced=traced)
+        async def solve(self, trial: Any, traced: bool) -> Any:
+            return await self._session.solve(trial, traced=traced)
 
     return StepspecWorker
 

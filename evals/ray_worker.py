@@ -9,11 +9,10 @@ import importlib.metadata
 import os
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import stepspec
 from stepspec.api import Solver
@@ -78,7 +77,6 @@ class WorkerSession:
     async def solve(
         self,
         trial: Trial,
-        options: Mapping[str, Any],
         *,
         traced: bool,
     ) -> tuple[Solution | StepspecError | None, bytes]:
@@ -91,7 +89,6 @@ class WorkerSession:
             try:
                 solved = await self._worker.solve(
                     trial,
-                    options,
                     path if traced else None,
                 )
             except StepspecError as exc:

@@ -34,14 +34,14 @@ RIGHT = ""  # the key of all right answers, when answers are counted
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 ORACLE = "oracle (bound)"
 BOUND = Arm.of(ORACLE, "")
-ArmKind: TypeAlias = Literal["bound", "small", "large", "control", "method"]
+ArmKind: TypeAlias = Literal["bound", "small", "large", "method"]
 KINDS: Mapping[str, ArmKind] = {
     ORACLE: "bound",
     SMALL.name: "small",
     LARGE.name: "large",
     PLAIN.name: "large",
 }
-"""The kind of each arm that is neither a control nor a method, by its name."""
+"""The kind of each arm that is no method, by its name."""
 OPTIONAL_OUTCOME_COLUMNS: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")
 """The outcomes that have a column in the table only if some arm has them."""
 
@@ -148,13 +148,8 @@ class Result:
 
     @property
     def kind(self) -> ArmKind:
-        """
-        The kind of the arm.
-
-        Only the oracle is a "bound", because it is computed and not run. Only a control has a
-        method that it is like.
-        """
-        return KINDS.get(self.name) or ("control" if self.arm.like else "method")
+        """The kind of the arm. The oracle is a "bound", because it is computed and not run."""
+        return KINDS.get(self.name, "method")
 
     def total(self, quantity: str, *parties: Party) -> float:
         """Return the sum of a *quantity*, such as "kept", over *parties* (by default over all)."""

@@ -51,12 +51,6 @@ class Arm:
     """The name in tables."""
     run: RunOptions
     """The options of its runs."""
-    like: str = ""
-    """
-    The name of the arm whose control this arm is. "": this arm is no control.
-
-    A control accepts drafts at random, at the accept rate of the other arm (the option ``p``).
-    """
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The values that differ from the sampling of the solver."""
 
@@ -67,7 +61,6 @@ class Arm:
         method: str,
         choices: Mapping[str, Any] | None = None,
         *,
-        like: str = "",
         sampling: Mapping[str, Any] | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> Arm:
@@ -77,25 +70,24 @@ class Arm:
         The *overrides* are other options of a run. Raise `ConfigurationError` for a wrong value.
         """
         run = RunOptions(policy=method, options=dict(choices or {}), auto=False)
-        return cls(name, run.with_overrides(overrides), like, dict(sampling or {}))
+        return cls(name, run.with_overrides(overrides), dict(sampling or {}))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Arm:
         """Make an arm of what `record` returned. Fields that this version lacks are left out."""
         overrides: Any = {name: record[name] for name in arm_options() if name in record}
-        about = {name: record[name] for name in ("like", "sampling") if name in record}
         return cls.of(
             record["name"],
             record["policy"],
             record["options"],
-            **about,
+            sampling=record.get("sampling"),
             **overrides,
         )
 
     def record(self) -> dict[str, Any]:
         """The arm as one table of names and values, for files."""
         options = self.run.model_dump(include={"policy", "options", *arm_options()})
-        return {"name": self.name, **options, "like": self.like, "sampling": self.sampling}
+        return {"name": self.name, **options, "sampling": self.sampling}
 
     @property
     def policy(self) -> str:
@@ -177,8 +169,6 @@ class Sample:
     """The number of the sample among those of its problem, from 0."""
     seed: int = 0
     """The sampling seed."""
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Options of the policy beyond those of the arm."""
     steps: tuple[StepRecord, ...] = ()
     """The steps of the run."""
     degraded: bool = False

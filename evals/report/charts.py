@@ -21,12 +21,11 @@ from .canvas import CARD, EDGE, INK, PLACEHOLDERS, WIDTH, plot, styled, svg
 
 MARKERS: Mapping[ArmKind, str] = {"bound": "d", "small": "o", "large": "s"}
 METHOD_MARKERS = "oD^vP*Xph<>"
-"""Markers of methods and controls."""
+"""Markers of methods."""
 COLOURS: Mapping[ArmKind, str] = {
     "bound": EDGE,
     "small": PLACEHOLDERS["small"],
     "large": PLACEHOLDERS["large"],
-    "control": PLACEHOLDERS["critic"],
     "method": INK,
 }
 

@@ -71,7 +71,7 @@ class Section:
     cases: Cases
     """Cases to look at."""
     verdicts: Sequence[Verdict]
-    """The verdicts on methods and controls, the fastest first."""
+    """The verdicts on methods, the fastest first."""
     max_loss: float
     """The acceptable loss of accuracy, as a share of all problems."""
     baseline: str
@@ -114,13 +114,10 @@ class Section:
 
     @property
     def sentences(self) -> list[tuple[str, str]]:
-        """Methods and controls with their verdicts. The headline is that of a lone method."""
-        only_method = sum(not verdict.like for verdict in self.verdicts) == 1
-        return [
-            (verdict.arm, f"{verdict.sentence}.")
-            for verdict in self.verdicts
-            if verdict.like or not only_method
-        ]
+        """Methods with their verdicts; [] if the headline has the only one."""
+        if len(self.verdicts) == 1:
+            return []
+        return [(verdict.arm, f"{verdict.sentence}.") for verdict in self.verdicts]
 
     @property
     def remarks(self) -> list[str]:

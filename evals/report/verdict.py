@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..arms import LARGE
-from ..results import Interval, Result, difference, disagreements, paired_difference
+from ..results import Interval, Result, difference, disagreements
 from ..sample import Sample
 
 MAX_LOSS = 0.02
@@ -29,7 +29,7 @@ Loss: TypeAlias = Literal["excluded", "shown", "unknown"]
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """
-    What a run shows about one method or control, compared with the baseline on the same problems.
+    What a run shows about one method, compared with the baseline on the same problems.
 
     Each end of a 95% interval errs in 2.5% of all runs, and so does each statement about one end.
     """
@@ -63,14 +63,6 @@ class Verdict:
     None if it tells already, if each problem has several samples, or if `MAX_FURTHER_PROBLEMS`
     would be too few.
     """
-    like: str = ""
-    """The method that a control is like; "" for a method."""
-    judge: Interval | None = None
-    """
-    What the judge of the method is worth: the accuracy of the method minus that of its control.
-
-    Both accept the same share of drafts. None for a method.
-    """
 
     @property
     def good(self) -> bool:
@@ -80,10 +72,8 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, without the name of the arm."""
-        ending = f": {_loss_words(self)}"
-        if self.judge is not None:
-            ending = _judge_words(self.like, self.judge)
-        return f"{_speed_words(self)}, accuracy {_points(self.difference)}{ending}"
+        accuracy = f"{self.difference.points:+.1f}".replace(" [", " points [")
+        return f"{_speed_words(self)}, accuracy {accuracy}: {_loss_words(self)}"
 
 
 def judge_methods(
@@ -94,23 +84,21 @@ def judge_methods(
     baseline: str = LARGE.name,
 ) -> list[Verdict]:
     """
-    Judge all methods and controls, in the order of *figures*.
+    Judge all methods, in the order of *figures*.
 
     *samples* has those of each arm by number, and *repeats* samples for each problem.
     """
     by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
-    verdicts: list[Verdict] = []
-    for result in figures:
-        if result.kind not in ("method", "control"):
-            continue
-        own = by_arm[result.name]
-        counts = disagreements(own, by_arm[baseline])
-        verdict = _judge(result, repeats, *counts, max_loss)
-        copied = by_arm.get(result.arm.like)
-        if copied is not None:
-            verdict = replace(verdict, judge=paired_difference(copied, own, repeats))
-        verdicts.append(verdict)
-    return verdicts
+    return [
+        _judge(
+            result,
+            repeats,
+            *disagreements(by_arm[result.name], by_arm[baseline]),
+            max_loss,
+        )
+        for result in figures
+        if result.kind == "method"
+    ]
 
 
 def _judge(
@@ -134,7 +122,6 @@ def _judge(
         loss=loss,
         max_loss=max_loss,
         further_for_loss=further,
-        like=result.arm.like,
     )
 
 
@@ -184,19 +171,18 @@ def further_for_loss(
 
 def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
     """Sum up the verdicts on all methods in one sentence; empty if no method was measured."""
-    methods = [verdict for verdict in verdicts if not verdict.like]
-    if not methods:
+    if not verdicts:
         return ""
-    if len(methods) == 1:
-        return f"{methods[0].arm}: {methods[0].sentence}."
-    limit = points(methods[0].max_loss)
-    best = max(methods, key=lambda verdict: (verdict.good, verdict.speedup.value))
+    if len(verdicts) == 1:
+        return f"{verdicts[0].arm}: {verdicts[0].sentence}."
+    limit = points(verdicts[0].max_loss)
+    best = max(verdicts, key=lambda verdict: (verdict.good, verdict.speedup.value))
     if best.good:
         return (
-            f"Of {len(methods)} methods, {best.arm} is the fastest that excludes a loss above"
+            f"Of {len(verdicts)} methods, {best.arm} is the fastest that excludes a loss above"
             f" {limit}: {_speed_words(best)}."
         )
-    if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in methods):
+    if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in verdicts):
         return (
             f"Too few problems to tell whether any of the faster methods loses at most {limit} of"
             " accuracy."
@@ -256,19 +242,6 @@ def _loss_words(verdict: Verdict) -> str:
             if verdict.further_for_loss is None:
                 return found
             return f"{found}; about {_about(verdict.further_for_loss)} more would"
-
-
-def _judge_words(like: str, judge: Interval) -> str:
-    found = "not shown to differ from"
-    if judge.low > 0:
-        found = "better than"
-    if judge.high < 0:
-        found = "worse than"
-    return f"; the judge of {like} adds {_points(judge)}: {found} chance"
-
-
-def _points(share: Interval) -> str:
-    return f"{share.points:+.1f}".replace(" [", " points [")
 
 
 def _about(number: int) -> str:

@@ -41,7 +41,7 @@ QUIET = Console(quiet=True)
 
 
 def evaluation(folder: Path, **changed: Any) -> Evaluation:
-    competing = arms(["specreason"], ["large", "small"], ["specreason"])
+    competing = arms(["specreason"], ["large", "small"])
     plan = Plan(TASKS, competing, GREEDY, Budget(256))
     return replace(
         Evaluation(find("arithmetic"), plan, folder, provenance.digest(TASKS)), **changed
@@ -69,7 +69,7 @@ async def test_a_run_folder_records_the_measurement_its_conditions_and_its_resul
             solver, evaluation(folder, traces=True, remarks=("Beware.",)), QUIET
         )
     assert [s.name for s in standings] == [
-        "large alone", "small alone", "specreason", "random like specreason", "oracle (bound)",
+        "large alone", "small alone", "specreason", "oracle (bound)",
     ]  # fmt: skip
     assert {(s.n, s.accuracy.value) for s in standings} == {(2, 0.5)}
     record = orjson.loads((folder / "run.json").read_bytes())
@@ -83,7 +83,7 @@ async def test_a_run_folder_records_the_measurement_its_conditions_and_its_resul
     assert session["remarks"] == ["Beware."]
     assert {"date", "command", "commit", "python", "versions", "ended"} <= session.keys()
     lines = (folder / "samples.jsonl").read_bytes().splitlines()
-    assert len(lines) == 1 + 4 * len(TASKS)
+    assert len(lines) == 1 + 3 * len(TASKS)
     assert orjson.loads(lines[1])["outcome"] == "right"
     problems = [
         orjson.loads(line) for line in (folder / "problems.jsonl").read_bytes().splitlines()
@@ -93,7 +93,7 @@ async def test_a_run_folder_records_the_measurement_its_conditions_and_its_resul
         (1, "second", "3"),
     ]
     traces = sorted(path.name for path in (folder / "traces").iterdir())
-    assert len(traces) == 8
+    assert len(traces) == 6
     chain = replay(moment.event for moment in read(folder / "traces" / "00000-specreason.jsonl"))
     assert chain.text.endswith(r"\boxed{2}")
     report = orjson.loads((folder / "summary.json").read_bytes())
@@ -145,7 +145,7 @@ async def test_samples_before_the_loss_of_a_server_are_kept_and_the_next_session
     assert {s.n for s in standings} == {2}
     sessions = orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]
     assert [("ended" in session) for session in sessions] == [True, False, True]
-    assert sessions[1]["resumed"] == 4
+    assert sessions[1]["resumed"] == 3
 
 
 async def test_problems_that_are_all_too_long_are_reported(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ async def test_workers_add_samples_to_the_same_folder_and_the_session_records_th
     assert outcomes == [(each.name, each.n, each.accuracy.value, each.outcomes) for each in alone]
     sessions = orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]
     assert [session.get("ray") for session in sessions] == [None, {"workers": 2}]
-    assert len(list((tmp_path / "traces").iterdir())) == 4
+    assert len(list((tmp_path / "traces").iterdir())) == 3
 
 
 def test_the_record_of_a_command_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,10 +190,9 @@ class Scripted:
     async def solve(
         self,
         trial: Trial,
-        options: Mapping[str, Any],
         traced: bool,
     ) -> tuple[Any, bytes]:
-        self.calls.append((trial, dict(options), traced))
+        self.calls.append((trial, traced))
         if isinstance(self.solved, WorkerLost):
             raise self.solved
         return self.solved, b"trace" if traced else b""
@@ -217,7 +216,7 @@ def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) 
 async def work(staff: WorkerPool, trace_to: Path | None = None) -> Solution | None:
     (post,) = staff.slots(SETTINGS, PLAN)
     async with post() as worker:
-        return await worker.solve(TRIAL, {"p": 0.5}, trace_to)
+        return await worker.solve(TRIAL, trace_to)
 
 
 def test_a_worker_gets_all_settings_and_one_problem_at_a_time_and_its_trace_is_kept(
@@ -225,7 +224,7 @@ def test_a_worker_gets_all_settings_and_one_problem_at_a_time_and_its_trace_is_k
 ) -> None:
     remote = Scripted()
     assert run(work(staff(remote)))[0] is SOLVED
-    assert remote.calls == [(SETTINGS, replace(PLAN, tasks=())), (TRIAL, {"p": 0.5}, False)]
+    assert remote.calls == [(SETTINGS, replace(PLAN, tasks=())), (TRIAL, False)]
     assert remote.stopped == 1
     # the virtual clock waits for no thread
     asyncio.run(work(staff(remote), tmp_path / "trace.jsonl"))
@@ -364,7 +363,7 @@ def test_present_and_lost_workers_are_reported_once_and_recorded(
 
 async def _lose(worker: Worker) -> None:
     with pytest.raises(WorkerLost):
-        await worker.solve(TRIAL, {}, None)
+        await worker.solve(TRIAL, None)
 
 
 def test_cancelling_a_waiting_pool_leaves_no_worker() -> None:

@@ -31,7 +31,7 @@ from ..stand_in import FakeVllm, Refuse
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 PLAN = Plan(
     (Task("What is 1 + 1?", Answer("2", "exact")),),
-    arms(["specreason"], ["large"], []),
+    arms(["specreason"], ["large"]),
     GREEDY,
     Budget(256),
 )
@@ -57,9 +57,9 @@ async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_
         assert await room.enter(pickle.loads(pickle.dumps(settings)), PLAN) is None
         warmed = len(large.requests)
         assert warmed > 1
-        solved, trace = await room.solve(specreason(), {}, traced=True)
+        solved, trace = await room.solve(specreason(), traced=True)
         assert len(large.requests) > warmed
-        again, nothing = await room.solve(specreason(), {}, traced=False)
+        again, nothing = await room.solve(specreason(), traced=False)
     assert isinstance(solved, Solution)
     assert isinstance(again, Solution)
     assert pickle.loads(pickle.dumps(solved)) == solved
@@ -78,7 +78,7 @@ async def test_an_error_of_an_endpoint_is_sent_back_with_the_trace_of_the_failed
         room = WorkerSession(stack)
         await room.enter(settings, PLAN)
         large.faults.extend([Refuse(500, "dead")] * 9)
-        failed, trace = await room.solve(specreason(), {}, traced=True)
+        failed, trace = await room.solve(specreason(), traced=True)
         assert trace
         large.faults.extend([Refuse(500, "dead")] * 9)
         unable = await WorkerSession(stack).enter(settings, PLAN)

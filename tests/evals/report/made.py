@@ -147,7 +147,7 @@ def record(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def crowd(count: int, problems: int = 20) -> tuple[tuple[Arm, ...], dict[tuple[int, str], Sample]]:
     """
-    Arms with long names and their samples: both baselines, a control, and methods, *count* in all.
+    Arms, most with long names, and their samples: both baselines and methods, *count* in all.
 
     Three of the methods are at the same place, and all others but one are nearly as fast and as
     accurate.
@@ -155,18 +155,18 @@ def crowd(count: int, problems: int = 20) -> tuple[tuple[Arm, ...], dict[tuple[i
     methods = [
         Arm.of(f"speculative-thinking:{place:x}", "specreason") for place in range(count - 3)
     ]
-    control = Arm.of("random like speculative-thinking:0", "random", like=methods[0].name)
+    chance = Arm.of("chance", "random")
     done = {(n, LARGE.name): large(4.0 + n / 9, correct=n != 3) for n in range(problems)}
     done |= {(n, SMALL.name): small(1.0 + n / 40, correct=n % 3 == 0) for n in range(problems)}
     done |= {
-        (n, control.name): mixed(1.9 + n / 20, correct=n % 2 == 0, arm=control)
+        (n, chance.name): mixed(1.9 + n / 20, correct=n % 2 == 0, arm=chance)
         for n in range(problems)
     }
     for place, arm in enumerate(methods):
         seconds = 9.0 if place == len(methods) - 1 else 2.0 + max(0, place - 2) / 25
         for n in range(problems):
             done[n, arm.name] = mixed(seconds + n / 20, correct=n != max(0, place - 2) % 4, arm=arm)
-    return (LARGE, SMALL, *methods, control), done
+    return (LARGE, SMALL, *methods, chance), done
 
 
 def make_section(path: Path, **changed: Any) -> Section:

@@ -42,7 +42,6 @@ def test_a_report_is_written_into_the_run_folder(
     )
     assert [line.split(":")[0].strip() for line in sentences] == [
         "bild",
-        "random like specreason",
         "specreason",
     ]
     assert (
