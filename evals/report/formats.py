@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 
 from stepspec.service.watch.page import allowed, style
 
+from ..results import by_time
 from . import charts
 from .section import Section, provenance
 from .tables import Links, blocks
@@ -27,7 +28,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 def with_code(text: str) -> Markup:
     """Mark the words between backticks as code."""
-    return Markup(CODE.sub(r"<code>\1</code>", escape(text)))
+    return Markup(CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 ENVIRONMENT = Environment(
@@ -55,6 +56,7 @@ def to_html(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
         security=Markup(security),
         style=Markup(styles),
         sections=[_content(section, links) for section, links in sections],
+        outlines=charts.SHAPES,
         wide=WIDE_CELL_CHARACTERS,
         made=origin,
     )
@@ -62,11 +64,15 @@ def to_html(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
 
 def _content(section: Section, links: Links) -> dict[str, Any]:
     """Return the values of the template for one section."""
+    arms = section.figures
     return {
         "section": section,
-        "speed": charts.speed_chart(section.figures, section.baseline),
-        "scatter": charts.scatter(section.figures),
-        "front": [result.name for result in charts.front(section.figures)],
+        "fastest": by_time(arms),
+        "shapes": charts.shapes(arms),
+        "ratios": charts.ratio_axis(arms),
+        "seconds": charts.seconds_axis(arms),
+        "accuracies": charts.accuracy_axis(arms),
+        "front": charts.front(arms),
         "blocks": blocks(section, links),
         "note": small_print(section.max_loss, section.baseline),
         "provenance": list(provenance(section)),

@@ -89,7 +89,7 @@ def command(
 
 def write(folder: Path, sections: Sequence[Section]) -> None:
     """Write both formats of the report, and the pages of the traces that it links to."""
-    from stepspec.evals.report.formats import to_html, to_json  # which import matplotlib
+    from stepspec.evals.report.formats import to_html, to_json  # which import jinja2
 
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     origin = f"Made by stepspec {__version__} on {datetime.date.today()}: {command}"
