@@ -66,17 +66,8 @@ class Interval:
 
     @property
     def points(self) -> Interval:
-        """The interval of a share in percentage points, to a tenth, without a negative zero."""
-        return Interval(
-            value=_percent(self.value),
-            low=_percent(self.low),
-            high=_percent(self.high),
-        )
-
-
-def _percent(share: float) -> float:
-    """Return *share* in percent, to a tenth. Adding zero turns a negative zero into a zero."""
-    return round(100 * share, 1) + 0.0
+        """The interval of a share in percentage points."""
+        return Interval(100 * self.value, 100 * self.low, 100 * self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +96,10 @@ class Result:
     """The number of samples."""
     accuracy: Interval
     """The share of right samples."""
+    gained: int
+    """The number of samples of which this arm's is right, and the baseline's is not."""
+    lost: int
+    """The number of samples of which the baseline's is right, and this arm's is not."""
     difference: Interval
     """The arm's accuracy minus the baseline's."""
     p: float | None
@@ -242,11 +237,11 @@ def _compare(
     repeats: int,
     baseline: str,
 ) -> list[Result]:
-    baseline_samples = by_arm[baseline]
+    theirs = by_arm[baseline]
     # Without samples, or if no problem fits into the context, there is no time to compare with.
-    if not sum(sample.seconds for sample in baseline_samples):
+    if not any(sample.seconds for sample in theirs):
         return []
-    return [_result(arm, by_arm[arm.name], baseline_samples, repeats) for arm in arms]
+    return [_result(arm, by_arm[arm.name], theirs, repeats) for arm in arms]
 
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
@@ -277,17 +272,30 @@ def _result(
     firsts = [sample.first for sample in samples if sample.first is not None]
     outcomes = Counter[Outcome](sample.outcome for sample in samples)
     outcomes.update("degraded" for sample in samples if sample.degraded)
+    pairs = zip(samples, baseline, strict=True)
+    gains = [int(ours.correct) - int(theirs.correct) for ours, theirs in pairs]
+    gained = gains.count(1)
+    lost = gains.count(-1)
+    right = [int(sample.correct) for sample in samples]
+    if repeats == 1:
+        accuracy = wilson(sum(right), len(right))
+        apart = difference(len(gains), gained, lost)
+    else:
+        accuracy = bootstrap_mean(right, repeats, least=0)
+        apart = bootstrap_mean(gains, repeats, least=-1)
     return Result(
         arm=arm,
         n=len(samples),
-        accuracy=share([sample.correct for sample in samples], repeats),
-        difference=paired_difference(samples, baseline, repeats),
-        p=mcnemar(*disagreements(samples, baseline)) if repeats == 1 else None,
+        accuracy=accuracy,
+        gained=gained,
+        lost=lost,
+        difference=apart,
+        p=mcnemar(gained, lost) if repeats == 1 else None,
         seconds=fmean(seconds),
         median=median(seconds),
         tail=sorted(seconds)[int(0.95 * len(seconds))],
         first=median(firsts) if firsts else None,
-        ratio=bootstrap_ratio(by_problem(seconds, repeats), by_problem(baseline_seconds, repeats)),
+        ratio=bootstrap_ratio(sums(seconds, repeats), sums(baseline_seconds, repeats)),
         spent={party: _mean_account(party, samples) for party in PARTIES},
         accept_rate=_accept_rate(samples),
         steps=_mean_steps(samples),
@@ -335,22 +343,14 @@ def several_samples(samples: Sequence[Sample], repeats: int) -> SeveralSamples:
 
     *samples* has *repeats* samples of each problem, one after another.
     """
-    starts = range(0, len(samples), repeats)
-    problems = [samples[start : start + repeats] for start in starts]
-    solved = sum(any(sample.correct for sample in problem) for problem in problems)
-    agreed = sum(_majority_right(problem) for problem in problems)
+    answers = list(map(_answer_key, samples))
+    problems = [answers[start : start + repeats] for start in range(0, len(answers), repeats)]
+    most_frequent = [Counter(problem).most_common(1)[0][0] for problem in problems]
     return SeveralSamples(
         samples=repeats,
-        best=wilson(solved, len(problems)),
-        majority=wilson(agreed, len(problems)),
+        best=wilson(sum(RIGHT in problem for problem in problems), len(problems)),
+        majority=wilson(most_frequent.count(RIGHT), len(problems)),
     )
-
-
-def _majority_right(samples: Sequence[Sample]) -> bool:
-    """Whether the most frequent answer is right. All right answers count as one answer."""
-    counts = Counter(map(_answer_key, samples))
-    key, _ = counts.most_common(1)[0]
-    return key == RIGHT
 
 
 def _answer_key(sample: Sample) -> str:
@@ -360,44 +360,10 @@ def _answer_key(sample: Sample) -> str:
     return f"wrong: {normal(extract_answer(sample.answer, 'math'))}"
 
 
-def disagreements(ours: Sequence[Sample], theirs: Sequence[Sample]) -> tuple[int, int]:
-    """Count the problems that only *ours* solve, and the problems that only *theirs* solve."""
-    pairs = list(zip(ours, theirs, strict=True))
-    gained = sum(our.correct and not their.correct for our, their in pairs)
-    lost = sum(their.correct and not our.correct for our, their in pairs)
-    return gained, lost
-
-
-def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int) -> Interval:
-    """
-    Return the accuracy of *ours* minus the accuracy of *theirs* on the same problems.
-
-    With one sample of each problem the interval is Tango's (`difference`). With several samples
-    it is a bootstrap interval (`bootstrap_mean`).
-    """
-    if repeats == 1:
-        return difference(len(ours), *disagreements(ours, theirs))
-    pairs = zip(ours, theirs, strict=True)
-    gains = [int(our.correct) - int(their.correct) for our, their in pairs]
-    return bootstrap_mean(gains, repeats, least=-1)
-
-
-def by_problem(values: Sequence[float], repeats: int) -> list[float]:
+def sums(values: Sequence[float], repeats: int) -> list[float]:
     """Return the sum of each problem's values. Each problem has *repeats* values in a row."""
     starts = range(0, len(values), repeats)
     return [sum(values[start : start + repeats]) for start in starts]
-
-
-def share(values: Sequence[float], repeats: int = 1) -> Interval:
-    """
-    Return the mean of *values*, each of which is 0 or 1.
-
-    With one sample of each problem the interval is Wilson's (`wilson`). With several samples it is
-    a bootstrap interval (`bootstrap_mean`).
-    """
-    if repeats == 1:
-        return wilson(sum(values), len(values))
-    return bootstrap_mean(values, repeats, least=0)
 
 
 def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interval:
@@ -408,8 +374,8 @@ def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interva
     also draws from two imagined problems. All values of the first are *least*, all values of the
     second are 1. These two stand for kinds of problems that were too rare to be measured.
     """
-    sums = [*by_problem(values, repeats), least * repeats, repeats]
-    drawn = bootstrap_ratio(sums, [repeats] * len(sums))
+    totals = [*sums(values, repeats), least * repeats, repeats]
+    drawn = bootstrap_ratio(totals, [repeats] * len(totals))
     return Interval(fmean(values), drawn.low, drawn.high)
 
 
@@ -552,18 +518,17 @@ def _accuracy_row(result: Result, baseline: str) -> dict[str, str]:
     if result.several is not None:
         samples = result.several.samples
         count = f"{result.n // samples} x {samples}"
-    against = ""
-    p = ""
-    if result.name != baseline:
-        against = f"{result.difference.points:+.1f}"
-        p = "" if result.p is None else f"{result.p:.2g}"
-    return {
+    row = {
         "": result.name,
         "n": count,
         "accuracy": f"{result.accuracy:.1%}",
-        f"against {_short(baseline)}": against,
-        "p": p,
+        f"against {_short(baseline)}": "",
+        "p": "",
     }
+    if result.name != baseline:
+        row[f"against {_short(baseline)}"] = f"{result.difference.points:+z.1f}"
+        row["p"] = "" if result.p is None else f"{result.p:.2g}"
+    return row
 
 
 def _short(baseline: str) -> str:

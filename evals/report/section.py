@@ -37,22 +37,10 @@ class Case:
     """The number of the sample."""
     problem: int
     """The number of the problem."""
-    arm: str
-    """The name of the method's arm."""
-    outcome: str
-    """The outcome of the sample."""
-    right: bool
-    """Whether the answer is right."""
-    baseline_right: bool
-    """Whether the baseline's answer is right."""
-    seconds: float
-    """Wall seconds of the sample."""
-    baseline_seconds: float
-    """Wall seconds of the baseline's sample."""
-    drafts: int
-    """Judged drafts."""
-    rejected: int
-    """Judged drafts that were repaired."""
+    sample: Sample
+    """The method's sample."""
+    baseline: Sample
+    """The baseline's sample."""
 
 
 CaseKind: TypeAlias = Literal["slowest", "lost", "gained"]
@@ -198,13 +186,7 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
         run=run,
         figures=figures,
         cases=choose_cases(figures, samples, run.repeats, baseline),
-        verdicts=judge_methods(
-            by_time(figures),
-            samples,
-            run.repeats,
-            max_loss,
-            baseline,
-        ),
+        verdicts=judge_methods(by_time(figures), run.repeats, max_loss),
         max_loss=max_loss,
         baseline=baseline,
     )
@@ -217,37 +199,21 @@ def choose_cases(
     baseline: str = LARGE.name,
 ) -> Cases:
     """Choose cases of the methods from the *samples* of every arm by their number."""
-    theirs = samples[baseline]
     cases = [
-        _case(number, repeats, sample, theirs[number])
+        Case(number, number // repeats, sample, samples[baseline][number])
         for arm in arms
         if arm.kind == "method"
         for number, sample in samples[arm.name].items()
     ]
-    lost = [case for case in cases if case.baseline_right and not case.right]
-    gained = [case for case in cases if case.right and not case.baseline_right]
-    cases.sort(key=lambda case: -case.seconds)
+    changed = [case for case in cases if case.sample.correct != case.baseline.correct]
+    lost = [case for case in changed if case.baseline.correct]
+    gained = [case for case in changed if case.sample.correct]
+    cases.sort(key=lambda case: -case.sample.seconds)
     return {
         "slowest": cases[:MAX_SLOWEST_CASES],
         "lost": lost[:MAX_CHANGED_CASES],
         "gained": gained[:MAX_CHANGED_CASES],
     }
-
-
-def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:
-    ledger = sample.ledger
-    return Case(
-        number=number,
-        problem=number // repeats,
-        arm=sample.arm,
-        outcome=sample.outcome,
-        right=sample.correct,
-        baseline_right=theirs.correct,
-        seconds=sample.seconds,
-        baseline_seconds=theirs.seconds,
-        drafts=ledger.drafts,
-        rejected=ledger.drafts - ledger.accepted,
-    )
 
 
 def provenance(section: Section) -> Iterator[tuple[str, str]]:

@@ -163,7 +163,7 @@ def _case_table(
     links: Links,
 ) -> Table:
     rows = [_case_row(case, section) for case in cases]
-    targets = [links.get((case.number, case.arm)) for case in cases]
+    targets = [links.get((case.number, case.sample.arm)) for case in cases]
     if not any(targets):
         note = "No traces: `stepspec eval --traces` keeps them; this table then links to them."
         return Table(title, rows, note, words=4)
@@ -176,12 +176,14 @@ def _case_row(case: Case, section: Section) -> Row:
     problem = " ".join(section.run.problems[case.problem].split())
     if len(problem) > MAX_PROBLEM_CHARACTERS:
         problem = f"{problem[: MAX_PROBLEM_CHARACTERS - 1]}…"
+    sample = case.sample
+    ledger = sample.ledger
     return {
         "problem": str(case.problem + 1),
         "": problem,
-        "arm": case.arm,
-        "outcome": case.outcome,
-        "seconds": number(case.seconds),
-        f"{section.baseline}, s": number(case.baseline_seconds),
-        "rejected": f"{case.rejected} of {case.drafts}",
+        "arm": sample.arm,
+        "outcome": sample.outcome,
+        "seconds": number(sample.seconds),
+        f"{section.baseline}, s": number(case.baseline.seconds),
+        "rejected": f"{ledger.drafts - ledger.accepted} of {ledger.drafts}",
     }

@@ -7,13 +7,12 @@ If the problems are too few to tell, the verdict says how many more would do.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..arms import LARGE
-from ..results import Interval, Result, difference, disagreements
-from ..sample import Sample
+from ..results import Interval, Result, difference
 
 MAX_LOSS = 0.02
 """The acceptable loss of accuracy as a share of all problems, as for `stepspec calibrate`."""
@@ -72,53 +71,30 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, without the name of the arm."""
-        accuracy = f"{self.difference.points:+.1f}".replace(" [", " points [")
+        accuracy = f"{self.difference.points:+z.1f}".replace(" [", " points [")
         return f"{_speed_words(self)}, accuracy {accuracy}: {_loss_words(self)}"
 
 
 def judge_methods(
     figures: Sequence[Result],
-    samples: Mapping[str, Mapping[int, Sample]],
     repeats: int = 1,
     max_loss: float = MAX_LOSS,
-    baseline: str = LARGE.name,
 ) -> list[Verdict]:
-    """
-    Judge all methods, in the order of *figures*.
-
-    *samples* has those of each arm by number, and *repeats* samples for each problem.
-    """
-    by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
-    return [
-        _judge(
-            result,
-            repeats,
-            *disagreements(by_arm[result.name], by_arm[baseline]),
-            max_loss,
-        )
-        for result in figures
-        if result.kind == "method"
-    ]
+    """Judge all methods, in the order of *figures*, with *repeats* samples of each problem."""
+    return [_judge(result, repeats, max_loss) for result in figures if result.kind == "method"]
 
 
-def _judge(
-    result: Result,
-    repeats: int,
-    gained: int,
-    lost: int,
-    max_loss: float,
-) -> Verdict:
+def _judge(result: Result, repeats: int, max_loss: float) -> Verdict:
     problems = result.n // repeats
-    apart = result.difference
-    loss = _loss(apart, max_loss)
+    loss = _loss(result.difference, max_loss)
     further = None
     if loss == "unknown" and repeats == 1:
-        further = further_for_loss(problems, gained, lost, max_loss)
+        further = further_for_loss(problems, result.gained, result.lost, max_loss)
     return Verdict(
         arm=result.name,
         speedup=_reciprocal(result.ratio),
         speed=_speed(result.ratio, problems),
-        difference=apart,
+        difference=result.difference,
         loss=loss,
         max_loss=max_loss,
         further_for_loss=further,

@@ -122,11 +122,12 @@ def _write_traces(folder: Path, section: Section, prefix: str) -> Links:
     Return the paths of the pages, relative to *folder*.
     """
     links: dict[tuple[int, str], str] = {}
-    for case in {case for cases in section.cases.values() for case in cases}:
-        trace = section.run.trace(case.number, case.arm)
+    shown = {(case.number, case.sample.arm) for cases in section.cases.values() for case in cases}
+    for number, arm in shown:
+        trace = section.run.trace(number, arm)
         if trace is not None:
             target = Path(TRACES) / f"{prefix}{trace.stem}.html"
             (folder / TRACES).mkdir(exist_ok=True)
             (folder / target).write_text(html(trace.read_bytes()), encoding="utf-8")
-            links[case.number, case.arm] = target.as_posix()
+            links[number, arm] = target.as_posix()
     return links

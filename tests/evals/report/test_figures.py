@@ -56,10 +56,11 @@ def test_samples_keep_their_numbers() -> None:
 
 def test_cases_are_the_failed_and_the_slow_problems() -> None:
     chosen = choose_cases(compare_arms(samples(), ARMS), complete(samples(), ARMS, 1), 1)
-    assert [case.seconds for case in chosen["slowest"]] == [5.0, 4.0, 3.0, 2.0]
-    assert {case.arm for case in chosen["slowest"]} == {SHIPPED.name}
-    assert [(case.problem, case.outcome) for case in chosen["lost"]] == [(2, "wrong")]
-    assert [(case.problem, case.outcome, case.baseline_seconds) for case in chosen["gained"]] == [
-        (3, "right", 4.0)
-    ]
-    assert [(case.rejected, case.drafts) for case in chosen["slowest"]] == [(1, 4)] * 4
+    assert [case.sample.seconds for case in chosen["slowest"]] == [5.0, 4.0, 3.0, 2.0]
+    assert {case.sample.arm for case in chosen["slowest"]} == {SHIPPED.name}
+    assert [(case.problem, case.sample.outcome) for case in chosen["lost"]] == [(2, "wrong")]
+    assert [
+        (case.problem, case.sample.outcome, case.baseline.seconds) for case in chosen["gained"]
+    ] == [(3, "right", 4.0)]
+    ledgers = [case.sample.ledger for case in chosen["slowest"]]
+    assert [(ledger.accepted, ledger.drafts) for ledger in ledgers] == [(3, 4)] * 4

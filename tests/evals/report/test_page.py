@@ -53,7 +53,7 @@ def section() -> Section:
 
 @pytest.fixture(scope="module")
 def document(section: Section) -> str:
-    links = {(case.number, case.arm): "traces/one.html" for case in section.cases["slowest"]}
+    links = {(case.number, case.sample.arm): "traces/one.html" for case in section.cases["slowest"]}
     return to_html([(section, links)], "Made for a test")
 
 

@@ -129,7 +129,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> str:
     run = read_folder(RECORDED)
     recorded = build_section(run)
     case = recorded.cases["slowest"][0]
-    links = {(case.number, case.arm): "traces/one.html"}
+    links = {(case.number, case.sample.arm): "traces/one.html"}
     return to_html(
         [(recorded, links), (make_section(tmp_path_factory.mktemp("made")), {})], "Made for a test"
     )

@@ -64,8 +64,8 @@ def test_the_baseline_is_that_of_the_run_or_another_arm_of_it(tmp_path: Path) ->
     assert build_section(run).baseline == LARGE.name
     section = build_section(run, baseline=SHIPPED.name)
     assert {f.name: f.ratio.value for f in section.figures}[SHIPPED.name] == 1.0
-    assert [case.baseline_seconds for case in section.cases["slowest"]] == [
-        case.seconds for case in section.cases["slowest"]
+    assert [case.baseline.seconds for case in section.cases["slowest"]] == [
+        case.sample.seconds for case in section.cases["slowest"]
     ]
     with pytest.raises(
         ConfigurationError,

@@ -109,7 +109,7 @@ def test_time_tokens_and_steps(section: Section) -> None:
 
 def test_links_lead_from_the_problems_to_their_traces(section: Section) -> None:
     case = section.cases["lost"][0]
-    links = {(case.number, case.arm): "traces/2.html"}
+    links = {(case.number, case.sample.arm): "traces/2.html"}
     linked = [row for table in _tables(section, links) for row in table.rows]
     words = ("3", "What is 1 + 3?", "SpecReason", "wrong")
     found, *_ = [row for row in linked if tuple(row.values())[:4] == words]

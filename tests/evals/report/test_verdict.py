@@ -15,7 +15,7 @@ from stepspec.evals import results
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.report.section import build_section
 from stepspec.evals.report.verdict import Verdict, further_for_loss, headline, judge_methods, points
-from stepspec.evals.results import Interval, by_time, compare_arms, complete, difference
+from stepspec.evals.results import Interval, by_time, compare_arms, difference
 from stepspec.evals.sample import Arm, Sample
 
 from .made import large, make_section, mixed
@@ -40,7 +40,7 @@ def measured(arm: Arm, seconds: Sequence[float], correct: Sequence[bool]) -> Mea
 def judged(done: Measured, *arms: Arm, repeats: int = 1, max_loss: float = 0.02) -> list[Verdict]:
     every = (LARGE, *arms)
     figures = by_time(compare_arms(done, every, repeats))
-    return judge_methods(figures, complete(done, every, repeats), repeats, max_loss)
+    return judge_methods(figures, repeats, max_loss)
 
 
 def against(n: int, gained: int, lost: int, seconds: float = 2.0, arm: Arm = METHOD) -> Measured:
