@@ -19,6 +19,7 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import at_once, supervised
 from stepspec.orchestrator.errors import WorkersLost
+from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.settings import Settings
@@ -54,7 +55,7 @@ class Worker(Protocol):
 
 
 WorkerSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Worker]]
-"""Holds one worker at a time."""
+"""Holds one worker. The block is left with `WorkerLost` if the worker is gone."""
 
 
 class WorkerGroup(Protocol):
@@ -80,17 +81,21 @@ class LocalWorker:
     name: str = "here"
     """The name of the worker."""
 
+    async def observed(self, trial: Trial, observe: Observer) -> Solution | None:
+        """Solve a problem. *observe* sees the events of the run."""
+        return await solve_once(
+            self.solver,
+            trial.arm,
+            trial.task.problem,
+            sampling=self.plan.sampling.with_seed(trial.seed),
+            budget=self.plan.budget,
+            observe=observe,
+        )
+
     async def solve(self, trial: Trial, trace_to: Path | None) -> Solution | None:
         recorder = Recorder(Stopwatch())
         try:
-            return await solve_once(
-                self.solver,
-                trial.arm,
-                trial.task.problem,
-                sampling=self.plan.sampling.with_seed(trial.seed),
-                budget=self.plan.budget,
-                observe=recorder,
-            )
+            return await self.observed(trial, recorder)
         finally:
             if trace_to is not None and recorder.moments:
                 trace.write(trace_to, recorder.moments)
@@ -157,11 +162,11 @@ async def run(
 
     async def fill(slot: WorkerSlot) -> None:
         while True:
-            async with slot() as worker:
-                try:
+            try:
+                async with slot() as worker:
                     await at_once(work(worker) for _ in range(plan.concurrency))
-                except WorkerLost:
-                    _check_lost(lost_with, plan)
+            except WorkerLost:
+                _check_lost(lost_with, plan)
 
     async with supervised(*map(fill, slots)):
         await queue.join()

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,14 +52,14 @@ def specreason() -> Trial:
 async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_along(
     tmp_path: Path,
 ) -> None:
-    async with served() as (settings, large), AsyncExitStack() as stack:
-        room = WorkerSession(stack)
+    room = WorkerSession()
+    async with served() as (settings, large), room.stack:
         assert await room.enter(pickle.loads(pickle.dumps(settings)), PLAN) is None
         warmed = len(large.requests)
         assert warmed > 1
-        solved, trace = await room.solve(specreason(), traced=True)
+        solved, trace = await room.solve(specreason(), True)
         assert len(large.requests) > warmed
-        again, nothing = await room.solve(specreason(), traced=False)
+        again, nothing = await room.solve(specreason(), False)
     assert isinstance(solved, Solution)
     assert isinstance(again, Solution)
     assert pickle.loads(pickle.dumps(solved)) == solved
@@ -74,14 +74,16 @@ async def test_an_error_of_an_endpoint_is_sent_back_with_the_trace_of_the_failed
 ) -> None:
     # the worker waits for no server to come back
     monkeypatch.setattr("stepspec.api.OUTAGE_SECONDS", 0.0)
-    async with served() as (settings, large), AsyncExitStack() as stack:
-        room = WorkerSession(stack)
+    room = WorkerSession()
+    async with served() as (settings, large), room.stack:
         await room.enter(settings, PLAN)
         large.faults.extend([Refuse(500, "dead")] * 9)
-        failed, trace = await room.solve(specreason(), traced=True)
+        failed, trace = await room.solve(specreason(), True)
         assert trace
         large.faults.extend([Refuse(500, "dead")] * 9)
-        unable = await WorkerSession(stack).enter(settings, PLAN)
+        other = WorkerSession()
+        async with other.stack:
+            unable = await other.enter(settings, PLAN)
     for error in (failed, unable):
         assert isinstance(error, EndpointUnavailable)
         sent = pickle.loads(pickle.dumps(error))
