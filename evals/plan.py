@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepspec import settings as configuration
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import arm_options
+from stepspec.orchestrator.run_options import Limits, arm_options
 from stepspec.run_parts import check_policies
 from stepspec.settings import Settings
 
@@ -33,7 +32,7 @@ class Plan:
     """The arms."""
     sampling: Sampling
     """The sampling. Its seed is not used: every sample has its own."""
-    budget: Budget
+    budget: Limits
     """The budget of each run."""
     repeats: int = 1
     """Samples of each problem by each arm."""
@@ -88,9 +87,7 @@ def identity(plan: Plan) -> Mapping[str, Any]:
     return {
         "arms": [arm.record() for arm in plan.arms],
         "sampling": plan.sampling.model_dump(exclude={"seed"}),
-        "budget": {
-            name: getattr(plan.budget, name) for name in ("tokens", "steps", "seconds", "answer")
-        },
+        "budget": plan.budget.model_dump(),
         "repeats": plan.repeats,
         "seed": plan.seed,
         "concurrency": plan.concurrency,

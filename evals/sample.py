@@ -8,7 +8,6 @@ from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from stepspec.api import Solver
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.metrics import Acceptance
@@ -247,7 +246,7 @@ async def solve_once(
     problem: str,
     *,
     sampling: Sampling | None = None,
-    budget: Budget | None = None,
+    budget: Limits | None = None,
     observe: Observer = lambda event: None,
 ) -> Solution | None:
     """
@@ -258,7 +257,7 @@ async def solve_once(
     """
     run = arm.resolve(solver.settings.run)
     sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling))
-    limits = run.budget if budget is None else Limits.of(budget)
+    limits = budget or run.budget
     run = run.model_copy(update={"sampling": sampling, "budget": limits})
     clock = Stopwatch()
     try:

@@ -86,24 +86,15 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
 
     A settings file needs them to serve what was calibrated.
     """
-    names = {*arm_options(), "sampling", "budget"}
-    values, defaults = (
-        each.model_dump(
-            mode="json",
-            include=names,
-            exclude={"sampling": {"seed"}},
-            exclude_none=True,
-        )
-        for each in (settings, Settings.model_construct())
+    changed = settings.model_dump(
+        mode="json",
+        include={*arm_options(), "sampling", "budget"},
+        exclude={"sampling": {"seed"}},
+        exclude_defaults=True,
+        exclude_none=True,
     )
-    changed = {name: value for name, value in values.items() if value != defaults.get(name)}
-    for table in ("sampling", "budget"):
-        if table in changed:
-            usual = defaults[table]
-            changed[table] = {
-                name: value for name, value in changed[table].items() if value != usual.get(name)
-            }
-    return changed
+    # A table of which only the seed was set is empty.
+    return {name: value for name, value in changed.items() if value != {}}
 
 
 def solve_on_servers(

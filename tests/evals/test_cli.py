@@ -46,7 +46,7 @@ def plan(samples: int = 1) -> Plan:
 def test_sampling_and_budget_come_from_the_settings() -> None:
     made = plan()
     assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
-    assert made.budget == Budget(900, 50)
+    assert made.budget.to_budget() == Budget(900, 50)
     assert (made.seed, made.concurrency, made.repeats) == (3, 2, 1)
     assert plan(4).repeats == 4
 

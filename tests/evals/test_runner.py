@@ -28,6 +28,7 @@ from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ContextTooLong, WorkersLost
+from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
 from .scripted import ScriptedSolver, SolveCall, solution
@@ -44,7 +45,13 @@ def plan(
     *competing: Arm, repeats: int = 1, concurrency: int = 1, tasks: tuple[Task, ...] = TASKS
 ) -> Plan:
     return Plan(
-        tasks, competing or ARMS, Sampling(temperature=0.6), Budget(512), repeats, 7, concurrency
+        tasks,
+        competing or ARMS,
+        Sampling(temperature=0.6),
+        Limits(tokens=512),
+        repeats,
+        7,
+        concurrency,
     )
 
 

@@ -395,7 +395,7 @@ def _plan(
         (),
         competing,
         sampling,
-        settings.budget.to_budget(),
+        settings.budget,
         samples,
         seed,
         concurrency,
