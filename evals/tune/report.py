@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,14 +15,11 @@ from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
 
 from ..calibration.policy_file import changed_settings
-from ..results import Interval
-from .accuracy import Accuracy
+from ..results import Interval, aligned
 from .measuring import Measured
 from .prediction import MAX_PASSED, Figures, Verdict, predict, ranked
 
 COMMENT_COLUMNS = 96
-METHOD_COLUMNS = 18
-MIN_ENDED = 3  # chains that ended, of which some should be solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +34,15 @@ class Report:
     """The limit of the measurement."""
     problems: str
     """The problems, in words."""
-    accuracy: Accuracy | None = None
-    """Answers of the method and of the large model alone; None if they were not compared."""
-    solved: int | None = None
-    """Chains of the large model with the right answer, of those that ended; None: not known."""
-    ended: int = 0
-    """Chains of the large model that ended."""
 
     @classmethod
-    def of(
-        cls,
-        measured: Measured,
-        minutes: float,
-        problems: str,
-        **more: Any,
-    ) -> Report:
+    def of(cls, measured: Measured, minutes: float, problems: str) -> Report:
         """Predict what every method gains, and choose one."""
         paces = measured.paces
-        methods: tuple[Figures, ...] = ()
+        figures: list[Figures] = []
         if paces is not None:
-            lengths = measured.lengths
-            methods = ranked([predict(each, paces, lengths) for each in measured.tried])
-        return cls(measured, methods, minutes, problems, **more)
+            figures = [predict(each, paces, measured.lengths) for each in measured.tried]
+        return cls(measured, ranked(figures), minutes, problems)
 
     @property
     def hopeless(self) -> bool:
@@ -121,40 +105,32 @@ class Report:
         return f"{more:.0f} more minute{'' if more == 1 else 's'} would be enough"
 
     def lines(self, written: str = "") -> Iterator[str]:
-        """The headline, and what is known of verdicts, answers and problems."""
+        """The headline, and what is known of verdicts and problems."""
         yield self.headline
         if self.methods:
-            answers = "not measured (give problems with answers)."
-            if self.accuracy is not None:
-                answers = self.accuracy.sentence
-            yield f"Verdicts: {verdicts(self.methods[0])} Answers: {answers}"
+            errors = self.methods[0].errors
+            share = points(errors) if errors else "an unknown share"
+            yield f"Verdicts: {share} of the small model's errors let through."
         done = f" Wrote {written}." if written else ""
         yield f"Problems: {self.problems}.{done}"
-        if self.solved == 0 and self.ended >= MIN_ENDED:
-            yield (
-                f"The large model solved none of the {self.ended} problems that it finished: it is"
-                " no reasoning model, or these are not its problems. Give problems that it can"
-                " solve (--problems)."
-            )
         if self.measured.interrupted:
             yield f"Interrupted after {self.measured.seconds:.0f} s: this is what was known."
 
     def table(self) -> Table:
         """A line for each method, the best first, in 80 columns."""
         users = self.measured.paces.users if self.measured.paces else 1
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("method", max_width=METHOD_COLUMNS, overflow="fold")
-        for column in ("accepted", "errors", "alone", f"{users} users"):
-            table.add_column(column, justify="right", no_wrap=True)
-        for method in self.methods:
-            table.add_row(
-                method.arm.name,
-                f"{method.accepted.value:.0%}",
-                points(method.errors) if method.errors else "",
-                f"{times(method.alone.value)} {within(method.alone)}",
-                times(method.loaded) if method.loaded else "",
-            )
-        return table
+        return aligned(
+            [
+                {
+                    "method": method.arm.name,
+                    "accepted": f"{method.accepted.value:.0%}",
+                    "errors": points(method.errors) if method.errors else "",
+                    "alone": f"{times(method.alone.value)} {within(method.alone)}",
+                    f"{users} users": times(method.loaded) if method.loaded else "",
+                }
+                for method in self.methods
+            ]
+        )
 
     def notes(self) -> Iterator[str]:
         """What the reader should know about these figures."""
@@ -176,10 +152,7 @@ class Report:
             loaded = f"{1000 * paces.loaded:.1f} ms a token"
             yield f"large model, {paces.users} streams at once: {loaded}"
         lengths = self.measured.lengths
-        yield (
-            f"{len(lengths)} chains of the large model, {self.ended} ended,"
-            f" {sum(lengths.values())} tokens"
-        )
+        yield f"{len(lengths)} chains of the large model, {sum(lengths.values())} tokens"
         for method in self.methods:
             yield (
                 f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places;"
@@ -212,7 +185,7 @@ class Report:
             {
                 **changed_settings(settings),
                 **self._choice(),
-                **{role: endpoint_table(end) for role, end in ends.items() if end},
+                **{role: _endpoint(end) for role, end in ends.items() if end},
             },
         )
         return "\n".join([*head, text])
@@ -252,9 +225,6 @@ class Report:
                 for method in self.methods
             ],
             "paces": asdict(measured.paces) if measured.paces else None,
-            "chains": {"written": len(measured.chains), "ended": self.ended},
-            "solved": self.solved,
-            "accuracy": asdict(self.accuracy) if self.accuracy else None,
             "problems": self.problems,
             "skipped": measured.skipped,
             "notes": list(self.notes()),
@@ -264,14 +234,14 @@ class Report:
         }
 
 
-def endpoint_table(settings: Any) -> Mapping[str, Any]:
-    """Return the fields of an endpoint that are set, as a table of a settings file."""
-    fields = settings.model_dump(
+def _endpoint(settings: Any) -> dict[str, Any]:
+    """Return what is set of an endpoint, as a table of a settings file."""
+    fields: dict[str, Any] = settings.model_dump(
         mode="json",
         exclude_unset=True,
         exclude={"role", "api_key"},
     )
-    return {name: value for name, value in fields.items() if value not in (None, [], {})}
+    return fields
 
 
 def times(value: float) -> str:
@@ -288,9 +258,3 @@ def within(interval: Interval) -> str:
 def points(interval: Interval) -> str:
     """Write a share in per cent, with its interval: ``11% [4, 25]``."""
     return f"{interval.value:.0%} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
-
-
-def verdicts(method: Figures) -> str:
-    """Say what the verdicts of *method* let through."""
-    errors = points(method.errors) if method.errors else "an unknown share"
-    return f"{errors} of the small model's errors let through."
