@@ -37,8 +37,8 @@ POLL_SECONDS = 1.0
 """Seconds between checks of the patience."""
 PAUSE_SECONDS = 2.0
 """Seconds before a lost worker is replaced."""
-MUST_AGREE = ("python", "stepspec", "code")
-"""What has to be the same in all processes. "code" is a hash of the installed files."""
+MUST_AGREE = ("python", "stepspec", "commit")
+"""What has to be the same in all processes. Two clones may have one version and other code."""
 
 
 class RemoteWorker(Protocol):

@@ -6,25 +6,18 @@ be sent.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from hashlib import blake2b
-from pathlib import Path
 
-import stepspec
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Recorder, Stopwatch, dump
 from stepspec.settings import Settings
 
+from . import provenance
 from .plan import Plan, Trial
 from .runner import LocalWorker, local_worker
-
-# the files that decide how a problem is solved: code, prompts, settings
-CODE = (".py", ".txt", ".toml")
 
 
 def describe_process() -> dict[str, str]:
@@ -33,24 +26,8 @@ def describe_process() -> dict[str, str]:
         "host": platform.node(),
         "python": platform.python_version(),
         "stepspec": importlib.metadata.version("stepspec"),
-        "code": code(),
+        "commit": provenance.commit() or "",
     }
-
-
-def code() -> str:
-    """
-    A hash of the installed package: two clones with different code mostly have the same version.
-    """
-    root = Path(stepspec.__file__).parent
-    digest = blake2b(digest_size=16)
-    for path in sorted(_sources(root)):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def _sources(root: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(root, followlinks=True):
-        yield from (Path(folder, name) for name in names if name.endswith(CODE))
 
 
 class WorkerSession:

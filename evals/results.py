@@ -252,12 +252,14 @@ def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     sample. No method that chooses one model for each problem can be better. A method that uses both
     models within one problem can be better. Return [] unless both models ran alone.
     """
+    small = by_arm.get(SMALL.name)
     large = by_arm.get(LARGE.name) or by_arm.get(PLAIN.name)
-    if not large or SMALL.name not in by_arm:
+    if not small or not large:
         return []
-    pairs = zip(by_arm[SMALL.name], large, strict=True)
-    chosen = [cheap if cheap.correct else costly for cheap, costly in pairs]
-    return [replace(sample, arm=ORACLE) for sample in chosen]
+    return [
+        replace(cheap if cheap.correct else costly, arm=ORACLE)
+        for cheap, costly in zip(small, large, strict=True)
+    ]
 
 
 def _result(

@@ -241,8 +241,8 @@ def test_a_worker_gets_all_settings_and_one_problem_at_a_time_and_its_trace_is_k
         ({"python": "3.8.1"}, r"has python 3\.8\.1, and this machine 3\."),
         ({"stepspec": "0.0.9"}, r"has stepspec 0\.0\.9, and this machine"),
         (
-            {"code": "f00"},
-            r"has code f00, and this machine \S+: install the same on every machine",
+            {"commit": "f00"},
+            r"has commit f00, and this machine \S+: install the same on every machine",
         ),
     ],
 )

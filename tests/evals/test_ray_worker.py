@@ -15,9 +15,10 @@ import pytest
 
 from stepspec import Solution
 from stepspec.cli.eval import arms
+from stepspec.evals import provenance
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial, trials
-from stepspec.evals.ray_worker import WorkerSession, code, describe_process
+from stepspec.evals.ray_worker import WorkerSession, describe_process
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
@@ -96,10 +97,10 @@ def test_a_worker_describes_its_process_and_imports_no_packages_that_only_the_co
     None
 ):
     described = describe_process()
-    assert (described["host"], described["python"], described["code"]) == (
+    assert (described["host"], described["python"], described["commit"]) == (
         platform.node(),
         platform.python_version(),
-        code(),
+        provenance.commit(),
     )
     extras = "{'datasets', 'math_verify', 'numpy', 'ray', 'scipy', 'sympy', 'torch'}"
     lines = (
