@@ -102,12 +102,6 @@ class Result:
     """The number of samples of which the baseline's is right, and this arm's is not."""
     difference: Interval
     """The arm's accuracy minus the baseline's."""
-    p: float | None
-    """
-    The p-value of McNemar's exact test. None: each problem has several samples.
-
-    The samples of one problem depend on each other, but the test assumes independent samples.
-    """
     seconds: float
     """The mean of the wall seconds of a sample."""
     median: float
@@ -292,7 +286,6 @@ def _result(
         gained=gained,
         lost=lost,
         difference=apart,
-        p=mcnemar(gained, lost) if repeats == 1 else None,
         seconds=fmean(seconds),
         median=median(seconds),
         tail=sorted(seconds)[int(0.95 * len(seconds))],
@@ -421,19 +414,6 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     )
 
 
-def mcnemar(gained: int, lost: int) -> float:
-    """
-    Return the p-value of McNemar's test (1947), by the exact binomial distribution.
-
-    The p-value is the probability that gains and losses differ at least as much as *gained* and
-    *lost*, if a gain is as likely as a loss.
-    """
-    n = gained + lost
-    outcomes = 1 << n  # 2 to the power of n
-    outcomes_as_uneven = 2 * sum(math.comb(n, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, outcomes_as_uneven / outcomes)
-
-
 def difference(n: int, gained: float, lost: float) -> Interval:
     """
     Return the difference of two shares of the same *n* problems, with Tango's interval (1998).
@@ -520,17 +500,13 @@ def _accuracy_row(result: Result, baseline: str) -> dict[str, str]:
     if result.several is not None:
         samples = result.several.samples
         count = f"{result.n // samples} x {samples}"
-    row = {
+    is_baseline = result.name == baseline
+    return {
         "": result.name,
         "n": count,
         "accuracy": f"{result.accuracy:.1%}",
-        f"against {_short(baseline)}": "",
-        "p": "",
+        f"against {_short(baseline)}": "" if is_baseline else f"{result.difference.points:+z.1f}",
     }
-    if result.name != baseline:
-        row[f"against {_short(baseline)}"] = f"{result.difference.points:+z.1f}"
-        row["p"] = "" if result.p is None else f"{result.p:.2g}"
-    return row
 
 
 def _short(baseline: str) -> str:

@@ -257,21 +257,12 @@ async def solve_once(
     """
     run = arm.resolve(solver.settings.run)
     sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling))
-    limits = budget or run.budget
-    run = run.model_copy(update={"sampling": sampling, "budget": limits})
-    clock = Stopwatch()
+    run = run.model_copy(update={"sampling": sampling, "budget": budget or run.budget})
     try:
         if arm.policy == PLAIN:
-            return await solve_plain(
-                solver,
-                problem,
-                sampling,
-                limits.to_budget(),
-                clock,
-                system=run.system,
-            )
+            return await solve_plain(solver, problem, run)
         with separate_cache(arm.name):
-            return await solver.solve(problem, run, observe=observe, clock=clock)
+            return await solver.solve(problem, run, observe=observe, clock=Stopwatch())
     except ContextTooLong:
         return None
 

@@ -72,7 +72,7 @@ def accuracy_table(section: Section) -> Table:
         accuracy_rows(section.figures, section.baseline),
         "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the"
         " difference on the same problems (with several samples per problem, a bootstrap over the"
-        " problems for both). p: McNemar's exact test. The oracle takes the small model's sample"
+        " problems for both). The oracle takes the small model's sample"
         " where it is right and the large model's elsewhere: no choice of a model per problem is"
         " more accurate. Truncated runs ran out of tokens, time or context; they count as right if"
         " their answer is right.",

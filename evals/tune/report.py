@@ -91,18 +91,12 @@ class Report:
                 f"It does not pay: {best.arm.name}, the best method, is {gain}; it accepts"
                 f" {best.accepted.value:.0%} of the drafts."
             )
-        return f"Not known yet: {best.arm.name} may be {gain}; {self._enough(best)}."
+        return f"Not known yet: {best.arm.name} may be {gain}; more --minutes may tell."
 
     def _loaded(self, best: Figures) -> str:
         if best.loaded is None or self.measured.paces is None:
             return ""
         return f", {times(best.loaded)} with {self.measured.paces.users} users"
-
-    def _enough(self, best: Figures) -> str:
-        more = best.minutes_needed(self.minutes)
-        if more is None:
-            return "it is about as fast, so that more minutes would not tell"
-        return f"{more:.0f} more minute{'' if more == 1 else 's'} would be enough"
 
     def lines(self, written: str = "") -> Iterator[str]:
         """The headline, and what is known of verdicts and problems."""
