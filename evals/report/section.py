@@ -5,10 +5,9 @@ look at.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError
@@ -23,10 +22,6 @@ from .verdict import MAX_LOSS, Verdict, headline, judge_methods
 MAX_SLOWEST_CASES = 5
 MAX_CHANGED_CASES = 12
 """The most cases that were lost, and the most that were gained."""
-CONDITIONS = ("problems", "sampling", "budget", "repeats", "seed", "concurrency")
-"""The conditions of a run that are listed. "problems" is a hash."""
-PROGRAM = ("commit", "versions", "platform", "cpus", "python")
-"""What is listed of the program and of the machine that measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,30 +209,3 @@ def choose_cases(
         "lost": lost[:MAX_CHANGED_CASES],
         "gained": gained[:MAX_CHANGED_CASES],
     }
-
-
-def provenance(section: Section) -> Iterator[tuple[str, str]]:
-    """Yield the rows, name and value, of the list "How it was measured"."""
-    run = section.run
-    first = run.sessions[0]
-    yield "run folder", str(run.path)
-    for command in dict.fromkeys(shlex.join(session["command"]) for session in run.sessions):
-        yield "command", command
-    times = [f"{s['date']} to {s.get('ended', 'interrupted')}" for s in run.sessions]
-    yield "measured", "; ".join(times)
-    yield "benchmark", words(run.record["benchmark"])
-    for name in CONDITIONS:
-        yield name, words(run.about[name])
-    for server in first["servers"]:
-        version = server["version"] or "of an unknown version"
-        yield f"{server['role']} server", f"vLLM {version} at {server['url']}"
-    for name in PROGRAM:
-        yield name, words(first[name])
-
-
-def words(value: object) -> str:
-    """Write a *value* of JSON. Of a table, names without a value are left out."""
-    if not isinstance(value, dict):
-        return str(value)
-    fields = cast("Mapping[str, object]", value)
-    return ", ".join(f"{name} {field}" for name, field in fields.items() if field not in (None, ""))

@@ -24,7 +24,7 @@ from .command_line import writable
 from .program import stderr, stdout
 
 if TYPE_CHECKING:
-    from stepspec.evals.report.tables import Links
+    from stepspec.evals.report.formats import Links
 
 REPORT_EXAMPLES = """
 Examples:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import orjson
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.report.formats import Links, to_html
 from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import Section, build_section
 from stepspec.evals.sample import Arm, Sample, StepRecord
@@ -173,3 +176,25 @@ def make_section(path: Path, **changed: Any) -> Section:
     """The section of a report about a folder that is made at *path*."""
     run = read_folder(folder(path, **changed))
     return build_section(run)
+
+
+VOID = re.compile(r"<(meta|link)([^>]*?)/?>")
+
+
+def parsed(page: str) -> ElementTree.Element:
+    """The main part of a report, as a tree."""
+    body = re.sub(r"(?s)^.*<main", "<main", page).partition("</main>")[0] + "</main>"
+    return ElementTree.fromstring(VOID.sub(r"<\1\2/>", body))
+
+
+def tables(section: Section, links: Links | None = None) -> dict[str, list[dict[str, str]]]:
+    """The rows of all tables of the report of *section*, by their titles."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for card in parsed(to_html([(section, links or {})], "made")).iter("section"):
+        title = card.find("h4")
+        if title is None:
+            continue
+        head, *rows = [["".join(cell.itertext()) for cell in row] for row in card.iter("tr")]
+        assert all(len(row) == len(head) for row in rows)
+        found[str(title.text)] = [dict(zip(head, row, strict=True)) for row in rows]
+    return found

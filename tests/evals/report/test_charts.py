@@ -18,10 +18,9 @@ from stepspec.evals.report.formats import to_html, with_code
 from stepspec.evals.results import Result, compare_arms
 from stepspec.evals.sample import Arm
 
-from .made import ARMS, crowd, make_section, mixed, samples
+from .made import ARMS, crowd, make_section, mixed, parsed, samples
 
 HOSTILE = "<script>alert(1)</script>&$x$"
-VOID = re.compile(r"<(meta|link)([^>]*?)/?>")
 
 
 @pytest.fixture
@@ -31,9 +30,7 @@ def arms() -> list[Result]:
 
 def drawings(page: str) -> list[ElementTree.Element]:
     """The time of a problem, and accuracy against latency."""
-    body = re.sub(r"(?s)^.*<main", "<main", page).partition("</main>")[0] + "</main>"
-    root = ElementTree.fromstring(VOID.sub(r"<\1\2/>", body))
-    return [each for each in root.iter("div") if each.get("class") == "drawing"]
+    return [each for each in parsed(page).iter("div") if each.get("class") == "drawing"]
 
 
 @pytest.fixture
