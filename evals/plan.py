@@ -50,8 +50,6 @@ class Trial:
 
     number: int
     """The number of the sample among those of the arm."""
-    repeat: int
-    """The number of the sample among those of its problem, from 0."""
     seed: int
     """The sampling seed."""
     task: Task
@@ -72,7 +70,6 @@ def trials(plan: Plan) -> Iterator[Trial]:
             for arm in turns(plan.arms, number):
                 yield Trial(
                     number,
-                    repeat,
                     derive_seed(plan.seed, index, repeat),
                     task,
                     arm,

@@ -124,8 +124,6 @@ class Result:
     """
     outcomes: Mapping[Outcome, int]
     """The number of samples with each outcome. A degraded sample counts under two outcomes."""
-    truncated_but_right: int
-    """The number of truncated samples whose answer is right."""
     several: SeveralSamples | None = None
     """pass@k and maj@k; None with one sample of each problem."""
     speculation: ByRole = field(default_factory=dict[Role, Acceptance])
@@ -154,13 +152,6 @@ class Result:
         """The discarded tokens as a share of all written tokens."""
         discarded = self.total("discarded")
         return discarded / (self.total("kept") + discarded or 1)
-
-    def count_text(self, outcome: Outcome) -> str:
-        """Return the number of samples with this *outcome* as text, such as ``3 (1 right)``."""
-        number = self.outcomes.get(outcome, 0)
-        if outcome == "truncated" and self.truncated_but_right:
-            return f"{number} ({self.truncated_but_right} right)"
-        return str(number)
 
     def record(self) -> dict[str, Any]:
         """Return all figures, for files."""
@@ -295,9 +286,6 @@ def _result(
         accept_rate=_accept_rate(samples),
         steps=_mean_steps(samples),
         outcomes=dict(outcomes),
-        truncated_but_right=sum(
-            sample.correct for sample in samples if sample.outcome == "truncated"
-        ),
         several=several_samples(samples, repeats) if repeats > 1 else None,
         speculation=sum_acceptances(sample.speculation for sample in samples),
     )
@@ -490,7 +478,7 @@ def accuracy_rows(results: Sequence[Result], baseline: str) -> list[dict[str, st
     ]
     return [
         _accuracy_row(result, baseline)
-        | {outcome: result.count_text(outcome) for outcome in outcomes}
+        | {outcome: str(result.outcomes.get(outcome, 0)) for outcome in outcomes}
         for result in results
     ]
 

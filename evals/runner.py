@@ -193,7 +193,6 @@ async def _graded(trial: Trial, solution: Solution | None, graders: Graders) -> 
         correct=grade == "right",
         graded=grade != "ungraded",
         name=trial.task.name,
-        repeat=trial.repeat,
         seed=trial.seed,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
@@ -59,8 +59,6 @@ class Arm:
         name: str,
         method: str,
         choices: Mapping[str, Any] | None = None,
-        *,
-        sampling: Mapping[str, Any] | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> Arm:
         """
@@ -69,19 +67,14 @@ class Arm:
         The *overrides* are other options of a run. Raise `ConfigurationError` for a wrong value.
         """
         run = RunOptions(policy=method, options=dict(choices or {}), auto=False)
-        return cls(name, run.with_overrides(overrides), dict(sampling or {}))
+        return cls(name, run.with_overrides(overrides))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Arm:
         """Make an arm of what `record` returned. Fields that this version lacks are left out."""
         overrides: Any = {name: record[name] for name in arm_options() if name in record}
-        return cls.of(
-            record["name"],
-            record["policy"],
-            record["options"],
-            sampling=record.get("sampling"),
-            **overrides,
-        )
+        arm = cls.of(record["name"], record["policy"], record["options"], **overrides)
+        return replace(arm, sampling=record.get("sampling", {}))
 
     def record(self) -> dict[str, Any]:
         """The arm as one table of names and values, for files."""
@@ -164,8 +157,6 @@ class Sample:
     """The text after the thinking."""
     name: str = ""
     """The name of the task."""
-    repeat: int = 0
-    """The number of the sample among those of its problem, from 0."""
     seed: int = 0
     """The sampling seed."""
     steps: tuple[StepRecord, ...] = ()

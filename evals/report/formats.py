@@ -18,7 +18,7 @@ from stepspec.service.watch.page import allowed, style
 from ..results import accuracy_rows, by_time
 from . import charts
 from .section import Section
-from .verdict import small_print
+from .verdict import points
 
 TEMPLATES = Path(__file__).with_name("templates")
 Links: TypeAlias = Mapping[tuple[int, str], str]
@@ -60,6 +60,7 @@ ENVIRONMENT.filters.update(
     number=number,
     words=words,
     command=shlex.join,
+    points=points,
 )
 
 
@@ -96,7 +97,6 @@ def _content(section: Section, links: Links) -> dict[str, Any]:
         "front": charts.front(arms),
         "accuracy_rows": accuracy_rows(arms, section.baseline),
         "links": links,
-        "note": small_print(section.max_loss, section.baseline),
     }
 
 

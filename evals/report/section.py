@@ -5,7 +5,7 @@ look at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -104,57 +104,18 @@ class Section:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences about the limits of the figures of this run."""
-        recorded = [
-            remark for session in self.run.sessions for remark in session.get("remarks", ())
-        ]
-        return [*self._limits(), *dict.fromkeys(recorded)]
+        """What was remarked when the run was measured."""
+        sessions = self.run.sessions
+        remarks = [remark for session in sessions for remark in session.get("remarks", ())]
+        return list(dict.fromkeys(remarks))
 
-    def _limits(self) -> Iterator[str]:
-        about = self.run.about
-        wanted = len(self.run.problems)
-        if self.miniature:
-            yield _miniature(about.get("profile"))
-        if self.problems < wanted:
-            yield (
-                f"Unfinished: {self.problems} of {wanted} problems were solved by all arms, and"
-                " only these count. The same `stepspec eval` continues the run."
-            )
-        if about["concurrency"] > 1:
-            yield (
-                f"{about['concurrency']} runs were executed at the same time, also of different"
-                " arms, and shared the servers: an arm is slower beside a demanding one. To avoid"
-                " that, measure each arm in a run of its own, or with --concurrency 1."
-            )
-        hosts = self._hosts("small") & self._hosts("large")
-        if hosts:
-            yield (
-                f"Both models are served at {min(hosts)}. If they share a card or CPU cores, work"
-                " of the small model slows the large one in every arm with both, as it would not on"
-                " separate hardware."
-            )
-        if about.get("half"):
-            yield (
-                f"Only the half of the benchmark that is reserved for the {about['half']} was used."
-            )
-
-    def _hosts(self, role: str) -> set[str]:
-        servers = self.run.sessions[0]["servers"]
-        return {
-            str(urlsplit(str(server["url"])).hostname)
-            for server in servers
-            if server["role"] == role
-        }
-
-
-def _miniature(name: str | None) -> str:
-    profile = f" (profile `{name}`)" if name else ""
-    return (
-        "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
-        f" served by real vLLM on a CPU; only the cost of a forward pass is set{profile}, to have"
-        " the shape of a GPU's. The figures show the overhead of stepspec and how methods compare"
-        " where the judge is good. They predict nothing about real models."
-    )
+    @property
+    def shared_host(self) -> str:
+        """A host that serves both models; "" if there is none."""
+        hosts: dict[str, set[str]] = {"small": set(), "large": set()}
+        for server in self.run.sessions[0]["servers"]:
+            hosts[server["role"]].add(str(urlsplit(server["url"]).hostname))
+        return min(hosts["small"] & hosts["large"], default="")
 
 
 def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> Section:

@@ -166,20 +166,6 @@ def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
     return f"No method is shown to be faster than {baseline} without a loss above {limit}."
 
 
-def small_print(max_loss: float, baseline: str) -> str:
-    """Explain the sentences of the verdicts."""
-    return (
-        f"Faster: mean seconds of {baseline} divided by those of the method, on the same problems;"
-        f" slower: the reciprocal. Accuracy: the difference from {baseline}. Brackets are 95%"
-        " intervals: a bootstrap over the problems for the time, Tango's score interval for the"
-        " accuracy (with several samples per problem, a bootstrap). A loss above"
-        f" {points(max_loss)} is excluded if the whole interval is above -{points(max_loss)}. About"
-        " N more: with N further problems, the interval is as likely as not to exclude that loss,"
-        " if both are equally accurate and disagree as often as so far. Each interval stands for"
-        " itself: of many methods, some will err."
-    )
-
-
 def points(share: float) -> str:
     """Write *share* in percentage points."""
     value = f"{100 * share:g}"

@@ -157,7 +157,7 @@ SETTINGS = Settings.model_validate(
     {"small": "http://a:1,http://b:1", "large": "http://c:1", "policy": "bild"}
 )
 PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Limits(tokens=256))
-TRIAL = Trial(0, 0, 7, PLAN.tasks[0], LARGE)
+TRIAL = Trial(0, 7, PLAN.tasks[0], LARGE)
 SOLVED = solution("2")
 DESCRIBED = describe_process()
 

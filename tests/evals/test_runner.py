@@ -6,6 +6,7 @@ die.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -96,9 +97,9 @@ async def test_all_arms_share_the_seed_and_the_budget_and_no_two_samples_share_a
 ) -> None:
     solver = ScriptedSolver(right)
     samples = await take(solver, plan(repeats=3), tmp_path / "samples.jsonl")
-    seeds = {(sample.name, sample.repeat): sample.seed for sample in samples}
-    assert len(set(seeds.values())) == len(seeds) == 12
-    assert all(sample.seed == seeds[sample.name, sample.repeat] for sample in samples)
+    seeds = Counter((sample.name, sample.seed) for sample in samples)
+    assert len({seed for _, seed in seeds}) == len(seeds) == 12
+    assert set(seeds.values()) == {len(ARMS)}
     assert [call.sampling.seed for call in solver.calls] == [sample.seed for sample in samples]
     assert {(call.budget, call.sampling.temperature) for call in solver.calls} == {
         (Budget(512), 0.6)
@@ -201,10 +202,8 @@ async def test_every_arm_warms_up_on_something_short() -> None:
 
 
 def test_trials_are_numbered_by_problem_and_repeat() -> None:
-    numbers = [
-        (trial.number, trial.repeat, trial.task.name) for trial in trials(plan(LARGE, repeats=2))
-    ]
-    assert numbers[:3] == [(0, 0, "own/0"), (1, 1, "own/0"), (2, 0, "own/1")]
+    numbers = [(trial.number, trial.task.name) for trial in trials(plan(LARGE, repeats=2))]
+    assert numbers[:3] == [(0, "own/0"), (1, "own/0"), (2, "own/1")]
 
 
 @dataclass

@@ -198,3 +198,13 @@ def tables(section: Section, links: Links | None = None) -> dict[str, list[dict[
         assert all(len(row) == len(head) for row in rows)
         found[str(title.text)] = [dict(zip(head, row, strict=True)) for row in rows]
     return found
+
+
+def notices(section: Section) -> list[str]:
+    """The remarks on the limits of the figures of *section*."""
+    (notice,) = [
+        each
+        for each in parsed(to_html([(section, {})], "made")).iter("div")
+        if each.get("class") == "notice"
+    ]
+    return ["".join(each.itertext()) for each in notice]

@@ -64,7 +64,7 @@ def test_accuracy(section: Section) -> None:
 def test_truncated_runs_are_shown(tmp_path: Path) -> None:
     cut = {(n, SHIPPED.name): replace(samples()[n, SHIPPED.name], finish="length") for n in (0, 2)}
     section = make_section(tmp_path, done={**samples(), **cut})
-    assert row(section, "Accuracy", SHIPPED.name)["truncated"] == "2 (1 right)"
+    assert row(section, "Accuracy", SHIPPED.name)["truncated"] == "2"
     assert row(section, "Accuracy", LARGE.name)["truncated"] == "0"
     assert "Truncated runs ran out" in to_html([(section, {})], "made")
 
