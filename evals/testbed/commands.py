@@ -18,7 +18,7 @@ from stepspec.servers.launcher.up import until_signalled
 from ..arms import PLAIN, SHIPPED, SMALL
 from ..plan import turns
 from ..results import Result, summarise
-from ..sample import Arm, Sample, Task, derive_seed, sample_once
+from ..sample import Arm, Sample, derive_seed, sample_once
 from .servers import NO_SPECULATION, PAIR, SCORERS, running
 from .solving_pair import fresh_tasks, pair_solver
 
@@ -93,9 +93,10 @@ async def demo(
             await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0)
         samples: list[Sample] = []
         for number, task in enumerate(fresh_tasks(problems, seed)):
+            console.print()
+            console.print(Text(task.problem, "bold"), soft_wrap=True)
             for arm in turns(ARMS, number):
-                is_shown = arm.name == SHIPPED.name
-                observe: Observer = _shown_run(task, printer, console) if is_shown else _ignore
+                observe = printer(console) if arm.name == SHIPPED.name else _ignore
                 sample = await sample_once(
                     solver,
                     arm,
@@ -108,13 +109,6 @@ async def demo(
                 console.print(Text.assemble(seconds, mark))
                 samples.append(sample)
     return summarise(samples, ARMS)
-
-
-def _shown_run(task: Task, printer: Callable[[Console], Observer], console: Console) -> Observer:
-    """Print the problem, and return the observer that prints its run."""
-    console.print()
-    console.print(Text(task.problem, "bold"), soft_wrap=True)
-    return printer(console)
 
 
 def _ignore(event: Event) -> None:
