@@ -59,7 +59,7 @@ class Evaluation:
     def about(self, solver: Solver) -> dict[str, Any]:
         """Return the values that have to agree for samples to belong to one run."""
         template = self.benchmark.template
-        values: dict[str, Any] = {
+        return {
             "benchmark": self.benchmark.name,
             "problems": self.digest,
             "half": self.half,
@@ -68,12 +68,10 @@ class Evaluation:
             "system": solver.settings.system,
             "models": dict(solver.models),
             "weights": weights_digest("large", "small") if self.profile else None,
+            "prompts": {name: prompt.sha256 for name, prompt in solver.prompts.items()},
+            "templates": solver.templates,
+            **identity(self.plan),
         }
-        if solver.prompts:
-            values["prompts"] = {name: prompt.sha256 for name, prompt in solver.prompts.items()}
-        if any(solver.templates):
-            values["templates"] = solver.templates
-        return {**values, **identity(self.plan)}
 
 
 async def evaluate(

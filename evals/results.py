@@ -183,8 +183,7 @@ def complete(
 
 def default_baseline(arms: Iterable[Arm]) -> str:
     """Return the default baseline: ``plain`` if it is among *arms*, else the large model alone."""
-    names = [arm.name for arm in arms]
-    if PLAIN.name in names:
+    if any(arm.name == PLAIN.name for arm in arms):
         return PLAIN.name
     return LARGE.name
 
@@ -268,8 +267,9 @@ def _result(
         accuracy = wilson(sum(right), len(right))
         apart = difference(len(gains), gained, lost)
     else:
-        accuracy = bootstrap_mean(right, repeats, least=0)
-        apart = bootstrap_mean(gains, repeats, least=-1)
+        sizes = [repeats] * (len(samples) // repeats)
+        accuracy = bootstrap_share(sums(right, repeats), sizes, least=0)
+        apart = bootstrap_share(sums(gains, repeats), sizes, least=-1)
     return Result(
         arm=arm,
         n=len(samples),
@@ -349,17 +349,18 @@ def sums(values: Sequence[float], repeats: int) -> list[float]:
     return [sum(values[start : start + repeats]) for start in starts]
 
 
-def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interval:
+def bootstrap_share(totals: Sequence[float], sizes: Sequence[float], least: int) -> Interval:
     """
-    Return the mean of *values* with a bootstrap interval over the problems.
+    Return the mean of the values of all problems, with a bootstrap interval over the problems.
 
-    Each problem has *repeats* values in a row, and each value is from *least* to 1. The bootstrap
-    also draws from two imagined problems. All values of the first are *least*, all values of the
-    second are 1. These two stand for kinds of problems that were too rare to be measured.
+    A problem has the sum of its values in *totals*, and their number in *sizes*. Each value is from
+    *least* to 1. The bootstrap also draws from two imagined problems. All values of the first are
+    *least*, all values of the second are 1. These two stand for kinds of problems that were too
+    rare to be measured.
     """
-    totals = [*sums(values, repeats), least * repeats, repeats]
-    drawn = bootstrap_ratio(totals, [repeats] * len(totals))
-    return Interval(fmean(values), drawn.low, drawn.high)
+    size = fmean(sizes)
+    drawn = bootstrap_ratio([*totals, least * size, size], [*sizes, size, size])
+    return Interval(sum(totals) / sum(sizes), drawn.low, drawn.high)
 
 
 def wilson(successes: float, n: float) -> Interval:
@@ -447,7 +448,7 @@ def tables(results: Sequence[Result], baseline: str = LARGE.name) -> list[Table]
 
     The first table has the accuracy. The second table has time and tokens. With several samples of
     each problem, a third table has pass@k and maj@k. Each table fits into 80 columns unless an arm
-    has a long name. `small_print` explains the columns.
+    has a long name. `SMALL_PRINT` explains the columns.
     """
     parts = [
         accuracy_rows(results, baseline),
@@ -521,14 +522,8 @@ def _several_row(name: str, several: SeveralSamples) -> dict[str, str]:
     return {"": name, f"pass@{k}": f"{several.best:.1%}", f"maj@{k}": f"{several.majority:.1%}"}
 
 
-def small_print(baseline: str) -> str:
-    """Explain the columns of `tables`."""
-    if baseline == PLAIN.name:
-        return f"{SMALL_PRINT} plain: the large model as one ordinary request."
-    return SMALL_PRINT
-
-
 SMALL_PRINT = (
     "Brackets: 95% intervals, over problems. n: problems x samples. docs/evals.md explains each"
-    " column."
+    " column. plain: the large model as one ordinary request."
 )
+"""Explains the columns of `tables`."""

@@ -236,18 +236,18 @@ async def solve_once(
     arm: Arm,
     problem: str,
     *,
-    sampling: Sampling | None = None,
+    sampling: Sampling,
     budget: Limits | None = None,
     observe: Observer = lambda event: None,
 ) -> Solution | None:
     """
     Solve *problem* with *arm*. Return None if the problem is too long.
 
-    The sampling of the arm overrides *sampling*. If *sampling* or *budget* is None, the settings
-    decide. The arm does not use what other arms left in the servers' prefix caches.
+    The sampling of the arm overrides *sampling*. If *budget* is None, the settings decide. The arm
+    does not use what other arms left in the servers' prefix caches.
     """
     run = arm.resolve(solver.settings.run)
-    sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling))
+    sampling = sampling.model_copy(update=dict(arm.sampling))
     run = run.model_copy(update={"sampling": sampling, "budget": budget or run.budget})
     try:
         if arm.policy == PLAIN:

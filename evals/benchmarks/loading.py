@@ -63,12 +63,6 @@ class Benchmark:
             return None
         return known()[self.prompt]
 
-    def put(self, problem: str) -> str:
-        """Return the text that a model reads for *problem*."""
-        if self.template is None:
-            return problem
-        return self.template.fill(problem=problem)
-
 
 Raw: TypeAlias = Mapping[str, Any]
 """A row as the file or the hub has it."""
@@ -107,10 +101,11 @@ def load(
         ][:limit]
     if not tasks:
         raise ConfigurationError(f"no problems in {data or benchmark.name}")
-    return [
-        replace(task, problem=benchmark.put(task.problem), question=_question(task))
-        for task in tasks
-    ]
+    tasks = [replace(task, question=_question(task)) for task in tasks]
+    template = benchmark.template
+    if template is None:
+        return tasks
+    return [replace(task, problem=template.fill(problem=task.problem)) for task in tasks]
 
 
 def _question(task: Task) -> str:

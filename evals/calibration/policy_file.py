@@ -7,7 +7,7 @@ Runs of a calibration on real servers, and the policy file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -138,11 +138,11 @@ class CalibrationSettings:
     """The result."""
     options: Mapping[str, Any]
     """The policy's other options."""
-    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    changes: Mapping[str, Any]
     """The other settings that are not at their defaults."""
-    models: Mapping[str, str] = field(default_factory=dict[str, str])
+    models: Mapping[str, str]
     """The models that the promise holds for, by role."""
-    conditions: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    conditions: Mapping[str, Any]
     """The settings of the runs that the promise holds for."""
 
     @property

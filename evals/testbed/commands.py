@@ -56,16 +56,14 @@ async def up(
         )
         async with starting as served:
             if json_output:
-                found = {name: asdict(server.running) for name, server in served.items()}
-                text = json.dumps(found)
+                text = json.dumps({name: asdict(each.running) for name, each in served.items()})
             else:
                 width = max(map(len, served))
                 lines = [f"{name:<{width}}  {server.base_url}" for name, server in served.items()]
                 text = "\n".join(lines)
             print(text, flush=True)
             for name in SCORERS & served.keys():
-                note = f"{name} can score suffixes: suffix_scoring = true in its settings."
-                console.print(note, style="dim")
+                console.print(f"{name} can score suffixes: suffix_scoring = true", style="dim")
             console.print("Ctrl-C stops them.", style="dim")
             await asyncio.Event().wait()
 

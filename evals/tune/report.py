@@ -45,11 +45,6 @@ class Report:
         return cls(measured, ranked(figures), minutes, problems)
 
     @property
-    def hopeless(self) -> bool:
-        """Whether no method can pay, because the small model is hardly faster."""
-        return self.measured.paces is not None and self.measured.paces.hopeless
-
-    @property
     def best(self) -> Figures | None:
         """The method to use, or that may pay; None if none may."""
         return next((method for method in self.methods if not method.careless), None)
@@ -59,13 +54,15 @@ class Report:
         """Whether the pair pays."""
         if self.best is not None:
             return self.best.verdict
-        return "does not pay" if self.hopeless or self.methods else "not known"
+        paces = self.measured.paces
+        is_hopeless = paces is not None and paces.hopeless
+        return "does not pay" if is_hopeless or self.methods else "not known"
 
     @property
     def headline(self) -> str:
         """Whether it pays, in one or two sentences."""
         paces = self.measured.paces
-        if paces is not None and self.hopeless:
+        if paces is not None and paces.hopeless:
             return (
                 f"It does not pay: the small model takes {1000 * paces.small.token:.3g} ms for a"
                 f" token, the large one {1000 * paces.large.token:.3g} ms; choose a smaller model."
@@ -80,10 +77,9 @@ class Report:
                 f" model's errors through, also {fastest.arm.name}, the fastest"
                 f" ({fastest.alone.value:.1f}x)."
             )
-        gain = (
-            f"{times(best.alone.value)} as fast as the large model alone {within(best.alone)}"
-            f"{self._loaded(best)}"
-        )
+        gain = f"{times(best.alone.value)} as fast as the large model alone {within(best.alone)}"
+        if paces is not None and best.loaded is not None:
+            gain += f", {times(best.loaded)} with {paces.users} users"
         if self.verdict == "pays":
             return f"Use {best.arm.name}: {gain}."
         if self.verdict == "does not pay":
@@ -92,11 +88,6 @@ class Report:
                 f" {best.accepted.value:.0%} of the drafts."
             )
         return f"Not known yet: {best.arm.name} may be {gain}; more --minutes may tell."
-
-    def _loaded(self, best: Figures) -> str:
-        if best.loaded is None or self.measured.paces is None:
-            return ""
-        return f", {times(best.loaded)} with {self.measured.paces.users} users"
 
     def lines(self, written: str = "") -> Iterator[str]:
         """The headline, and what is known of verdicts and problems."""

@@ -32,7 +32,7 @@ from stepspec.evals.benchmarks import (
 from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.grading.graders import require_graders
 from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_settings
-from stepspec.evals.results import Result, small_print, tables
+from stepspec.evals.results import SMALL_PRINT, Result, tables
 from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.servers import miniature
@@ -448,4 +448,4 @@ def _show(results: list[Result], baseline: str, *, as_json: bool) -> None:
         return
     for part in tables(results, baseline):
         stdout.print(part)
-    stdout.print(small_print(baseline), style="dim")
+    stdout.print(SMALL_PRINT, style="dim")
