@@ -34,7 +34,6 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Stopwatch
 
 PLAIN = "plain"
-CHAT = "/v1/chat/completions"
 
 
 @dataclass(slots=True)
@@ -154,7 +153,7 @@ async def solve_plain(solver: Solver, problem: str, run: RunOptions) -> Solution
         try:
             async with (
                 asyncio.timeout(run.budget.seconds),
-                server.connection.stream(call, request, path=CHAT) as events,
+                server.connection.stream(call, request, path="/v1/chat/completions") as events,
             ):
                 while (event := await events.next()) is not None:
                     reply.add(call, event)

@@ -199,7 +199,6 @@ class _PooledWorker:
 
 ray = cast("Any", _ray)  # parts of its signatures have no types
 
-LOCAL = "local"
 DIED = (
     exceptions.RayActorError,
     exceptions.OutOfMemoryError,
@@ -258,7 +257,7 @@ async def cluster(
 
 async def _join(address: str, workers: int) -> None:
     options: dict[str, Any] = {}
-    if address == LOCAL:
+    if address == "local":
         options = {**LOCAL_OPTIONS, "num_cpus": workers}
     elif address != "auto":
         await _reach(address)

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from operator import add, floordiv, mul, sub
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["add", "sub", "double", "halve"]
@@ -30,10 +29,10 @@ PHRASES: dict[Kind, tuple[str, ...]] = {
     "halve": ("keeps half of them",),
 }
 CHANGES: dict[Kind, tuple[str, Callable[[int, int], int]]] = {
-    "add": ("+", add),
-    "sub": ("-", sub),
-    "double": ("*", mul),
-    "halve": ("/", floordiv),
+    "add": ("+", int.__add__),
+    "sub": ("-", int.__sub__),
+    "double": ("*", int.__mul__),
+    "halve": ("/", int.__floordiv__),
 }
 """The sign of each kind of operation, and the function that calculates its result."""
 CHECKS: dict[Kind, str] = {

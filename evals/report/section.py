@@ -114,7 +114,7 @@ class Section:
         """A host that serves both models; "" if there is none."""
         hosts: dict[str, set[str]] = {"small": set(), "large": set()}
         for server in self.run.sessions[0]["servers"]:
-            hosts[server["role"]].add(str(urlsplit(server["url"]).hostname))
+            hosts[server["role"]].add(str(urlsplit(str(server["url"])).hostname))
         return min(hosts["small"] & hosts["large"], default="")
 
 
