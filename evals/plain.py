@@ -31,7 +31,6 @@ from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.solution import Solution
-from stepspec.orchestrator.trace import Stopwatch
 
 PLAIN = "plain"
 
@@ -148,7 +147,8 @@ async def solve_plain(solver: Solver, problem: str, run: RunOptions) -> Solution
     async def ask(server: Server) -> tuple[Reply, float]:
         assert isinstance(server, ConnectedEndpoint)
         reply = Reply()
-        clock = Stopwatch()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         call = server.connection.call("write")
         try:
             async with (
@@ -161,7 +161,7 @@ async def solve_plain(solver: Solver, problem: str, run: RunOptions) -> Solution
                     raise call.error(MalformedReply, "the stream ended without a finish_reason")
         except TimeoutError:
             reply.finish = "time"
-        return reply, clock()
+        return reply, clock() - began
 
     assert isinstance(large, ReplicatedEndpoint)
     # A problem has the same replica in every session while that is up.

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from stepspec.orchestrator.events import Event, Observer
+from stepspec.orchestrator.events import Observer
 from stepspec.servers.launcher import TokenSpeculation
 from stepspec.servers.launcher.up import until_signalled
 
@@ -94,7 +94,8 @@ async def demo(
             console.print()
             console.print(Text(task.problem, "bold"), soft_wrap=True)
             for arm in turns(ARMS, number):
-                observe = printer(console) if arm.name == SHIPPED.name else _ignore
+                is_shown = arm.name == SHIPPED.name
+                observe: Observer = printer(console) if is_shown else lambda event: None
                 sample = await sample_once(
                     solver,
                     arm,
@@ -107,7 +108,3 @@ async def demo(
                 console.print(Text.assemble(seconds, mark))
                 samples.append(sample)
     return summarise(samples, ARMS)
-
-
-def _ignore(event: Event) -> None:
-    """Print nothing."""

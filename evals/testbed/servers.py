@@ -36,10 +36,10 @@ from stepspec.servers.launcher.commands import (
 )
 from stepspec.servers.launcher.up import show_progress
 
-MODELS = Path(__file__).parent / "models"
+MODELS = Path(__file__).with_name("models")
 PROFILES = Path(__file__).with_name("profiles.toml")
 # a folder with the metadata of a distribution, for the servers' PYTHONPATH
-PLUGIN = Path(__file__).parent / "plugin"
+PLUGIN = Path(__file__).with_name("plugin")
 ARCHITECTURE = "PacedQwen3ForCausalLM"
 PAIR = ("large", "small")
 SERVED = "testbed-"  # the prefix of the names under which the models are served
