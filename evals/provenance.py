@@ -21,10 +21,11 @@ import orjson
 from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints.metrics import cache_labels
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.http.client import Connection
 from stepspec.orchestrator.http.http_errors import object_in
-from stepspec.orchestrator.http.paths import VERSION
+from stepspec.orchestrator.http.paths import METRICS, MODELS, VERSION
 
 from .sample import Task
 
@@ -118,7 +119,7 @@ def digest(tasks: Sequence[Task]) -> str:
 
 
 async def servers(solver: Solver) -> list[dict[str, Any]]:
-    """Role, URL and version of the servers of both models."""
+    """Version, models and cache settings of the servers of both models."""
     endpoints = (solver.small, solver.large)
     replicas = [settings for endpoint in endpoints for settings in endpoint.settings.each]
     return list(await asyncio.gather(*map(_server, replicas)))
@@ -126,13 +127,24 @@ async def servers(solver: Solver) -> list[dict[str, Any]]:
 
 async def _server(settings: Endpoint) -> dict[str, Any]:
     connection = Connection(settings)
-    version: str | None = None
     try:
-        async with asyncio.timeout(SECONDS):
-            reply = await connection.fetch(connection.call("describe"), VERSION, retries=0)
-            version = object_in(reply).get("version")
-    except (EndpointError, TimeoutError):
-        pass  # The report says that the version is unknown.
+        version, models, metrics = [
+            await _fetch(connection, path) for path in (VERSION, MODELS, METRICS)
+        ]
     finally:
         await connection.close()
-    return {"role": settings.role, "url": settings.url, "version": version}
+    return {
+        "role": settings.role,
+        "url": settings.url,
+        "version": object_in(version).get("version"),
+        "models": object_in(models).get("data"),
+        "cache": next(cache_labels(metrics), dict[str, str]()),
+    }
+
+
+async def _fetch(connection: Connection, path: str) -> bytes:
+    try:
+        async with asyncio.timeout(SECONDS):
+            return await connection.fetch(connection.call("describe"), path, retries=0)
+    except (EndpointError, TimeoutError):
+        return b""

@@ -455,10 +455,10 @@ def tables(results: Sequence[Result], baseline: str = LARGE.name) -> list[Table]
         [_cost_row(result, baseline) for result in results],
         [_several_row(result.name, result.several) for result in results if result.several],
     ]
-    return [aligned(rows) for rows in parts if rows]
+    return [_aligned(rows) for rows in parts if rows]
 
 
-def aligned(rows: Sequence[Mapping[str, str]]) -> Table:
+def _aligned(rows: Sequence[Mapping[str, str]]) -> Table:
     """Make a table. The keys of a row name the columns. The first column has the arms' names."""
     rendered = Table(box=None, padding=(0, 1, 0, 0))
     name, *figures = rows[0]

@@ -19,7 +19,7 @@ from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, 
 from stepspec.orchestrator.solution import Solution, StepFate
 from stepspec.orchestrator.trace import Stopwatch
 
-from .grading.graders import Gold
+from .grading.graders import Gold, Graders
 from .plain import PLAIN, solve_plain
 
 ByRole: TypeAlias = Mapping[Role, Acceptance]
@@ -256,6 +256,21 @@ async def solve_once(
             return await solver.solve(problem, run, observe=observe, clock=Stopwatch())
     except ContextTooLong:
         return None
+
+
+async def is_right(
+    solver: Solver,
+    arm: Arm,
+    task: Task,
+    seed: int,
+    graders: Graders,
+) -> bool:
+    """Whether *arm* solves *task* with this sampling *seed*. An ungraded answer is not right."""
+    sampling = solver.settings.run.sampling.with_seed(seed)
+    solution = await solve_once(solver, arm, task.problem, sampling=sampling)
+    if solution is None or not solution.text:
+        return False
+    return await task.gold.grade(solution.text, graders) == "right"
 
 
 async def sample_once(

@@ -25,7 +25,7 @@ from ..arms import LARGE
 from ..grading.graders import Graders
 from ..plan import configured_arm
 from ..results import aligned
-from ..sample import Arm, Task, derive_seed, solve_once
+from ..sample import Arm, Task, derive_seed, is_right
 from .search import CalibrationResult, CalibrationRun, SolveAt
 
 SEED_DISTANCE = 1_000_003
@@ -114,12 +114,9 @@ def solve_on_servers(
 
     async def solve(problem: int, value: float | None) -> CalibrationRun:
         arm = LARGE if value is None else served_arm(solver.settings, threshold, value)
-        task = tasks[problem]
-        sampling = solver.settings.run.sampling.with_seed(derive_seed(base_seed, problem, 0))
-        solution = await solve_once(solver, arm, task.problem, sampling=sampling)
-        text = solution.text if solution else ""
-        grade = await task.gold.grade(text, graders)
-        return CalibrationRun(problem, value, right=grade == "right")
+        seed = derive_seed(base_seed, problem, 0)
+        right = await is_right(solver, arm, tasks[problem], seed, graders)
+        return CalibrationRun(problem, value, right)
 
     return solve
 

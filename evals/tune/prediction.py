@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, hypot, inf, log, sqrt
+from math import ceil, exp, hypot, inf, log, sqrt
 from statistics import median
 from typing import Literal, TypeAlias
 
@@ -78,6 +78,19 @@ class Figures:
         if self.alone.low >= 1 and self.alone.value >= MIN_GAIN:
             return "pays"
         return "does not pay" if self.alone.high < MIN_GAIN else "not known"
+
+    def minutes_needed(self, minutes: float) -> float | None:
+        """
+        How many more minutes than *minutes* would show whether it pays.
+
+        None if it is about as fast as the large model, so that no time would.
+        """
+        if self.spread == inf:
+            return minutes
+        distance = abs(log(self.alone.value))
+        if distance < log(MIN_GAIN):
+            return None
+        return max(1.0, ceil(minutes * ((self.spread / distance) ** 2 - 1)))
 
 
 def predict(measured: MethodTrials, paces: PairPaces, chains: Mapping[int, int]) -> Figures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,11 +15,14 @@ from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
 
 from ..calibration.policy_file import changed_settings
-from ..results import Interval, aligned
+from ..results import Interval
+from .accuracy import Accuracy
 from .measuring import Measured
 from .prediction import MAX_PASSED, Figures, Verdict, predict, ranked
 
 COMMENT_COLUMNS = 96
+METHOD_COLUMNS = 18
+MIN_ENDED = 3  # chains that ended, of which some should be solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +37,28 @@ class Report:
     """The limit of the measurement."""
     problems: str
     """The problems, in words."""
+    accuracy: Accuracy | None = None
+    """Answers of the method and of the large model alone; None if they were not compared."""
+    solved: int | None = None
+    """Chains of the large model with the right answer, of those that ended; None: not known."""
+    ended: int = 0
+    """Chains of the large model that ended."""
 
     @classmethod
-    def of(cls, measured: Measured, minutes: float, problems: str) -> Report:
+    def of(
+        cls,
+        measured: Measured,
+        minutes: float,
+        problems: str,
+        **more: Any,
+    ) -> Report:
         """Predict what every method gains, and choose one."""
         paces = measured.paces
-        figures: list[Figures] = []
+        methods: tuple[Figures, ...] = ()
         if paces is not None:
-            figures = [predict(each, paces, measured.lengths) for each in measured.tried]
-        return cls(measured, ranked(figures), minutes, problems)
+            lengths = measured.lengths
+            methods = ranked([predict(each, paces, lengths) for each in measured.tried])
+        return cls(measured, methods, minutes, problems, **more)
 
     @property
     def best(self) -> Figures | None:
@@ -87,35 +103,49 @@ class Report:
                 f"It does not pay: {best.arm.name}, the best method, is {gain}; it accepts"
                 f" {best.accepted.value:.0%} of the drafts."
             )
-        return f"Not known yet: {best.arm.name} may be {gain}; more --minutes may tell."
+        return f"Not known yet: {best.arm.name} may be {gain}; {self._enough(best)}."
+
+    def _enough(self, best: Figures) -> str:
+        more = best.minutes_needed(self.minutes)
+        if more is None:
+            return "it is about as fast, so that more minutes would not tell"
+        return f"{more:.0f} more minute{'' if more == 1 else 's'} would be enough"
 
     def lines(self, written: str = "") -> Iterator[str]:
-        """The headline, and what is known of verdicts and problems."""
+        """The headline, and what is known of verdicts, answers and problems."""
         yield self.headline
         if self.methods:
-            errors = self.methods[0].errors
-            share = points(errors) if errors else "an unknown share"
-            yield f"Verdicts: {share} of the small model's errors let through."
+            answers = "not measured (give problems with answers)."
+            if self.accuracy is not None:
+                answers = self.accuracy.sentence
+            yield f"Verdicts: {verdicts(self.methods[0])} Answers: {answers}"
         done = f" Wrote {written}." if written else ""
         yield f"Problems: {self.problems}.{done}"
+        if self.solved == 0 and self.ended >= MIN_ENDED:
+            yield (
+                f"The large model solved none of the {self.ended} problems that it finished: it is"
+                " no reasoning model, or these are not its problems. Give problems that it can"
+                " solve (--problems)."
+            )
         if self.measured.interrupted:
             yield f"Interrupted after {self.measured.seconds:.0f} s: this is what was known."
 
     def table(self) -> Table:
         """A line for each method, the best first, in 80 columns."""
         users = self.measured.paces.users if self.measured.paces else 1
-        return aligned(
-            [
-                {
-                    "method": method.arm.name,
-                    "accepted": f"{method.accepted.value:.0%}",
-                    "errors": points(method.errors) if method.errors else "",
-                    "alone": f"{times(method.alone.value)} {within(method.alone)}",
-                    f"{users} users": times(method.loaded) if method.loaded else "",
-                }
-                for method in self.methods
-            ]
-        )
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("method", max_width=METHOD_COLUMNS, overflow="fold")
+        for column in ("accepted", "errors", "alone", f"{users} users"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for method in self.methods:
+            table.add_row(
+                method.arm.name,
+                f"{method.accepted.value:.0%}",
+                points(method.errors) if method.errors else "",
+                f"{times(method.alone.value)} {within(method.alone)}",
+                times(method.loaded) if method.loaded else "",
+            )
+        return table
 
     def notes(self) -> Iterator[str]:
         """What the reader should know about these figures."""
@@ -137,7 +167,10 @@ class Report:
             loaded = f"{1000 * paces.loaded:.1f} ms a token"
             yield f"large model, {paces.users} streams at once: {loaded}"
         lengths = self.measured.lengths
-        yield f"{len(lengths)} chains of the large model, {sum(lengths.values())} tokens"
+        yield (
+            f"{len(lengths)} chains of the large model, {self.ended} ended,"
+            f" {sum(lengths.values())} tokens"
+        )
         for method in self.methods:
             yield (
                 f"{method.arm.name}: accepts {points(method.accepted)} in {method.drafts} places;"
@@ -170,7 +203,7 @@ class Report:
             {
                 **changed_settings(settings),
                 **self._choice(),
-                **{role: _endpoint(end) for role, end in ends.items() if end},
+                **{role: endpoint_table(end) for role, end in ends.items() if end},
             },
         )
         return "\n".join([*head, text])
@@ -210,6 +243,9 @@ class Report:
                 for method in self.methods
             ],
             "paces": asdict(measured.paces) if measured.paces else None,
+            "chains": {"written": len(measured.chains), "ended": self.ended},
+            "solved": self.solved,
+            "accuracy": asdict(self.accuracy) if self.accuracy else None,
             "problems": self.problems,
             "skipped": measured.skipped,
             "notes": list(self.notes()),
@@ -219,14 +255,14 @@ class Report:
         }
 
 
-def _endpoint(settings: Any) -> dict[str, Any]:
-    """Return what is set of an endpoint, as a table of a settings file."""
-    fields: dict[str, Any] = settings.model_dump(
+def endpoint_table(settings: Any) -> Mapping[str, Any]:
+    """Return the fields of an endpoint that are set, as a table of a settings file."""
+    fields = settings.model_dump(
         mode="json",
         exclude_unset=True,
         exclude={"role", "api_key"},
     )
-    return fields
+    return {name: value for name, value in fields.items() if value not in (None, [], {})}
 
 
 def times(value: float) -> str:
@@ -243,3 +279,9 @@ def within(interval: Interval) -> str:
 def points(interval: Interval) -> str:
     """Write a share in per cent, with its interval: ``11% [4, 25]``."""
     return f"{interval.value:.0%} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+
+
+def verdicts(method: Figures) -> str:
+    """Say what the verdicts of *method* let through."""
+    errors = points(method.errors) if method.errors else "an unknown share"
+    return f"{errors} of the small model's errors let through."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +16,13 @@ from rich.console import Console
 from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.evals.benchmarks import BENCHMARKS, choose, load
+from stepspec.evals.grading.graders import Answer, require_graders
 from stepspec.evals.plan import check_arm, testbed_settings
-from stepspec.evals.sample import Arm
+from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.solving_pair import fresh_tasks, pair_solver
-from stepspec.evals.tune.measuring import Measuring
+from stepspec.evals.tune.accuracy import compare_answers
+from stepspec.evals.tune.judging import numbers
+from stepspec.evals.tune.measuring import Measured, Measuring
 from stepspec.evals.tune.report import Report
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
@@ -36,7 +41,7 @@ from .flags import (
     Testbed,
     with_settings,
 )
-from .problems import PROBLEMS, read_problems
+from .problems import ANSWERS, PROBLEMS, read_problems
 from .program import log, stderr, stdout, wait
 
 CANDIDATES = (
@@ -50,6 +55,8 @@ CANDIDATES = (
 """The methods that are compared, with their options, unless --policy names others."""
 WITH_CRITIC = ("reward",)
 """Further methods, if a reward model is known."""
+ANSWER_SHARE = 0.3  # of the time, for answers, if the right ones are known
+ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
 WIDTH = 80
 SEED = 0  # of generated problems
 EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}
@@ -59,7 +66,7 @@ Examples:
   stepspec tune --small http://localhost:8001/v1 \\
       --large http://localhost:8002/v1 -o stepspec.toml
 
-  # both servers are in stepspec.toml; your problems, and longer
+  # both servers are in stepspec.toml; your problems, with answers, and longer
   stepspec tune --problems problems.jsonl -n 40 --minutes 15 --users 16
 
   stepspec tune --problems gsm8k -p specreason:threshold=8 -p bild
@@ -69,13 +76,29 @@ Examples:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class ProblemSet:
+    """Problems to measure with."""
+
+    texts: tuple[str, ...]
+    """What the models read."""
+    words: str
+    """What they are, in words."""
+    answers: tuple[str, ...] = ()
+    """The right answers; empty if they are unknown, or if a benchmark's own code grades them."""
+    tasks: tuple[Task, ...] = ()
+    """The same problems, if answers of both are to be compared."""
+
+
 @with_settings("tune", SERVERS, SAMPLING, BUDGET)
 def command(
     policy: Policies = None,
     problems: Annotated[
         Path | None,
         typer.Option(
-            help=("A benchmark, or a file of problems: one a line, or JSONL or Parquet."),
+            help=(
+                "A benchmark, or a file of problems: one a line, or JSONL or Parquet with answers."
+            ),
         ),
     ] = None,
     limit: Annotated[
@@ -104,15 +127,31 @@ def command(
     finite("--minutes", minutes)
     if output is not None:
         writable("--output", output)
-    settings, texts, words = prepare(problems, limit, testbed=testbed)
+    settings, chosen = prepare(problems, limit, testbed=testbed)
     arms = choose_arms(policy, settings)
     solving = pair_solver(profile, stderr) if testbed else Solver(settings)
+    graded = minutes * ANSWER_SHARE if chosen.tasks else 0.0
 
     async def work(on_part: Callable[[str], object]) -> tuple[Report, Settings]:
         async with solving as solver:
             solver.require_both()
-            measured = await Measuring(solver, arms, texts, users, on_part).measure(minutes)
-            report = Report.of(measured, minutes, words)
+            measuring = Measuring(solver, arms, chosen.texts, users, on_part)
+            measured = await measuring.measure(minutes - graded)
+            report = make_report(measured, minutes, chosen)
+            best = report.best
+            if chosen.tasks and best is not None and not measured.interrupted:
+                on_part("answers")
+                try:
+                    accuracy = await compare_answers(
+                        solver,
+                        best.arm,
+                        chosen.tasks,
+                        users,
+                        60 * graded,
+                    )
+                    report = replace(report, accuracy=accuracy)
+                except asyncio.CancelledError:
+                    measured.interrupted = True
             return report, solver.settings if testbed else settings
 
     with prompts.replacing(settings.prompts), stderr.status("measuring") as status:
@@ -129,19 +168,17 @@ def command(
         raise typer.Exit(code)
 
 
-def prepare(
-    problems: Path | None, limit: int, *, testbed: bool
-) -> tuple[Settings, tuple[str, ...], str]:
+def prepare(problems: Path | None, limit: int, *, testbed: bool) -> tuple[Settings, ProblemSet]:
     """
-    The settings and the problems of a measurement, and what the problems are, in words.
+    The settings and the problems of a measurement.
 
     Raise `ConfigurationError` unless the settings name two servers, and for wrong problems.
     """
     if testbed:
         only_without_testbed(problems=problems)
-        texts = tuple(task.problem for task in fresh_tasks(limit, SEED))
-        return testbed_settings(), texts, f"{limit} of the miniature pair"
-    texts, words = read_texts(problems, limit)
+        tasks = tuple(fresh_tasks(limit, SEED))
+        return testbed_settings(), with_answers(tasks, "the miniature pair")
+    chosen = read_set(problems, limit)
     settings = Solver().settings
     small = settings.small
     large = settings.large
@@ -155,26 +192,28 @@ def prepare(
             f"--small and --large are the same server, {small.url}: name the server of a smaller"
             " model with --small"
         )
-    return settings, texts, words
+    return settings, chosen
 
 
-def read_texts(path: Path | None, limit: int) -> tuple[tuple[str, ...], str]:
+def read_set(path: Path | None, limit: int) -> ProblemSet:
     """
     The first problems of the file at *path*, or of the benchmark of that name; None: built-in ones.
 
-    What they are, in words, is returned too. Raise `ConfigurationError` for a file or a name that
-    is neither.
+    Raise `ConfigurationError` for a file or a name that is neither.
     """
     if path is None:
         texts = PROBLEMS[:limit]
-        return texts, f"{len(texts)} built-in ones; give yours"
+        return ProblemSet(
+            texts,
+            f"{len(texts)} built-in ones; give yours",
+            ANSWERS[:limit],
+        )
     name = str(path)
     if path.suffix == ".parquet" or name in BENCHMARKS or _has_answers(path):
         benchmark, data = choose(name)
-        texts = tuple(task.problem for task in load(benchmark, data, seed=SEED, limit=limit))
-    else:
-        texts = tuple(problem.text for problem in read_problems(path, limit))
-    return texts, f"{len(texts)} of {name}"
+        return with_answers(tuple(load(benchmark, data, seed=SEED, limit=limit)), name)
+    texts = tuple(problem.text for problem in read_problems(path, limit))
+    return ProblemSet(texts, f"{len(texts)} of {name}, without answers")
 
 
 def _has_answers(path: Path) -> bool:
@@ -184,6 +223,16 @@ def _has_answers(path: Path) -> bool:
     with path.open(encoding="utf-8", errors="replace") as lines:
         first = next(lines, "")
     return '"problem"' in first and '"answer"' in first
+
+
+def with_answers(tasks: tuple[Task, ...], source: str) -> ProblemSet:
+    """The problems of *tasks*. Raise `ConfigurationError` if their answers cannot be graded."""
+    require_graders(task.gold for task in tasks)
+    texts = tuple(task.problem for task in tasks)
+    answers = tuple(str(task.gold) for task in tasks if isinstance(task.gold, Answer))
+    if len(answers) < len(tasks):
+        answers = ()  # a gold of a benchmark's own has no text that a reply has to contain
+    return ProblemSet(texts, f"{len(tasks)} of {source}", answers, tasks)
 
 
 def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
@@ -205,6 +254,24 @@ def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
             )
         check_arm(arm, settings)
     return arms
+
+
+def make_report(measured: Measured, minutes: float, chosen: ProblemSet) -> Report:
+    """Report what was *measured* on the *chosen* problems."""
+    ended = {number: chain for number, chain in measured.chains.items() if chain.ended}
+    solved = None
+    if chosen.answers:
+        solved = sum(
+            states(chain.written.text, chosen.answers[number]) for number, chain in ended.items()
+        )
+    return Report.of(measured, minutes, chosen.words, solved=solved, ended=len(ended))
+
+
+def states(text: str, answer: str) -> bool:
+    """Whether the end of *text* has every number of *answer*, or *answer* itself."""
+    end = text[-ANSWER_CHARACTERS:]
+    wanted = set(numbers(answer))
+    return answer in end or (bool(wanted) and wanted <= set(numbers(end)))
 
 
 def show(report: Report, written: str) -> None:

@@ -6,24 +6,29 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 
 from stepspec import Solver
 from stepspec.cli import tune as module
-from stepspec.cli.problems import PROBLEMS
-from stepspec.cli.tune import CANDIDATES, read_texts
-from stepspec.evals.sample import Arm
+from stepspec.cli.problems import ANSWERS, PROBLEMS
+from stepspec.cli.tune import CANDIDATES, read_set, states, with_answers
+from stepspec.evals.calibration.risk_bound import Paired
+from stepspec.evals.sample import Arm, Task
+from stepspec.evals.tune.accuracy import Accuracy, compare_answers
 from stepspec.evals.tune.drafts import LargeChain, Trial
 from stepspec.evals.tune.measuring import Measured
 from stepspec.evals.tune.paces import PairPaces, ServerPace
 from stepspec.orchestrator.chain import Chain, Step, Token
+from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.errors import StepspecError
 
+from ...stand_in import StandIn
 from ...test_cli import call
 from ..scripted import DEAD, Connected
-from .world import BAD, GOOD
+from .world import BAD, GOOD, SPECREASON
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 
@@ -122,6 +127,7 @@ def test_the_headline_comes_first_and_the_settings_are_written(
     printed = capfd.readouterr().out.splitlines()
     assert printed[0].startswith("Use specreason: ")
     assert "Problems: 8 built-in ones; give yours. Wrote stepspec.toml." in printed
+    assert "The large model solved none of the 8 problems" in printed[3]
     (arms, problems, users), minutes = asked
     assert [arm.policy for arm in arms] == ["specreason"]
     assert (problems, users, minutes) == (PROBLEMS[:8], 4, 4.0)
@@ -163,17 +169,56 @@ def test_details_are_printed_on_request(
 
 
 def test_problems_are_built_in_or_of_a_file_or_a_benchmark(tmp_path: Path) -> None:
-    assert read_texts(None, 3) == (PROBLEMS[:3], "3 built-in ones; give yours")
-    assert len(set(PROBLEMS)) == len(PROBLEMS) == 20
+    assert read_set(None, 3).texts == PROBLEMS[:3]
+    assert len(set(PROBLEMS)) == len(PROBLEMS) == len(ANSWERS) == 20
     lines = tmp_path / "problems.txt"
     lines.write_text("first\n\nsecond\nthird\n")
-    assert read_texts(lines, 2) == (("first", "second"), f"2 of {lines}")
+    found = read_set(lines, 2)
+    assert (found.texts, found.answers, found.tasks) == (("first", "second"), (), ())
     rows = tmp_path / "problems.jsonl"
     rows.write_text('{"question": "What is 6 x 7?", "answer": "42"}\n')
-    assert read_texts(rows, 5)[0] == ("What is 6 x 7?",), "no problem of a benchmark"
+    assert read_set(rows, 5).answers == (), "no problem of a benchmark"
     rows.write_text('{"problem": "What is 6 x 7?", "answer": "42"}\n')
-    ((put,), _) = read_texts(rows, 5)
-    assert put.startswith("What is 6 x 7?")
-    assert "boxed" in put
-    made, words = read_texts(Path("arithmetic"), 4)
-    assert (len(made), words) == (4, "4 of arithmetic")
+    answered = read_set(rows, 5)
+    assert (answered.answers, len(answered.tasks)) == (("42",), 1)
+    assert "What is 6 x 7?" in answered.texts[0]
+    own = with_answers(
+        (replace(answered.tasks[0], gold=cast("Any", Gold())), *answered.tasks), "a benchmark"
+    )
+    assert (own.answers, len(own.tasks)) == ((), 2)
+    made = read_set(Path("arithmetic"), 4)
+    assert len(made.tasks) == len(made.texts) == 4
+
+
+def test_an_answer_stands_at_the_end_of_a_chain() -> None:
+    assert states("So it arrives at 16:47.", "16:47")
+    assert states("The area is 84 and the radius 4.", "84, 4")
+    assert not states("The area is 84.", "84, 4")
+    assert not states("48" + " " * 400, "48")
+
+
+class Gold:
+    """Takes one text for right."""
+
+    async def grade(self, text: str, graders: Any) -> str:
+        return "right" if text else "wrong"
+
+
+async def test_answers_of_both_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    gold: Any = Gold()
+    tasks = [Task(f"How many, {number}?", gold) for number in range(3)]
+    async with (
+        StandIn(names=("small",)).serve("small") as one,
+        StandIn(names=("large",)).serve("large") as other,
+        Solver(one, other, sampling=GREEDY) as solver,
+    ):
+        found = await compare_answers(solver, SPECREASON, tasks, 2, 60)
+        assert found == Accuracy(3, Paired(3, lost=0, gained=0))
+        none = await compare_answers(solver, SPECREASON, tasks, 2, 0)
+        assert none.paired.n == 0
+
+        async def fails(*_: Any, **__: Any) -> Any:
+            raise StepspecError("no")
+
+        monkeypatch.setattr("stepspec.evals.tune.accuracy.is_right", fails)
+        assert (await compare_answers(solver, SPECREASON, tasks, 2, 60)).paired.n == 0

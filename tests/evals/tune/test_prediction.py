@@ -132,3 +132,9 @@ def test_the_fastest_method_that_catches_errors_is_chosen() -> None:
     crowded = replace(strict, loaded=1.5, arm=Arm.of("crowded", "reading"))
     assert ranked([replace(strict, loaded=1.2), crowded])[0] == crowded
     assert ranked([careless]) == (careless,)
+
+
+def test_more_minutes_are_what_the_interval_needs() -> None:
+    assert figures(1.2, 0.4).minutes_needed(4) == pytest.approx(16)
+    assert figures(1.01, 0.4).minutes_needed(4) is None
+    assert figures(1.5, inf).minutes_needed(4) == 4

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from stepspec import settings as configuration
+from stepspec.evals.calibration.risk_bound import Paired
 from stepspec.evals.results import Interval
+from stepspec.evals.tune.accuracy import Accuracy
 from stepspec.evals.tune.measuring import Measured
 from stepspec.evals.tune.paces import PairPaces, ServerPace
 from stepspec.evals.tune.prediction import ranked
@@ -36,7 +38,8 @@ def test_the_method_that_pays_is_named_first() -> None:
     lines = list(report(replace(figures(1.9, 0.2), loaded=1.12)).lines("stepspec.toml"))
     assert lines == [
         "Use reading: 1.9x as fast as the large model alone [1.6, 2.3], 1.1x with 8 users.",
-        "Verdicts: 10% [5, 20] of the small model's errors let through.",
+        "Verdicts: 10% [5, 20] of the small model's errors let through. Answers: not measured"
+        " (give problems with answers).",
         "Problems: 20 built-in ones; give yours. Wrote stepspec.toml.",
     ]
 
@@ -52,12 +55,12 @@ def test_the_method_that_pays_is_named_first() -> None:
         (
             (figures(1.2, 0.4),),
             "Not known yet: reading may be 1.2x as fast as the large model alone"
-            " [0.8, 1.8]; more --minutes may tell.",
+            " [0.8, 1.8]; 16 more minutes would be enough.",
         ),
         (
             (figures(1.01, 0.4),),
             "Not known yet: reading may be 1.01x as fast as the large model"
-            " alone [0.7, 1.5]; more --minutes may tell.",
+            " alone [0.7, 1.5]; it is about as fast, so that more minutes would not tell.",
         ),
         (
             (figures(3.0, passed=0.9),),
@@ -108,8 +111,24 @@ def test_notes_say_what_is_not_known_and_what_failed() -> None:
     assert "too few errors" in next(report(unknown).notes())
 
 
-def test_an_interruption_is_told() -> None:
+def test_a_pair_that_solves_nothing_is_told_so() -> None:
+    said = "\n".join(report(figures(1.9), solved=0, ended=5).lines())
+    assert "solved none of the 5 problems that it finished" in said
+    few = "\n".join(report(figures(1.9), solved=0, ended=2).lines())
+    assert "solved none" not in few
     assert "Interrupted after 200 s" in "\n".join(report(interrupted=True).lines())
+
+
+def test_answers_are_compared_and_calibrate_is_told_its_need() -> None:
+    same = Accuracy(18, Paired(20, lost=0, gained=0))
+    assert same.sentence == (
+        "18 of 20 right, the large model alone 18 (+0 [-16, +16] points). `stepspec calibrate`"
+        " needs 368 for a promise of 1%."
+    )
+    worse = Accuracy(18, Paired(20, lost=2, gained=0))
+    assert worse.sentence.startswith("16 of 20 right")
+    assert worse.sentence.endswith("A promise of 1% does not hold at this rate.")
+    assert "more --minutes" in Accuracy(0, Paired(0, 0, 0)).sentence
 
 
 def test_the_settings_are_those_of_the_method_and_the_prior(
