@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from .benchmarks import Benchmark
 from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
 from .progress import progress_bars
-from .results import Result, compare_arms, default_baseline, small_print
+from .results import Result, compare_arms
 from .runner import WorkerGroup, WorkerSlot, local_worker, run
 from .sample import Sample, Task
 from .store import SampleStore
@@ -31,7 +30,6 @@ from .testbed.servers import weights_digest
 SAMPLES = "samples.jsonl"
 RUN = "run.json"
 PROBLEMS = "problems.jsonl"
-SUMMARY = "summary.json"
 TRACES = "traces"
 
 
@@ -61,7 +59,7 @@ class Evaluation:
     def about(self, solver: Solver) -> dict[str, Any]:
         """Return the values that have to agree for samples to belong to one run."""
         template = self.benchmark.template
-        values: dict[str, Any] = {
+        return {
             "benchmark": self.benchmark.name,
             "problems": self.digest,
             "half": self.half,
@@ -70,12 +68,10 @@ class Evaluation:
             "system": solver.settings.system,
             "models": dict(solver.models),
             "weights": weights_digest("large", "small") if self.profile else None,
+            "prompts": {name: prompt.sha256 for name, prompt in solver.prompts.items()},
+            "templates": solver.templates,
+            **identity(self.plan),
         }
-        if solver.prompts:
-            values["prompts"] = {name: prompt.sha256 for name, prompt in solver.prompts.items()}
-        if any(solver.templates):
-            values["templates"] = solver.templates
-        return {**values, **identity(self.plan)}
 
 
 async def evaluate(
@@ -95,13 +91,8 @@ async def evaluate(
     folder = evaluation.folder
     about = orjson.loads(orjson.dumps(evaluation.about(solver)))
     with SampleStore(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
-        record = await _begin(
-            solver,
-            evaluation,
-            about,
-            workers,
-            resumed=len(samples.done),
-        )
+        resumed = len(samples.done)
+        record = await _begin(solver, evaluation, about, workers, resumed)
         try:
             await _measure(solver, evaluation, samples, console, workers)
         except ConfigurationError:
@@ -109,10 +100,9 @@ async def evaluate(
         except StepspecError:
             console.print(f"what was measured is in {folder}; the same command goes on from there")
             raise
-        ended = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        record["sessions"][-1] |= {"ended": ended, **_record(workers)}
+        record["sessions"][-1] |= {"ended": provenance.now(), **_record(workers)}
         _write_json(folder / RUN, record)
-    return _summarise(evaluation, samples)
+    return _compared(evaluation, samples)
 
 
 async def _measure(
@@ -200,24 +190,14 @@ def _line(number: int, task: Task) -> bytes:
     return orjson.dumps(fields) + b"\n"
 
 
-def _summarise(evaluation: Evaluation, samples: SampleStore) -> list[Result]:
+def _compared(evaluation: Evaluation, samples: SampleStore) -> list[Result]:
     plan = evaluation.plan
     kept = {trial.place: samples.done[trial.place] for trial in trials(plan)}
-    baseline = plan.baseline or default_baseline(plan.arms)
-    results = compare_arms(kept, plan.arms, plan.repeats, baseline)
+    results = compare_arms(kept, plan.arms, plan.repeats, plan.baseline)
     if not results:
         raise ConfigurationError(
             "no problem fits into the models' contexts together with the tokens to think"
         )
-    report = {
-        "benchmark": evaluation.benchmark.name,
-        "half": evaluation.half,
-        "date": str(datetime.date.today()),
-        "baseline": baseline,
-        "arms": [result.record() for result in results],
-        "note": " ".join((*evaluation.remarks, small_print(baseline))),
-    }
-    _write_json(evaluation.folder / SUMMARY, report)
     return results
 
 

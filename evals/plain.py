@@ -9,7 +9,7 @@ tokens, the arm includes this speculation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +19,6 @@ from stepspec.api import Solver
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.backends.vllm.bodies import completion_body
 from stepspec.orchestrator.backends.vllm.replies import ending, usage
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Message
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Server
@@ -30,10 +29,10 @@ from stepspec.orchestrator.http.http_errors import Call, reply_error
 from stepspec.orchestrator.http.paths import Body
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.solution import Solution
 
 PLAIN = "plain"
-CHAT = "/v1/chat/completions"
 
 
 @dataclass(slots=True)
@@ -122,14 +121,7 @@ def body(
     return request
 
 
-async def solve_plain(
-    solver: Solver,
-    problem: str,
-    sampling: Sampling,
-    budget: Budget,
-    clock: Callable[[], float],
-    system: str | None = None,
-) -> Solution:
+async def solve_plain(solver: Solver, problem: str, run: RunOptions) -> Solution:
     """
     Solve *problem* by one request to the large model.
 
@@ -137,8 +129,8 @@ async def solve_plain(
     """
     large = solver.large
     messages: tuple[Message, ...] = (Message("user", problem),)
-    if system:
-        messages = (Message("system", system), *messages)
+    if run.system:
+        messages = (Message("system", run.system), *messages)
     room = large.room - await large.count(messages)
     if room <= 0:
         raise ContextTooLong(
@@ -147,19 +139,21 @@ async def solve_plain(
             url=large.settings.url,
             verb="write",
         )
-    request = body(large.name, messages, sampling, min(budget.tokens, room), PLAIN)
+    limit = min(run.budget.tokens, room)
+    request = body(large.name, messages, run.sampling, limit, PLAIN)
     if large.settings.template:
         request["chat_template_kwargs"] = large.settings.template
 
     async def ask(server: Server) -> tuple[Reply, float]:
         assert isinstance(server, ConnectedEndpoint)
         reply = Reply()
+        clock = asyncio.get_running_loop().time
         began = clock()
         call = server.connection.call("write")
         try:
             async with (
-                asyncio.timeout(budget.seconds),
-                server.connection.stream(call, request, path=CHAT) as events,
+                asyncio.timeout(run.budget.seconds),
+                server.connection.stream(call, request, path="/v1/chat/completions") as events,
             ):
                 while (event := await events.next()) is not None:
                     reply.add(call, event)
@@ -191,5 +185,5 @@ async def solve_plain(
         ledger=Ledger(Account("small"), spent),
         finish_reason=cast("FinishReason", reply.finish if reply.cut else "stop"),
         seconds=seconds,
-        seed=sampling.seed,
+        seed=run.sampling.seed,
     )

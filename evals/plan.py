@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepspec import settings as configuration
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import arm_options
+from stepspec.orchestrator.run_options import Limits, arm_options
 from stepspec.run_parts import check_policies
 from stepspec.settings import Settings
 
@@ -33,7 +32,7 @@ class Plan:
     """The arms."""
     sampling: Sampling
     """The sampling. Its seed is not used: every sample has its own."""
-    budget: Budget
+    budget: Limits
     """The budget of each run."""
     repeats: int = 1
     """Samples of each problem by each arm."""
@@ -51,8 +50,6 @@ class Trial:
 
     number: int
     """The number of the sample among those of the arm."""
-    repeat: int
-    """The number of the sample among those of its problem, from 0."""
     seed: int
     """The sampling seed."""
     task: Task
@@ -66,16 +63,13 @@ class Trial:
 
 
 def trials(plan: Plan) -> Iterator[Trial]:
-    """Every trial in starting order; a control comes after the arm whose accept rate it copies."""
-    free = [arm for arm in plan.arms if not arm.like]
-    controls = [arm for arm in plan.arms if arm.like]
+    """Every trial in starting order."""
     for index, task in enumerate(plan.tasks):
         for repeat in range(plan.repeats):
             number = index * plan.repeats + repeat
-            for arm in (*turns(free, number), *controls):
+            for arm in turns(plan.arms, number):
                 yield Trial(
                     number,
-                    repeat,
                     derive_seed(plan.seed, index, repeat),
                     task,
                     arm,
@@ -90,9 +84,7 @@ def identity(plan: Plan) -> Mapping[str, Any]:
     return {
         "arms": [arm.record() for arm in plan.arms],
         "sampling": plan.sampling.model_dump(exclude={"seed"}),
-        "budget": {
-            name: getattr(plan.budget, name) for name in ("tokens", "steps", "seconds", "answer")
-        },
+        "budget": plan.budget.model_dump(),
         "repeats": plan.repeats,
         "seed": plan.seed,
         "concurrency": plan.concurrency,

@@ -11,8 +11,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,38 +39,34 @@ LIBRARIES = (
     "sympy",
     "datasets",
 )
-KEY = re.compile(r"--[a-z-]*key")  # a flag with an API key
+KEY = re.compile(r"(^|\n)(--[a-z-]*key[=\n])[^\n]*")  # a flag and its API key, in lines of words
 SECONDS = 10.0  # for one request or one git command
 
 
 def program() -> dict[str, Any]:
     """The program: start time, command, commit if it runs from a clone, versions, and machine."""
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": [Path(sys.argv[0]).name, *_without_keys(sys.argv[1:])],
+        "date": now(),
+        "command": [Path(sys.argv[0]).name, *without_keys(sys.argv[1:])],
         "commit": commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "versions": {name: version for name in LIBRARIES if (version := _version(name))},
+        "versions": _versions(),
     }
 
 
-def _without_keys(words: Sequence[str]) -> list[str]:
+def now() -> str:
+    """The time, in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def without_keys(words: Sequence[str]) -> list[str]:
     """
     Replace what follows the flags of API keys, as in ``--large-api-key KEY`` and
     ``--large-api-key=KEY``.
     """
-    shown: list[str] = []
-    for before, word in pairwise(("", *words)):
-        flag, equals, _ = word.partition("=")
-        if KEY.fullmatch(before):
-            shown.append("***")
-        elif equals and KEY.fullmatch(flag):
-            shown.append(f"{flag}=***")
-        else:
-            shown.append(word)
-    return shown
+    return KEY.sub(r"\1\2***", "\n".join(words)).split("\n")
 
 
 def commit(file: Path = Path(__file__)) -> str | None:
@@ -78,12 +74,11 @@ def commit(file: Path = Path(__file__)) -> str | None:
     The commit of the git clone of *file*, with a plus if tracked files have changed; None outside a
     clone.
     """
-    folder = file.resolve().parent
 
     def git(*arguments: str) -> str:
-        command = ("git", "--no-optional-locks", "-C", str(folder), *arguments)
         return subprocess.run(
-            command,
+            ("git", "--no-optional-locks", *arguments),
+            cwd=file.resolve().parent,
             capture_output=True,
             text=True,
             check=True,
@@ -91,21 +86,20 @@ def commit(file: Path = Path(__file__)) -> str | None:
         ).stdout.strip()
 
     try:
-        # a clone of another project, in which stepspec is installed
-        if not git("ls-files", file.name):
-            return None
-        return git("rev-parse", "HEAD") + (
-            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        )
+        # It fails in a clone of another project, in which stepspec is installed.
+        git("ls-files", "--error-unmatch", file.name)
+        return git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _versions() -> dict[str, str]:
+    """The versions of the libraries that are installed."""
+    versions: dict[str, str] = {}
+    for name in LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def prompt_hashes() -> dict[str, str]:

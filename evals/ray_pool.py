@@ -37,7 +37,8 @@ POLL_SECONDS = 1.0
 """Seconds between checks of the patience."""
 PAUSE_SECONDS = 2.0
 """Seconds before a lost worker is replaced."""
-MUST_AGREE = ("python", "stepspec", "code")
+MUST_AGREE = ("python", "stepspec", "commit")
+"""What has to be the same in all processes. Two clones may have one version and other code."""
 
 
 class RemoteWorker(Protocol):
@@ -79,13 +80,13 @@ class WorkerPool:
         self._console = console
         self._local = describe_process()
         self._records: list[dict[str, str]] = []
-        self._running = 0  # Workers whose processes run, ready or not.
+        self._entering = 0  # Workers whose processes run, and that are not ready.
         self._ready = 0
-        self._alone_since = 0.0  # When the last worker that was ready was lost.
+        self._alone_since = 0.0  # When the last worker that was ready left.
         self._cause = ""
 
     def record(self) -> Mapping[str, Any]:
-        return {**self._cluster_record, "workers": self._workers, "hired": list(self._records)}
+        return {**self._cluster_record, "workers": self._workers, "hired": self._records}
 
     def slots(self, settings: Settings, plan: Plan) -> Sequence[WorkerSlot]:
         self._alone_since = asyncio.get_running_loop().time()
@@ -96,48 +97,78 @@ class WorkerPool:
 
     @asynccontextmanager
     async def _slot(self, settings: Settings, plan: Plan) -> AsyncGenerator[_PooledWorker]:
+        remote, record = await self._hire(settings, plan)
+        self._ready += 1
+        try:
+            yield _PooledWorker(remote, record["name"])
+        except WorkerLost as lost:
+            record["lost"] = str(lost)
+            message = (
+                f"{record['name']} was lost ({lost}): other workers take its problems, and a new"
+                " worker is started"
+            )
+            self._console.print(message, style="yellow", highlight=False, soft_wrap=True)
+            raise
+        finally:
+            self._ready -= 1
+            self._alone_since = asyncio.get_running_loop().time()
+            await remote.stop()
+
+    async def _hire(
+        self,
+        settings: Settings,
+        plan: Plan,
+    ) -> tuple[RemoteWorker, dict[str, str]]:
+        """Start processes until one has warmed up. Return this one, with its record."""
         while True:
             remote = self._start()
+            is_ready = False
             try:
-                async with self._entered(remote, settings, plan) as worker:
-                    yield worker
-                    return
-            except WorkerLost as lost:  # before it was ready
+                record = await self._described(remote)
+                self._entering += 1
+                try:
+                    failed = await remote.call("enter", settings, plan)
+                finally:
+                    self._entering -= 1
+                if failed is not None:
+                    raise failed
+                is_ready = True
+                return remote, record
+            except WorkerLost as lost:
                 self._cause = f"; the last one ended before it was ready: {lost}"
                 self._check_patience(self._ready)
             finally:
-                await remote.stop()
+                if not is_ready:
+                    await remote.stop()
             await asyncio.sleep(PAUSE_SECONDS)
 
-    @asynccontextmanager
-    async def _entered(
-        self,
-        remote: RemoteWorker,
-        settings: Settings,
-        plan: Plan,
-    ) -> AsyncGenerator[_PooledWorker]:
-        """Wait until the worker's process runs, check it, let it warm up, and yield the worker."""
+    async def _described(self, remote: RemoteWorker) -> dict[str, str]:
+        """
+        Wait until the worker's process runs, and return its record.
+
+        Raise `ConfigurationError` if its versions differ from those here.
+        """
         async with background(remote.call("describe")) as (describing,):
             while not (await asyncio.wait([describing], timeout=POLL_SECONDS))[0]:
-                self._check_patience(self._running)
+                self._check_patience(self._ready + self._entering)
             process = describing.result()
-        self._check(process)
-        name = f"worker {len(self._records) + 1} on {process['host']}"
-        record = {"name": name, **{key: process[key] for key in ("host", "node") if key in process}}
+        host = process["host"]
+        if "missing" in process:
+            raise ConfigurationError(
+                f"the Ray worker on {host} cannot use stepspec ({process['missing']}): install the"
+                " same stepspec[ray] there, into the environment that `ray start` runs in"
+            )
+        for key in MUST_AGREE:
+            if process[key] != self._local[key]:
+                raise ConfigurationError(
+                    f"the Ray worker on {host} has {key} {process[key]}, and this machine"
+                    f" {self._local[key]}: install the same on every machine, and begin its Ray"
+                    " anew"
+                )
+        name = f"worker {len(self._records) + 1} on {host}"
+        record = {"name": name, "host": host, "node": process["node"]}
         self._records.append(record)
-        self._running += 1
-        try:
-            failed = await remote.call("enter", settings, plan)
-            if failed is not None:
-                raise failed
-            self._ready += 1
-            try:
-                yield _PooledWorker(remote, record, self._console)
-            finally:
-                self._ready -= 1
-                self._alone_since = asyncio.get_running_loop().time()
-        finally:
-            self._running -= 1
+        return record
 
     def _check_patience(self, others: int) -> None:
         """Raise `WorkersLost` if no worker was ready for too long, and there are no *others*."""
@@ -147,24 +178,6 @@ class WorkerPool:
                 f" its machines are gone; `ray status` says which{self._cause}"
             )
 
-    def _check(self, process: Mapping[str, str]) -> None:
-        """Raise `ConfigurationError` if a worker's versions differ from those here."""
-        host = process["host"]
-        if "missing" in process:
-            raise ConfigurationError(
-                f"the Ray worker on {host} cannot use stepspec ({process['missing']}): install the"
-                " same stepspec[ray] there, into the environment that `ray start` runs in"
-            )
-        for key in MUST_AGREE:
-            if process[key] != self._local[key]:
-                other = f"{key} {process[key]}, and this machine {self._local[key]}"
-                if key == "code":
-                    other = f"another code of stepspec {process['stepspec']} than this machine"
-                raise ConfigurationError(
-                    f"the Ray worker on {host} has {other}: install the same on every machine, and"
-                    " begin its Ray anew"
-                )
-
 
 @dataclass(frozen=True, slots=True)
 class _PooledWorker:
@@ -172,47 +185,20 @@ class _PooledWorker:
 
     remote: RemoteWorker
     """Its process."""
-    record: dict[str, str]
-    """What the run folder says about it. A lost worker is reported once."""
-    console: Console
-    """The report goes there."""
+    name: str
+    """Its name."""
 
-    @property
-    def name(self) -> str:
-        return self.record["name"]
-
-    async def solve(
-        self,
-        trial: Trial,
-        options: Mapping[str, Any],
-        trace_to: Path | None,
-    ) -> Solution | None:
-        try:
-            traced = trace_to is not None
-            solved, trace = await self.remote.call("solve", trial, options, traced)
-        except WorkerLost as lost:
-            self._report(lost)
-            raise
+    async def solve(self, trial: Trial, trace_to: Path | None) -> Solution | None:
+        solved, trace = await self.remote.call("solve", trial, trace_to is not None)
         if trace_to is not None and trace:
             await asyncio.to_thread(trace_to.write_bytes, trace)
         if isinstance(solved, StepspecError):
             raise solved
         return cast("Solution | None", solved)
 
-    def _report(self, lost: WorkerLost) -> None:
-        if "lost" in self.record:
-            return
-        self.record["lost"] = str(lost)
-        message = (
-            f"{self.name} was lost ({lost}): other workers take its problems, and a new worker is"
-            " started"
-        )
-        self.console.print(message, style="yellow", highlight=False, soft_wrap=True)
-
 
 ray = cast("Any", _ray)  # parts of its signatures have no types
 
-LOCAL = "local"
 DIED = (
     exceptions.RayActorError,
     exceptions.OutOfMemoryError,
@@ -271,7 +257,7 @@ async def cluster(
 
 async def _join(address: str, workers: int) -> None:
     options: dict[str, Any] = {}
-    if address == LOCAL:
+    if address == "local":
         options = {**LOCAL_OPTIONS, "num_cpus": workers}
     elif address != "auto":
         await _reach(address)
@@ -329,15 +315,13 @@ def _actor_class() -> type[Any]:
             return {**ray_worker.describe_process(), **node}
 
         async def enter(self, settings: Any, plan: Any) -> Any:
-            from contextlib import AsyncExitStack
-
             from stepspec.evals.ray_worker import WorkerSession
 
-            self._session = WorkerSession(AsyncExitStack())
+            self._session = WorkerSession()
             return await self._session.enter(settings, plan)
 
-        async def solve(self, trial: Any, options: Any, traced: bool) -> Any:
-            return await self._session.solve(trial, options, traced=traced)
+        async def solve(self, trial: Any, traced: bool) -> Any:
+            return await self._session.solve(trial, traced)
 
     return StepspecWorker
 

@@ -6,26 +6,18 @@ be sent.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
-import tempfile
-from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
-from hashlib import blake2b
-from pathlib import Path
-from typing import Any
 
-import stepspec
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.trace import Recorder, Stopwatch, dump
 from stepspec.settings import Settings
 
+from . import provenance
 from .plan import Plan, Trial
 from .runner import LocalWorker, local_worker
-
-# the files that decide how a problem is solved: code, prompts, settings
-CODE = (".py", ".txt", ".toml")
 
 
 def describe_process() -> dict[str, str]:
@@ -34,43 +26,23 @@ def describe_process() -> dict[str, str]:
         "host": platform.node(),
         "python": platform.python_version(),
         "stepspec": importlib.metadata.version("stepspec"),
-        "code": code(),
+        "commit": provenance.commit() or "",
     }
 
 
-def code() -> str:
-    """
-    A hash of the installed package: two clones with different code mostly have the same version.
-    """
-    root = Path(stepspec.__file__).parent
-    digest = blake2b(digest_size=16)
-    for path in sorted(_sources(root)):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def _sources(root: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(root, followlinks=True):
-        yield from (Path(folder, name) for name in names if name.endswith(CODE))
-
-
-def _read(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
-
-
 class WorkerSession:
-    """A warmed-up solver in a worker's process; *stack* stays open as long as the process lives."""
+    """A warmed-up solver in a worker's process. It stays open as long as the process lives."""
 
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self._stack = stack
+    def __init__(self) -> None:
+        self.stack = AsyncExitStack()
         self._worker: LocalWorker | None = None
 
     async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None:
         """Connect to the servers and warm up; return the error if that fails, otherwise None."""
         try:
-            solver = await self._stack.enter_async_context(Solver(settings))
+            solver = await self.stack.enter_async_context(Solver(settings))
             solver.require_both()
-            self._worker = await self._stack.enter_async_context(local_worker(solver, plan))
+            self._worker = await self.stack.enter_async_context(local_worker(solver, plan))
         except StepspecError as exc:
             return exc
         return None
@@ -78,22 +50,16 @@ class WorkerSession:
     async def solve(
         self,
         trial: Trial,
-        options: Mapping[str, Any],
-        *,
         traced: bool,
     ) -> tuple[Solution | StepspecError | None, bytes]:
         """
         Solve one problem; return the result or the error, and the trace (empty unless *traced*).
         """
         assert self._worker is not None
-        with tempfile.TemporaryDirectory(prefix="stepspec-") as folder:
-            path = Path(folder, "trace.jsonl")
-            try:
-                solved = await self._worker.solve(
-                    trial,
-                    options,
-                    path if traced else None,
-                )
-            except StepspecError as exc:
-                return exc, _read(path)
-            return solved, _read(path)
+        recorder = Recorder(Stopwatch())
+        solved: Solution | StepspecError | None
+        try:
+            solved = await self._worker.observed(trial, recorder)
+        except StepspecError as exc:
+            solved = exc
+        return solved, b"".join(map(dump, recorder.moments)) if traced else b""

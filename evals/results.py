@@ -34,14 +34,14 @@ RIGHT = ""  # the key of all right answers, when answers are counted
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 ORACLE = "oracle (bound)"
 BOUND = Arm.of(ORACLE, "")
-ArmKind: TypeAlias = Literal["bound", "small", "large", "control", "method"]
+ArmKind: TypeAlias = Literal["bound", "small", "large", "method"]
 KINDS: Mapping[str, ArmKind] = {
     ORACLE: "bound",
     SMALL.name: "small",
     LARGE.name: "large",
     PLAIN.name: "large",
 }
-"""The kind of each arm that is neither a control nor a method, by its name."""
+"""The kind of each arm that is no method, by its name."""
 OPTIONAL_OUTCOME_COLUMNS: tuple[Outcome, ...] = ("truncated", "ungraded", "failed", "degraded")
 """The outcomes that have a column in the table only if some arm has them."""
 
@@ -66,17 +66,8 @@ class Interval:
 
     @property
     def points(self) -> Interval:
-        """The interval of a share in percentage points, to a tenth, without a negative zero."""
-        return Interval(
-            value=_percent(self.value),
-            low=_percent(self.low),
-            high=_percent(self.high),
-        )
-
-
-def _percent(share: float) -> float:
-    """Return *share* in percent, to a tenth. Adding zero turns a negative zero into a zero."""
-    return round(100 * share, 1) + 0.0
+        """The interval of a share in percentage points."""
+        return Interval(100 * self.value, 100 * self.low, 100 * self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +96,12 @@ class Result:
     """The number of samples."""
     accuracy: Interval
     """The share of right samples."""
+    gained: int
+    """The number of samples of which this arm's is right, and the baseline's is not."""
+    lost: int
+    """The number of samples of which the baseline's is right, and this arm's is not."""
     difference: Interval
     """The arm's accuracy minus the baseline's."""
-    p: float | None
-    """
-    The p-value of McNemar's exact test. None: each problem has several samples.
-
-    The samples of one problem depend on each other, but the test assumes independent samples.
-    """
     seconds: float
     """The mean of the wall seconds of a sample."""
     median: float
@@ -135,8 +124,6 @@ class Result:
     """
     outcomes: Mapping[Outcome, int]
     """The number of samples with each outcome. A degraded sample counts under two outcomes."""
-    truncated_but_right: int
-    """The number of truncated samples whose answer is right."""
     several: SeveralSamples | None = None
     """pass@k and maj@k; None with one sample of each problem."""
     speculation: ByRole = field(default_factory=dict[Role, Acceptance])
@@ -148,13 +135,8 @@ class Result:
 
     @property
     def kind(self) -> ArmKind:
-        """
-        The kind of the arm.
-
-        Only the oracle is a "bound", because it is computed and not run. Only a control has a
-        method that it is like.
-        """
-        return KINDS.get(self.name) or ("control" if self.arm.like else "method")
+        """The kind of the arm. The oracle is a "bound", because it is computed and not run."""
+        return KINDS.get(self.name, "method")
 
     def total(self, quantity: str, *parties: Party) -> float:
         """Return the sum of a *quantity*, such as "kept", over *parties* (by default over all)."""
@@ -170,13 +152,6 @@ class Result:
         """The discarded tokens as a share of all written tokens."""
         discarded = self.total("discarded")
         return discarded / (self.total("kept") + discarded or 1)
-
-    def count_text(self, outcome: Outcome) -> str:
-        """Return the number of samples with this *outcome* as text, such as ``3 (1 right)``."""
-        number = self.outcomes.get(outcome, 0)
-        if outcome == "truncated" and self.truncated_but_right:
-            return f"{number} ({self.truncated_but_right} right)"
-        return str(number)
 
     def record(self) -> dict[str, Any]:
         """Return all figures, for files."""
@@ -208,8 +183,7 @@ def complete(
 
 def default_baseline(arms: Iterable[Arm]) -> str:
     """Return the default baseline: ``plain`` if it is among *arms*, else the large model alone."""
-    names = [arm.name for arm in arms]
-    if PLAIN.name in names:
+    if any(arm.name == PLAIN.name for arm in arms):
         return PLAIN.name
     return LARGE.name
 
@@ -247,11 +221,11 @@ def _compare(
     repeats: int,
     baseline: str,
 ) -> list[Result]:
-    baseline_samples = by_arm[baseline]
+    theirs = by_arm[baseline]
     # Without samples, or if no problem fits into the context, there is no time to compare with.
-    if not sum(sample.seconds for sample in baseline_samples):
+    if not any(sample.seconds for sample in theirs):
         return []
-    return [_result(arm, by_arm[arm.name], baseline_samples, repeats) for arm in arms]
+    return [_result(arm, by_arm[arm.name], theirs, repeats) for arm in arms]
 
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
@@ -262,12 +236,14 @@ def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     sample. No method that chooses one model for each problem can be better. A method that uses both
     models within one problem can be better. Return [] unless both models ran alone.
     """
+    small = by_arm.get(SMALL.name)
     large = by_arm.get(LARGE.name) or by_arm.get(PLAIN.name)
-    if not large or SMALL.name not in by_arm:
+    if not small or not large:
         return []
-    pairs = zip(by_arm[SMALL.name], large, strict=True)
-    chosen = [cheap if cheap.correct else costly for cheap, costly in pairs]
-    return [replace(sample, arm=ORACLE) for sample in chosen]
+    return [
+        replace(cheap if cheap.correct else costly, arm=ORACLE)
+        for cheap, costly in zip(small, large, strict=True)
+    ]
 
 
 def _result(
@@ -282,24 +258,34 @@ def _result(
     firsts = [sample.first for sample in samples if sample.first is not None]
     outcomes = Counter[Outcome](sample.outcome for sample in samples)
     outcomes.update("degraded" for sample in samples if sample.degraded)
+    pairs = zip(samples, baseline, strict=True)
+    gains = [int(ours.correct) - int(theirs.correct) for ours, theirs in pairs]
+    gained = gains.count(1)
+    lost = gains.count(-1)
+    right = [int(sample.correct) for sample in samples]
+    if repeats == 1:
+        accuracy = wilson(sum(right), len(right))
+        apart = difference(len(gains), gained, lost)
+    else:
+        sizes = [repeats] * (len(samples) // repeats)
+        accuracy = bootstrap_share(sums(right, repeats), sizes, least=0)
+        apart = bootstrap_share(sums(gains, repeats), sizes, least=-1)
     return Result(
         arm=arm,
         n=len(samples),
-        accuracy=share([sample.correct for sample in samples], repeats),
-        difference=paired_difference(samples, baseline, repeats),
-        p=mcnemar(*disagreements(samples, baseline)) if repeats == 1 else None,
+        accuracy=accuracy,
+        gained=gained,
+        lost=lost,
+        difference=apart,
         seconds=fmean(seconds),
         median=median(seconds),
         tail=sorted(seconds)[int(0.95 * len(seconds))],
         first=median(firsts) if firsts else None,
-        ratio=bootstrap_ratio(by_problem(seconds, repeats), by_problem(baseline_seconds, repeats)),
+        ratio=bootstrap_ratio(sums(seconds, repeats), sums(baseline_seconds, repeats)),
         spent={party: _mean_account(party, samples) for party in PARTIES},
         accept_rate=_accept_rate(samples),
         steps=_mean_steps(samples),
         outcomes=dict(outcomes),
-        truncated_but_right=sum(
-            sample.correct for sample in samples if sample.outcome == "truncated"
-        ),
         several=several_samples(samples, repeats) if repeats > 1 else None,
         speculation=sum_acceptances(sample.speculation for sample in samples),
     )
@@ -340,22 +326,14 @@ def several_samples(samples: Sequence[Sample], repeats: int) -> SeveralSamples:
 
     *samples* has *repeats* samples of each problem, one after another.
     """
-    starts = range(0, len(samples), repeats)
-    problems = [samples[start : start + repeats] for start in starts]
-    solved = sum(any(sample.correct for sample in problem) for problem in problems)
-    agreed = sum(_majority_right(problem) for problem in problems)
+    answers = list(map(_answer_key, samples))
+    problems = [answers[start : start + repeats] for start in range(0, len(answers), repeats)]
+    most_frequent = [Counter(problem).most_common(1)[0][0] for problem in problems]
     return SeveralSamples(
         samples=repeats,
-        best=wilson(solved, len(problems)),
-        majority=wilson(agreed, len(problems)),
+        best=wilson(sum(RIGHT in problem for problem in problems), len(problems)),
+        majority=wilson(most_frequent.count(RIGHT), len(problems)),
     )
-
-
-def _majority_right(samples: Sequence[Sample]) -> bool:
-    """Whether the most frequent answer is right. All right answers count as one answer."""
-    counts = Counter(map(_answer_key, samples))
-    key, _ = counts.most_common(1)[0]
-    return key == RIGHT
 
 
 def _answer_key(sample: Sample) -> str:
@@ -365,57 +343,24 @@ def _answer_key(sample: Sample) -> str:
     return f"wrong: {normal(extract_answer(sample.answer, 'math'))}"
 
 
-def disagreements(ours: Sequence[Sample], theirs: Sequence[Sample]) -> tuple[int, int]:
-    """Count the problems that only *ours* solve, and the problems that only *theirs* solve."""
-    pairs = list(zip(ours, theirs, strict=True))
-    gained = sum(our.correct and not their.correct for our, their in pairs)
-    lost = sum(their.correct and not our.correct for our, their in pairs)
-    return gained, lost
-
-
-def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int) -> Interval:
-    """
-    Return the accuracy of *ours* minus the accuracy of *theirs* on the same problems.
-
-    With one sample of each problem the interval is Tango's (`difference`). With several samples
-    it is a bootstrap interval (`bootstrap_mean`).
-    """
-    if repeats == 1:
-        return difference(len(ours), *disagreements(ours, theirs))
-    pairs = zip(ours, theirs, strict=True)
-    gains = [int(our.correct) - int(their.correct) for our, their in pairs]
-    return bootstrap_mean(gains, repeats, least=-1)
-
-
-def by_problem(values: Sequence[float], repeats: int) -> list[float]:
+def sums(values: Sequence[float], repeats: int) -> list[float]:
     """Return the sum of each problem's values. Each problem has *repeats* values in a row."""
     starts = range(0, len(values), repeats)
     return [sum(values[start : start + repeats]) for start in starts]
 
 
-def share(values: Sequence[float], repeats: int = 1) -> Interval:
+def bootstrap_share(totals: Sequence[float], sizes: Sequence[float], least: int) -> Interval:
     """
-    Return the mean of *values*, each of which is 0 or 1.
+    Return the mean of the values of all problems, with a bootstrap interval over the problems.
 
-    With one sample of each problem the interval is Wilson's (`wilson`). With several samples it is
-    a bootstrap interval (`bootstrap_mean`).
+    A problem has the sum of its values in *totals*, and their number in *sizes*. Each value is from
+    *least* to 1. The bootstrap also draws from two imagined problems. All values of the first are
+    *least*, all values of the second are 1. These two stand for kinds of problems that were too
+    rare to be measured.
     """
-    if repeats == 1:
-        return wilson(sum(values), len(values))
-    return bootstrap_mean(values, repeats, least=0)
-
-
-def bootstrap_mean(values: Sequence[float], repeats: int, least: int) -> Interval:
-    """
-    Return the mean of *values* with a bootstrap interval over the problems.
-
-    Each problem has *repeats* values in a row, and each value is from *least* to 1. The bootstrap
-    also draws from two imagined problems. All values of the first are *least*, all values of the
-    second are 1. These two stand for kinds of problems that were too rare to be measured.
-    """
-    sums = [*by_problem(values, repeats), least * repeats, repeats]
-    drawn = bootstrap_ratio(sums, [repeats] * len(sums))
-    return Interval(fmean(values), drawn.low, drawn.high)
+    size = fmean(sizes)
+    drawn = bootstrap_ratio([*totals, least * size, size], [*sizes, size, size])
+    return Interval(sum(totals) / sum(sizes), drawn.low, drawn.high)
 
 
 def wilson(successes: float, n: float) -> Interval:
@@ -456,19 +401,6 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
         low=ratios[skipped],
         high=ratios[-1 - skipped],
     )
-
-
-def mcnemar(gained: int, lost: int) -> float:
-    """
-    Return the p-value of McNemar's test (1947), by the exact binomial distribution.
-
-    The p-value is the probability that gains and losses differ at least as much as *gained* and
-    *lost*, if a gain is as likely as a loss.
-    """
-    n = gained + lost
-    outcomes = 1 << n  # 2 to the power of n
-    outcomes_as_uneven = 2 * sum(math.comb(n, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, outcomes_as_uneven / outcomes)
 
 
 def difference(n: int, gained: float, lost: float) -> Interval:
@@ -516,17 +448,17 @@ def tables(results: Sequence[Result], baseline: str = LARGE.name) -> list[Table]
 
     The first table has the accuracy. The second table has time and tokens. With several samples of
     each problem, a third table has pass@k and maj@k. Each table fits into 80 columns unless an arm
-    has a long name. `small_print` explains the columns.
+    has a long name. `SMALL_PRINT` explains the columns.
     """
     parts = [
         accuracy_rows(results, baseline),
         [_cost_row(result, baseline) for result in results],
         [_several_row(result.name, result.several) for result in results if result.several],
     ]
-    return [_aligned(rows) for rows in parts if rows]
+    return [aligned(rows) for rows in parts if rows]
 
 
-def _aligned(rows: Sequence[Mapping[str, str]]) -> Table:
+def aligned(rows: Sequence[Mapping[str, str]]) -> Table:
     """Make a table. The keys of a row name the columns. The first column has the arms' names."""
     rendered = Table(box=None, padding=(0, 1, 0, 0))
     name, *figures = rows[0]
@@ -547,7 +479,7 @@ def accuracy_rows(results: Sequence[Result], baseline: str) -> list[dict[str, st
     ]
     return [
         _accuracy_row(result, baseline)
-        | {outcome: result.count_text(outcome) for outcome in outcomes}
+        | {outcome: str(result.outcomes.get(outcome, 0)) for outcome in outcomes}
         for result in results
     ]
 
@@ -557,17 +489,12 @@ def _accuracy_row(result: Result, baseline: str) -> dict[str, str]:
     if result.several is not None:
         samples = result.several.samples
         count = f"{result.n // samples} x {samples}"
-    against = ""
-    p = ""
-    if result.name != baseline:
-        against = f"{result.difference.points:+.1f}"
-        p = "" if result.p is None else f"{result.p:.2g}"
+    is_baseline = result.name == baseline
     return {
         "": result.name,
         "n": count,
         "accuracy": f"{result.accuracy:.1%}",
-        f"against {_short(baseline)}": against,
-        "p": p,
+        f"against {_short(baseline)}": "" if is_baseline else f"{result.difference.points:+z.1f}",
     }
 
 
@@ -595,14 +522,8 @@ def _several_row(name: str, several: SeveralSamples) -> dict[str, str]:
     return {"": name, f"pass@{k}": f"{several.best:.1%}", f"maj@{k}": f"{several.majority:.1%}"}
 
 
-def small_print(baseline: str) -> str:
-    """Explain the columns of `tables`."""
-    if baseline == PLAIN.name:
-        return f"{SMALL_PRINT} plain: the large model as one ordinary request."
-    return SMALL_PRINT
-
-
 SMALL_PRINT = (
     "Brackets: 95% intervals, over problems. n: problems x samples. docs/evals.md explains each"
-    " column."
+    " column. plain: the large model as one ordinary request."
 )
+"""Explains the columns of `tables`."""

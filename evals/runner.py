@@ -7,18 +7,19 @@ Workers take them from a queue. The trials of a lost worker go to the others.
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from stepspec.api import Solver
 from stepspec.orchestrator import trace
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import at_once, supervised
 from stepspec.orchestrator.errors import WorkersLost
+from stepspec.orchestrator.events import Observer
+from stepspec.orchestrator.run_options import Limits
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.settings import Settings
@@ -44,14 +45,9 @@ class Worker(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def solve(
-        self,
-        trial: Trial,
-        options: Mapping[str, Any],
-        trace_to: Path | None,
-    ) -> Solution | None:
+    async def solve(self, trial: Trial, trace_to: Path | None) -> Solution | None:
         """
-        Solve a problem with *options* beyond those of the arm. The trace goes into *trace_to*.
+        Solve a problem. The trace goes into *trace_to*.
 
         Return None for a problem that is too long. Raise `WorkerLost` if the worker is gone.
         """
@@ -59,7 +55,7 @@ class Worker(Protocol):
 
 
 WorkerSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Worker]]
-"""Holds one worker at a time."""
+"""Holds one worker. The block is left with `WorkerLost` if the worker is gone."""
 
 
 class WorkerGroup(Protocol):
@@ -85,24 +81,21 @@ class LocalWorker:
     name: str = "here"
     """The name of the worker."""
 
-    async def solve(
-        self,
-        trial: Trial,
-        options: Mapping[str, Any],
-        trace_to: Path | None,
-    ) -> Solution | None:
-        choices = {**trial.arm.options, **options}
-        run = trial.arm.run.model_copy(update={"options": choices})
+    async def observed(self, trial: Trial, observe: Observer) -> Solution | None:
+        """Solve a problem. *observe* sees the events of the run."""
+        return await solve_once(
+            self.solver,
+            trial.arm,
+            trial.task.problem,
+            sampling=self.plan.sampling.with_seed(trial.seed),
+            budget=self.plan.budget,
+            observe=observe,
+        )
+
+    async def solve(self, trial: Trial, trace_to: Path | None) -> Solution | None:
         recorder = Recorder(Stopwatch())
         try:
-            return await solve_once(
-                self.solver,
-                replace(trial.arm, run=run),
-                trial.task.problem,
-                sampling=self.plan.sampling.with_seed(trial.seed),
-                budget=self.plan.budget,
-                observe=recorder,
-            )
+            return await self.observed(trial, recorder)
         finally:
             if trace_to is not None and recorder.moments:
                 trace.write(trace_to, recorder.moments)
@@ -121,86 +114,9 @@ async def local_worker(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker
             arm,
             WARM_UP,
             sampling=plan.sampling,
-            budget=Budget(WARM_UP_TOKENS),
+            budget=Limits(tokens=WARM_UP_TOKENS),
         )
     yield LocalWorker(solver, plan)
-
-
-class TrialQueue:
-    """
-    Hands out trials in their order, each to one worker at a time, without waiting.
-
-    A trial that is not *ready* waits until it is ready, and later trials overtake it. The trials of
-    a lost worker go to the other workers before any new trial.
-    """
-
-    def __init__(
-        self,
-        todo: Iterable[Trial],
-        ready: Callable[[Trial], bool] = lambda trial: True,
-    ) -> None:
-        self._ready = ready
-        self._todo = list(enumerate(todo))  # in order
-        self._held: dict[Place, tuple[int, str]] = {}
-        self._lost_with: dict[Place, list[str]] = {}
-        self._left: set[str] = set()
-
-    @property
-    def finished(self) -> bool:
-        """Whether there is a sample of every trial."""
-        return not (self._todo or self._held)
-
-    def finished_for(self, worker: str) -> bool:
-        """Whether *worker* will never get another trial."""
-        return worker in self._left or self.finished
-
-    def take(self, worker: str) -> Trial | None:
-        """The next trial for *worker*; None if no trial is ready."""
-        if worker in self._left:
-            return None
-        for index, (turn, trial) in enumerate(self._todo):
-            if self._ready(trial):
-                del self._todo[index]
-                self._held[trial.place] = (turn, worker)
-                return trial
-        return None
-
-    def done(self, trial: Trial) -> None:
-        """Note that *trial* has a sample."""
-        del self._held[trial.place]
-
-    def give_back(self, trial: Trial) -> None:
-        """
-        Note that the worker of *trial* is lost. That worker gets no further trial.
-
-        Raise `WorkersLost`, which names the trial, if it was lost with `MAX_LOST` workers.
-        """
-        turn, worker = self._held.pop(trial.place)
-        self._left.add(worker)
-        insort(self._todo, (turn, trial), key=lambda entry: entry[0])
-        lost = self._lost_with.setdefault(trial.place, [])
-        lost.append(worker)
-        if len(lost) >= MAX_LOST:
-            name = f" ({trial.task.name})" if trial.task.name else ""
-            raise WorkersLost(
-                f"{MAX_LOST} workers were lost while they solved problem {trial.number}{name} as"
-                f" {trial.arm.name!r}: {', '.join(lost)}; see their logs for why (memory?), or"
-                " leave the problem out"
-            )
-
-
-def accept_rate(done: Mapping[Place, Sample], arm: str, number: int) -> float | None:
-    """
-    Return the accepted share of all drafts of *arm* up to sample *number*.
-
-    None while one of the samples is missing.
-    """
-    samples = [done.get((earlier, arm)) for earlier in range(number + 1)]
-    ledgers = [sample.ledger for sample in samples if sample is not None]
-    if len(ledgers) < len(samples):
-        return None
-    drafts = sum(ledger.drafts for ledger in ledgers)
-    return sum(ledger.accepted for ledger in ledgers) / drafts if drafts else 0.0
 
 
 async def run(
@@ -216,103 +132,69 @@ async def run(
     Solve all trials of *plan* that *samples* does not have yet.
 
     Each of *slots* holds one worker at a time. *traces* is the folder for the traces; None: they
-    are not kept. The first failure of an endpoint ends the run, and finished samples are kept.
-    Raise `WorkersLost` for a trial that was lost with several workers.
+    are not kept. The first failure of an endpoint ends the run, and finished samples are kept. The
+    trials of a lost worker go to the other workers before any new trial. Raise `WorkersLost`, which
+    names the trial, if a trial was lost with `MAX_LOST` workers.
     """
-    state = _Run(plan, graders, samples, traces, on_sample)
-    # A slot may wait for a worker until all is finished.
-    async with supervised(*map(state.fill, slots)):
-        await state.finished()
+    queue: asyncio.PriorityQueue[tuple[int, Trial]] = asyncio.PriorityQueue()
+    for entry in enumerate(trials(plan)):
+        if entry[1].place not in samples.done:
+            queue.put_nowait(entry)
+    lost_with: defaultdict[Place, list[str]] = defaultdict(list)
+    """The names of the workers that were lost with a trial."""
 
-
-@dataclass
-class _Run:
-    """The state that the workers of a run share."""
-
-    plan: Plan
-    """The plan."""
-    graders: Graders
-    """Grade the answers."""
-    samples: SampleStore
-    """Keeps the samples."""
-    traces: Path | None
-    """The folder for traces; None: they are not kept."""
-    on_sample: Callable[[Sample], object]
-    """Is called with each sample."""
-
-    def __post_init__(self) -> None:
-        done = self.samples.done
-        todo = (trial for trial in trials(self.plan) if trial.place not in done)
-        self._queue = TrialQueue(todo, lambda trial: self._control_options(trial) is not None)
-        self._changed = asyncio.Condition()
-
-    async def finished(self) -> None:
-        """Wait until every trial has a sample."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._queue.finished)
-
-    async def fill(self, slot: WorkerSlot) -> None:
-        """Keep a worker in *slot*, replacing lost ones, until no trial is left."""
-        while not self._queue.finished:
-            async with slot() as worker:
-                await at_once(self._work(worker) for _ in range(self.plan.concurrency))
-
-    async def _work(self, worker: Worker) -> None:
-        while (trial := await self._next(worker.name)) is not None:
-            options = self._control_options(trial) or {}
-            path = None
-            if self.traces is not None:
-                path = self.traces / trace_name(trial.number, trial.arm.name)
+    async def work(worker: Worker) -> None:
+        while True:
+            turn, trial = await queue.get()
+            trace_to = traces / trace_name(trial.number, trial.arm.name) if traces else None
             try:
-                solution = await worker.solve(trial, options, path)
+                solution = await worker.solve(trial, trace_to)
+                sample = await _graded(trial, solution, graders)
+            # The loss of the worker in another task cancels this one.
+            except (WorkerLost, asyncio.CancelledError):
+                lost_with[trial.place].append(worker.name)
+                queue.put_nowait((turn, trial))
+                queue.task_done()
+                raise
+            samples.add(trial.number, sample)
+            on_sample(sample)
+            queue.task_done()
+
+    async def fill(slot: WorkerSlot) -> None:
+        while True:
+            try:
+                async with slot() as worker:
+                    await at_once(work(worker) for _ in range(plan.concurrency))
             except WorkerLost:
-                self._queue.give_back(trial)
-            else:
-                sample = await self._graded(trial, options, solution)
-                self.samples.add(trial.number, sample)
-                self._queue.done(trial)
-                self.on_sample(sample)
-            async with self._changed:
-                self._changed.notify_all()
+                _check_lost(lost_with, plan)
 
-    async def _next(self, worker: str) -> Trial | None:
-        """Wait for a trial for *worker*; None if there will be none."""
-        async with self._changed:
-            while True:
-                trial = self._queue.take(worker)
-                if trial is not None or self._queue.finished_for(worker):
-                    return trial
-                await self._changed.wait()
+    async with supervised(*map(fill, slots)):
+        await queue.join()
 
-    def _control_options(self, trial: Trial) -> Mapping[str, Any] | None:
-        """
-        Return the options of *trial* beyond those of its arm.
 
-        Only a control has any. None: its accept rate is not known yet.
-        """
-        if not trial.arm.like:
-            return {}
-        rate = accept_rate(self.samples.done, trial.arm.like, trial.number)
-        return None if rate is None else {"p": rate, "seed": trial.seed}
+def _check_lost(lost_with: Mapping[Place, Sequence[str]], plan: Plan) -> None:
+    """Raise `WorkersLost` if a trial was lost with `MAX_LOST` workers."""
+    for (number, arm), workers in lost_with.items():
+        if len(workers) >= MAX_LOST:
+            name = plan.tasks[number // plan.repeats].name
+            problem = f"{number} ({name})" if name else str(number)
+            raise WorkersLost(
+                f"{MAX_LOST} workers were lost while they solved problem {problem} as {arm!r}:"
+                f" {', '.join(workers)}; see their logs for why (memory?), or leave the problem out"
+            )
 
-    async def _graded(
-        self,
-        trial: Trial,
-        options: Mapping[str, Any],
-        solution: Solution | None,
-    ) -> Sample:
-        text = solution.text if solution else ""
-        grade = await trial.task.gold.grade(text, self.graders)
-        return Sample.of(
-            solution,
-            trial.arm,
-            correct=grade == "right",
-            graded=grade != "ungraded",
-            name=trial.task.name,
-            repeat=trial.repeat,
-            seed=trial.seed,
-            options=options,
-        )
+
+async def _graded(trial: Trial, solution: Solution | None, graders: Graders) -> Sample:
+    text = solution.text if solution else ""
+    grade = await trial.task.gold.grade(text, graders)
+    return Sample.of(
+        solution,
+        trial.arm,
+        correct=grade == "right",
+        graded=grade != "ungraded",
+        name=trial.task.name,
+        seed=trial.seed,
+    )
 
 
 def trace_name(number: int, arm: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from stepspec.api import Solver
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.metrics import Acceptance
@@ -51,12 +50,6 @@ class Arm:
     """The name in tables."""
     run: RunOptions
     """The options of its runs."""
-    like: str = ""
-    """
-    The name of the arm whose control this arm is. "": this arm is no control.
-
-    A control accepts drafts at random, at the accept rate of the other arm (the option ``p``).
-    """
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The values that differ from the sampling of the solver."""
 
@@ -66,9 +59,6 @@ class Arm:
         name: str,
         method: str,
         choices: Mapping[str, Any] | None = None,
-        *,
-        like: str = "",
-        sampling: Mapping[str, Any] | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> Arm:
         """
@@ -77,25 +67,19 @@ class Arm:
         The *overrides* are other options of a run. Raise `ConfigurationError` for a wrong value.
         """
         run = RunOptions(policy=method, options=dict(choices or {}), auto=False)
-        return cls(name, run.with_overrides(overrides), like, dict(sampling or {}))
+        return cls(name, run.with_overrides(overrides))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Arm:
         """Make an arm of what `record` returned. Fields that this version lacks are left out."""
         overrides: Any = {name: record[name] for name in arm_options() if name in record}
-        about = {name: record[name] for name in ("like", "sampling") if name in record}
-        return cls.of(
-            record["name"],
-            record["policy"],
-            record["options"],
-            **about,
-            **overrides,
-        )
+        arm = cls.of(record["name"], record["policy"], record["options"], **overrides)
+        return replace(arm, sampling=record.get("sampling", {}))
 
     def record(self) -> dict[str, Any]:
         """The arm as one table of names and values, for files."""
         options = self.run.model_dump(include={"policy", "options", *arm_options()})
-        return {"name": self.name, **options, "like": self.like, "sampling": self.sampling}
+        return {"name": self.name, **options, "sampling": self.sampling}
 
     @property
     def policy(self) -> str:
@@ -173,12 +157,8 @@ class Sample:
     """The text after the thinking."""
     name: str = ""
     """The name of the task."""
-    repeat: int = 0
-    """The number of the sample among those of its problem, from 0."""
     seed: int = 0
     """The sampling seed."""
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Options of the policy beyond those of the arm."""
     steps: tuple[StepRecord, ...] = ()
     """The steps of the run."""
     degraded: bool = False
@@ -256,33 +236,24 @@ async def solve_once(
     arm: Arm,
     problem: str,
     *,
-    sampling: Sampling | None = None,
-    budget: Budget | None = None,
+    sampling: Sampling,
+    budget: Limits | None = None,
     observe: Observer = lambda event: None,
 ) -> Solution | None:
     """
     Solve *problem* with *arm*. Return None if the problem is too long.
 
-    The sampling of the arm overrides *sampling*. If *sampling* or *budget* is None, the settings
-    decide. The arm does not use what other arms left in the servers' prefix caches.
+    The sampling of the arm overrides *sampling*. If *budget* is None, the settings decide. The arm
+    does not use what other arms left in the servers' prefix caches.
     """
     run = arm.resolve(solver.settings.run)
-    sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling))
-    limits = run.budget if budget is None else Limits.of(budget)
-    run = run.model_copy(update={"sampling": sampling, "budget": limits})
-    clock = Stopwatch()
+    sampling = sampling.model_copy(update=dict(arm.sampling))
+    run = run.model_copy(update={"sampling": sampling, "budget": budget or run.budget})
     try:
         if arm.policy == PLAIN:
-            return await solve_plain(
-                solver,
-                problem,
-                sampling,
-                limits.to_budget(),
-                clock,
-                system=run.system,
-            )
+            return await solve_plain(solver, problem, run)
         with separate_cache(arm.name):
-            return await solver.solve(problem, run, observe=observe, clock=clock)
+            return await solver.solve(problem, run, observe=observe, clock=Stopwatch())
     except ContextTooLong:
         return None
 

@@ -28,8 +28,6 @@ from .loading import (
 )
 
 FILES = (".jsonl", ".csv", ".parquet")
-BOXED = "eval.boxed"
-"""The prompt of mathematical benchmarks."""
 
 __all__ = [
     "BENCHMARKS",
@@ -77,11 +75,8 @@ BENCHMARKS = Registry(
 
 def find(name: str) -> Benchmark:
     """Return the benchmark called *name*. Raise `ConfigurationError` if there is none."""
-    spelled = name.lower().replace("-", "_")
-    if name in BENCHMARKS or spelled not in BENCHMARKS:
-        spelled = name
     try:
-        return BENCHMARKS.find(spelled)
+        return BENCHMARKS.find(name)
     except ConfigurationError as exc:
         if name in BENCHMARKS.broken:
             raise
@@ -96,7 +91,7 @@ def own(
     problem: str = "problem",
     answer: str = "answer",
     metric: Metric = "math",
-    prompt: str | None = BOXED,
+    prompt: str | None = "eval.boxed",
 ) -> Benchmark:
     """
     Return the benchmark in a user's file at *path*, with the columns *problem* and *answer*.

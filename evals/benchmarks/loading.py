@@ -63,12 +63,6 @@ class Benchmark:
             return None
         return known()[self.prompt]
 
-    def put(self, problem: str) -> str:
-        """Return the text that a model reads for *problem*."""
-        if self.template is None:
-            return problem
-        return self.template.fill(problem=problem)
-
 
 Raw: TypeAlias = Mapping[str, Any]
 """A row as the file or the hub has it."""
@@ -107,10 +101,11 @@ def load(
         ][:limit]
     if not tasks:
         raise ConfigurationError(f"no problems in {data or benchmark.name}")
-    return [
-        replace(task, problem=benchmark.put(task.problem), question=_question(task))
-        for task in tasks
-    ]
+    tasks = [replace(task, question=_question(task)) for task in tasks]
+    template = benchmark.template
+    if template is None:
+        return tasks
+    return [replace(task, problem=template.fill(problem=task.problem)) for task in tasks]
 
 
 def _question(task: Task) -> str:
@@ -119,15 +114,14 @@ def _question(task: Task) -> str:
 
 def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
     """Make a task of *row*. Raise `ConfigurationError`, which names the place *where* it is."""
-    missing = [column for column in benchmark.columns if row.get(column) is None]
-    if missing:
-        raise ConfigurationError(
-            f"{where}: {_quoted(missing)} missing or null; {benchmark.name} needs "
-            f"{_quoted(benchmark.columns)}, and there are {_quoted(row)}"
-        )
     texts = {column: _text(value) for column, value in row.items()}
     texts |= {column: _lines(row.get(column)) for column in benchmark.lists}
     for column in benchmark.columns:
+        if row.get(column) is None:
+            raise ConfigurationError(
+                f"{where}: {column!r} missing or null; {benchmark.name} needs"
+                f" {_quoted(benchmark.columns)}, and there are {_quoted(row)}"
+            )
         if not texts[column].strip():
             expected = "a list of texts" if column in benchmark.lists else "a text or a number"
             raise ConfigurationError(
@@ -145,14 +139,12 @@ def _quoted(columns: Iterable[str]) -> str:
 
 def _text(value: object) -> str:
     """Spell out a text or a number. Return "" for other values, and for broken characters."""
-    # Half of a surrogate pair is no character, and cannot be encoded.
-    if isinstance(value, str) and value == value.encode(errors="ignore").decode():
-        return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, float | Decimal) and math.isfinite(value):
-        return str(value)
-    return ""
+    if isinstance(value, str):
+        # Half of a surrogate pair is no character, and cannot be encoded.
+        return value if value == value.encode(errors="ignore").decode() else ""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return ""
+    return str(value) if math.isfinite(value) else ""
 
 
 def _lines(value: Any) -> str:
@@ -181,10 +173,9 @@ def from_file(path: Path) -> Sequence[Raw]:
 
 def _parquet(path: Path) -> Sequence[Raw]:
     parquet = _library("pyarrow.parquet", "a Parquet file")
-    arrow = _library("pyarrow", "a Parquet file")
     try:
         return cast("list[Raw]", parquet.read_table(path).to_pylist())
-    except (OSError, arrow.ArrowException) as exc:
+    except Exception as exc:  # The errors of Arrow have no common root.
         raise ConfigurationError(
             f"{path}: no Parquet file that can be read ({' '.join(str(exc).split())})"
         ) from exc

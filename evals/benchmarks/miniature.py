@@ -8,7 +8,7 @@ split.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, TypeAlias
@@ -28,7 +28,18 @@ PHRASES: dict[Kind, tuple[str, ...]] = {
     "double": ("doubles them",),
     "halve": ("keeps half of them",),
 }
-SIGNS: dict[Kind, str] = {"add": "+", "sub": "-", "double": "*", "halve": "/"}
+CHANGES: dict[Kind, tuple[str, Callable[[int, int], int]]] = {
+    "add": ("+", int.__add__),
+    "sub": ("-", int.__sub__),
+    "double": ("*", int.__mul__),
+    "halve": ("/", int.__floordiv__),
+}
+"""The sign of each kind of operation, and the function that calculates its result."""
+CHECKS: dict[Kind, str] = {
+    "double": "Alternatively, {value} + {value} = {result}.\n\n",
+    "halve": "Let me check: {result} + {result} = {value}.\n\n",
+}
+"""The paragraphs that check a doubling or halving of a *value* with this *result*."""
 THINK_END = "</think>"
 MAX_VALUE = 99
 
@@ -66,16 +77,14 @@ class Operation:
         """The operation in a sentence of the problem."""
         return PHRASES[self.kind][self.phrase].format(n=self.n)
 
+    @property
+    def operand(self) -> int:
+        """The second number of the equation: a doubling or halving is by 2."""
+        return self.n or 2
+
     def apply(self, value: int) -> int:
-        match self.kind:
-            case "add":
-                return value + self.n
-            case "sub":
-                return value - self.n
-            case "double":
-                return value * 2
-            case "halve":
-                return value // 2
+        _, change = CHANGES[self.kind]
+        return change(value, self.operand)
 
     def possible(self, value: int) -> bool:
         """Whether the result is a whole number from 1 to `MAX_VALUE`."""
@@ -125,32 +134,6 @@ class Problem:
     @property
     def split(self) -> Split:
         return split_of(self.text)
-
-    def step(self, index: int, value: int) -> str:
-        """Return the paragraph that applies operation *index* to *value* things."""
-        operation = self.operations[index]
-        day = DAYS[index]
-        return f"On {day} {self.pronoun} {operation.words}: {equation(operation, value)}.\n\n"
-
-    def close(self, value: int) -> str:
-        """Return the paragraph that ends the thinking."""
-        return f"Yes, that is all: {value}.\n{THINK_END}"
-
-
-def equation(operation: Operation, value: int) -> str:
-    operand = operation.n if operation.kind in ("add", "sub") else 2
-    return f"{value} {SIGNS[operation.kind]} {operand} = {operation.apply(value)}"
-
-
-def check(operation: Operation, value: int) -> str:
-    """Return the paragraph that checks a doubling or halving of *value*; "" for other kinds."""
-    match operation.kind:
-        case "double":
-            return f"Alternatively, {value} + {value} = {value * 2}.\n\n"
-        case "halve":
-            return f"Let me check: {value // 2} + {value // 2} = {value}.\n\n"
-        case _:
-            return ""
 
 
 def final_answer(value: int) -> str:
@@ -202,10 +185,11 @@ def draw_operation(rng: random.Random, value: int, difficulty: Difficulty) -> Op
 def worked_steps(problem: Problem) -> list[str]:
     """Return the paragraphs of the worked reasoning. The last one ends the thinking."""
     steps: list[str] = []
-    values = problem.values
-    for index, operation in enumerate(problem.operations):
-        steps.append(problem.step(index, values[index]))
-        checked = check(operation, values[index])
-        if checked:
-            steps.append(checked)
-    return [*steps, problem.close(values[-1])]
+    for day, operation, value in zip(DAYS, problem.operations, problem.values, strict=False):
+        result = operation.apply(value)
+        sign, _ = CHANGES[operation.kind]
+        equation = f"{value} {sign} {operation.operand} = {result}"
+        steps.append(f"On {day} {problem.pronoun} {operation.words}: {equation}.\n\n")
+        if operation.kind in CHECKS:
+            steps.append(CHECKS[operation.kind].format(value=value, result=result))
+    return [*steps, f"Yes, that is all: {problem.answer}.\n{THINK_END}"]

@@ -7,7 +7,7 @@ Runs of a calibration on real servers, and the policy file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -24,6 +24,7 @@ from stepspec.settings import Settings
 from ..arms import LARGE
 from ..grading.graders import Graders
 from ..plan import configured_arm
+from ..results import aligned
 from ..sample import Arm, Task, derive_seed, is_right
 from .search import CalibrationResult, CalibrationRun, SolveAt
 
@@ -42,26 +43,26 @@ def find_threshold(
     Raise `ConfigurationError` if there is none.
     """
     known = policies.METHODS.find(policy).threshold
-    if option is None and known is None:
+    if known is not None and option in (None, known.option):
+        threshold = Threshold(known.option, tuple(values or known.values))
+        is_falling = known.values[0] > known.values[-1]
+    elif option is None:
         names = [name for name, method in policies.METHODS.items() if method.threshold]
         raise ConfigurationError(
             f"{policy!r} has no known threshold: name an option and its values, the strictest"
             " first, as in --vary threshold --values 9,8,7 (methods with a known threshold:"
             f" {', '.join(names)})"
         )
-    if known is not None and option in (None, known.option):
-        option = known.option
-        order = known.values
-        values = values or order
     elif values:
-        order = tuple(values)
+        threshold = Threshold(option, tuple(values))
+        is_falling = values[0] > values[-1]
     else:
         raise ConfigurationError(f"--vary {option} needs --values, the strictest first")
-    ordered = sorted(values, reverse=order[0] > order[-1])
-    if list(values) != ordered:
+    ordered = tuple(sorted(threshold.values, reverse=is_falling))
+    if threshold.values != ordered:
         right = ",".join(f"{value:g}" for value in ordered)
         raise ConfigurationError(f"--values: the strictest comes first, as in {right}")
-    return Threshold(str(option), tuple(values))
+    return threshold
 
 
 def served_arm(settings: Settings, threshold: Threshold, value: float) -> Arm:
@@ -86,24 +87,15 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
 
     A settings file needs them to serve what was calibrated.
     """
-    names = {*arm_options(), "sampling", "budget"}
-    values, defaults = (
-        each.model_dump(
-            mode="json",
-            include=names,
-            exclude={"sampling": {"seed"}},
-            exclude_none=True,
-        )
-        for each in (settings, Settings.model_construct())
+    changed = settings.model_dump(
+        mode="json",
+        include={*arm_options(), "sampling", "budget"},
+        exclude={"sampling": {"seed"}},
+        exclude_defaults=True,
+        exclude_none=True,
     )
-    changed = {name: value for name, value in values.items() if value != defaults.get(name)}
-    for table in ("sampling", "budget"):
-        if table in changed:
-            usual = defaults[table]
-            changed[table] = {
-                name: value for name, value in changed[table].items() if value != usual.get(name)
-            }
-    return changed
+    # A table of which only the seed was set is empty.
+    return {name: value for name, value in changed.items() if value != {}}
 
 
 def solve_on_servers(
@@ -143,11 +135,11 @@ class CalibrationSettings:
     """The result."""
     options: Mapping[str, Any]
     """The policy's other options."""
-    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    changes: Mapping[str, Any]
     """The other settings that are not at their defaults."""
-    models: Mapping[str, str] = field(default_factory=dict[str, str])
+    models: Mapping[str, str]
     """The models that the promise holds for, by role."""
-    conditions: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    conditions: Mapping[str, Any]
     """The settings of the runs that the promise holds for."""
 
     @property
@@ -183,15 +175,21 @@ class CalibrationSettings:
         )
 
     def table(self) -> Table:
-        table = Table(title=f"{self.policy} on {self.benchmark}, against the large model alone")
-        for column in (self.threshold.option, "problems", "lost", "gained", "loss", "p", "holds"):
-            table.add_column(column, justify="right")
-        for test in self.result.tested:
-            counts = map(str, astuple(test.paired))
-            holds = "yes" if test.holds else "no"
-            loss = f"{test.paired.loss:.1%}"
-            table.add_row(f"{test.threshold:g}", *counts, loss, f"{test.p:.4f}", holds)
-        return table
+        """A line for each value that was tested, against the large model alone."""
+        return aligned(
+            [
+                {
+                    self.threshold.option: f"{test.threshold:g}",
+                    "problems": str(test.paired.n),
+                    "lost": str(test.paired.lost),
+                    "gained": str(test.paired.gained),
+                    "loss": f"{test.paired.loss:.1%}",
+                    "p": f"{test.p:.4f}",
+                    "holds": "yes" if test.holds else "no",
+                }
+                for test in self.result.tested
+            ]
+        )
 
     def toml(self) -> str:
         """Return the settings file. Raise `ConfigurationError` if nothing can be promised."""

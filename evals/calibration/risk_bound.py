@@ -30,7 +30,7 @@ MAX_PROBLEMS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Outcomes on the same problems. Raise `ValueError` where they do not add up."""
+    """Outcomes on the same problems."""
 
     n: int
     """The number of problems."""
@@ -38,10 +38,6 @@ class Paired:
     """Problems that only the large model got right."""
     gained: int
     """Problems that only the method got right."""
-
-    def __post_init__(self) -> None:
-        if min(self.n, self.lost, self.gained) < 0 or self.lost + self.gained > self.n:
-            raise ValueError(f"{self.lost} lost and {self.gained} gained of {self.n} problems")
 
     @property
     def loss(self) -> float:

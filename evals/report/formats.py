@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -14,20 +15,36 @@ from markupsafe import Markup, escape
 
 from stepspec.service.watch.page import allowed, style
 
+from ..results import accuracy_rows, by_time
 from . import charts
-from .section import Section, provenance
-from .tables import Links, blocks
-from .verdict import small_print
+from .section import Section
+from .verdict import points
 
 TEMPLATES = Path(__file__).with_name("templates")
-WIDE_CELL_CHARACTERS = 40
-"""A cell of words with more characters gets a wider column."""
+Links: TypeAlias = Mapping[tuple[int, str], str]
+"""Paths of the pages of traces, by the sample's number and arm."""
 CODE = re.compile(r"`([^`]+)`")
 
 
 def with_code(text: str) -> Markup:
     """Mark the words between backticks as code."""
-    return Markup(CODE.sub(r"<code>\1</code>", escape(text)))
+    return Markup(CODE.sub(r"<code>\1</code>", str(escape(text))))
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def words(value: object) -> str:
+    """Write a *value* of JSON. Of a table, names without a value are left out."""
+    if not isinstance(value, dict):
+        return str(value)
+    fields = cast("Mapping[str, object]", value)
+    return ", ".join(f"{name} {field}" for name, field in fields.items() if field not in (None, ""))
 
 
 ENVIRONMENT = Environment(
@@ -37,7 +54,14 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters["with_code"] = with_code
+ENVIRONMENT.filters.update(
+    with_code=with_code,
+    percent=percent,
+    number=number,
+    words=words,
+    command=shlex.join,
+    points=points,
+)
 
 
 def to_html(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
@@ -54,22 +78,25 @@ def to_html(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
     return ENVIRONMENT.get_template("page.html").render(
         security=Markup(security),
         style=Markup(styles),
-        sections=[_content(section, links) for section, links in sections],
-        wide=WIDE_CELL_CHARACTERS,
+        sections=[_content(*section) for section in sections],
+        outlines=charts.SHAPES,
         made=origin,
     )
 
 
 def _content(section: Section, links: Links) -> dict[str, Any]:
     """Return the values of the template for one section."""
+    arms = section.figures
     return {
         "section": section,
-        "speed": charts.speed_chart(section.figures, section.baseline),
-        "scatter": charts.scatter(section.figures),
-        "front": [result.name for result in charts.front(section.figures)],
-        "blocks": blocks(section, links),
-        "note": small_print(section.max_loss, section.baseline),
-        "provenance": list(provenance(section)),
+        "fastest": by_time(arms),
+        "shapes": charts.shapes(arms),
+        "ratios": charts.ratio_axis(arms),
+        "seconds": charts.seconds_axis(arms),
+        "accuracies": charts.accuracy_axis(arms),
+        "front": charts.front(arms),
+        "accuracy_rows": accuracy_rows(arms, section.baseline),
+        "links": links,
     }
 
 
@@ -92,8 +119,8 @@ def _values(section: Section) -> dict[str, Any]:
                 {**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts
             ],
         },
-        "origin": [{"name": name, "value": value} for name, value in provenance(section)],
         "arms": [result.record() for result in section.figures],
         "cases": section.cases,
         "measured": section.run.about,
+        "sessions": section.run.sessions,
     }

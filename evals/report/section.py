@@ -5,10 +5,9 @@ look at.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError
@@ -23,10 +22,6 @@ from .verdict import MAX_LOSS, Verdict, headline, judge_methods
 MAX_SLOWEST_CASES = 5
 MAX_CHANGED_CASES = 12
 """The most cases that were lost, and the most that were gained."""
-CONDITIONS = ("problems", "sampling", "budget", "repeats", "seed", "concurrency")
-"""The conditions of a run that are listed. "problems" is a hash."""
-PROGRAM = ("commit", "versions", "platform", "cpus", "python")
-"""What is listed of the program and of the machine that measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +32,10 @@ class Case:
     """The number of the sample."""
     problem: int
     """The number of the problem."""
-    arm: str
-    """The name of the method's arm."""
-    outcome: str
-    """The outcome of the sample."""
-    right: bool
-    """Whether the answer is right."""
-    baseline_right: bool
-    """Whether the baseline's answer is right."""
-    seconds: float
-    """Wall seconds of the sample."""
-    baseline_seconds: float
-    """Wall seconds of the baseline's sample."""
-    drafts: int
-    """Judged drafts."""
-    rejected: int
-    """Judged drafts that were repaired."""
+    sample: Sample
+    """The method's sample."""
+    baseline: Sample
+    """The baseline's sample."""
 
 
 CaseKind: TypeAlias = Literal["slowest", "lost", "gained"]
@@ -71,7 +54,7 @@ class Section:
     cases: Cases
     """Cases to look at."""
     verdicts: Sequence[Verdict]
-    """The verdicts on methods and controls, the fastest first."""
+    """The verdicts on methods, the fastest first."""
     max_loss: float
     """The acceptable loss of accuracy, as a share of all problems."""
     baseline: str
@@ -114,67 +97,25 @@ class Section:
 
     @property
     def sentences(self) -> list[tuple[str, str]]:
-        """Methods and controls with their verdicts. The headline is that of a lone method."""
-        only_method = sum(not verdict.like for verdict in self.verdicts) == 1
-        return [
-            (verdict.arm, f"{verdict.sentence}.")
-            for verdict in self.verdicts
-            if verdict.like or not only_method
-        ]
+        """Methods with their verdicts; [] if the headline has the only one."""
+        if len(self.verdicts) == 1:
+            return []
+        return [(verdict.arm, f"{verdict.sentence}.") for verdict in self.verdicts]
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences about the limits of the figures of this run."""
-        recorded = [
-            remark for session in self.run.sessions for remark in session.get("remarks", ())
-        ]
-        return [*self._limits(), *dict.fromkeys(recorded)]
+        """What was remarked when the run was measured."""
+        sessions = self.run.sessions
+        remarks = [remark for session in sessions for remark in session.get("remarks", ())]
+        return list(dict.fromkeys(remarks))
 
-    def _limits(self) -> Iterator[str]:
-        about = self.run.about
-        wanted = len(self.run.problems)
-        if self.miniature:
-            yield _miniature(about.get("profile"))
-        if self.problems < wanted:
-            yield (
-                f"Unfinished: {self.problems} of {wanted} problems were solved by all arms, and"
-                " only these count. The same `stepspec eval` continues the run."
-            )
-        if about["concurrency"] > 1:
-            yield (
-                f"{about['concurrency']} runs were executed at the same time, also of different"
-                " arms, and shared the servers: an arm is slower beside a demanding one. To avoid"
-                " that, measure each arm in a run of its own, or with --concurrency 1."
-            )
-        hosts = self._hosts("small") & self._hosts("large")
-        if hosts:
-            yield (
-                f"Both models are served at {min(hosts)}. If they share a card or CPU cores, work"
-                " of the small model slows the large one in every arm with both, as it would not on"
-                " separate hardware."
-            )
-        if about.get("half"):
-            yield (
-                f"Only the half of the benchmark that is reserved for the {about['half']} was used."
-            )
-
-    def _hosts(self, role: str) -> set[str]:
-        servers = self.run.sessions[0]["servers"]
-        return {
-            str(urlsplit(str(server["url"])).hostname)
-            for server in servers
-            if server["role"] == role
-        }
-
-
-def _miniature(name: str | None) -> str:
-    profile = f" (profile `{name}`)" if name else ""
-    return (
-        "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic,"
-        f" served by real vLLM on a CPU; only the cost of a forward pass is set{profile}, to have"
-        " the shape of a GPU's. The figures show the overhead of stepspec and how methods compare"
-        " where the judge is good. They predict nothing about real models."
-    )
+    @property
+    def shared_host(self) -> str:
+        """A host that serves both models; "" if there is none."""
+        hosts: dict[str, set[str]] = {"small": set(), "large": set()}
+        for server in self.run.sessions[0]["servers"]:
+            hosts[server["role"]].add(str(urlsplit(str(server["url"])).hostname))
+        return min(hosts["small"] & hosts["large"], default="")
 
 
 def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> Section:
@@ -201,13 +142,7 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
         run=run,
         figures=figures,
         cases=choose_cases(figures, samples, run.repeats, baseline),
-        verdicts=judge_methods(
-            by_time(figures),
-            samples,
-            run.repeats,
-            max_loss,
-            baseline,
-        ),
+        verdicts=judge_methods(by_time(figures), run.repeats, max_loss),
         max_loss=max_loss,
         baseline=baseline,
     )
@@ -220,61 +155,18 @@ def choose_cases(
     baseline: str = LARGE.name,
 ) -> Cases:
     """Choose cases of the methods from the *samples* of every arm by their number."""
-    theirs = samples[baseline]
     cases = [
-        _case(number, repeats, sample, theirs[number])
+        Case(number, number // repeats, sample, samples[baseline][number])
         for arm in arms
         if arm.kind == "method"
         for number, sample in samples[arm.name].items()
     ]
-    lost = [case for case in cases if case.baseline_right and not case.right]
-    gained = [case for case in cases if case.right and not case.baseline_right]
-    cases.sort(key=lambda case: -case.seconds)
+    changed = [case for case in cases if case.sample.correct != case.baseline.correct]
+    lost = [case for case in changed if case.baseline.correct]
+    gained = [case for case in changed if case.sample.correct]
+    cases.sort(key=lambda case: -case.sample.seconds)
     return {
         "slowest": cases[:MAX_SLOWEST_CASES],
         "lost": lost[:MAX_CHANGED_CASES],
         "gained": gained[:MAX_CHANGED_CASES],
     }
-
-
-def _case(number: int, repeats: int, sample: Sample, theirs: Sample) -> Case:
-    ledger = sample.ledger
-    return Case(
-        number=number,
-        problem=number // repeats,
-        arm=sample.arm,
-        outcome=sample.outcome,
-        right=sample.correct,
-        baseline_right=theirs.correct,
-        seconds=sample.seconds,
-        baseline_seconds=theirs.seconds,
-        drafts=ledger.drafts,
-        rejected=ledger.drafts - ledger.accepted,
-    )
-
-
-def provenance(section: Section) -> Iterator[tuple[str, str]]:
-    """Yield the rows, name and value, of the list "How it was measured"."""
-    run = section.run
-    first = run.sessions[0]
-    yield "run folder", str(run.path)
-    for command in dict.fromkeys(shlex.join(session["command"]) for session in run.sessions):
-        yield "command", command
-    times = [f"{s['date']} to {s.get('ended', 'interrupted')}" for s in run.sessions]
-    yield "measured", "; ".join(times)
-    yield "benchmark", words(run.record["benchmark"])
-    for name in CONDITIONS:
-        yield name, words(run.about[name])
-    for server in first["servers"]:
-        version = server["version"] or "of an unknown version"
-        yield f"{server['role']} server", f"vLLM {version} at {server['url']}"
-    for name in PROGRAM:
-        yield name, words(first[name])
-
-
-def words(value: object) -> str:
-    """Write a *value* of JSON. Of a table, names without a value are left out."""
-    if not isinstance(value, dict):
-        return str(value)
-    fields = cast("Mapping[str, object]", value)
-    return ", ".join(f"{name} {field}" for name, field in fields.items() if field not in (None, ""))

@@ -7,13 +7,12 @@ If the problems are too few to tell, the verdict says how many more would do.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..arms import LARGE
-from ..results import Interval, Result, difference, disagreements, paired_difference
-from ..sample import Sample
+from ..results import Interval, Result, difference
 
 MAX_LOSS = 0.02
 """The acceptable loss of accuracy as a share of all problems, as for `stepspec calibrate`."""
@@ -29,7 +28,7 @@ Loss: TypeAlias = Literal["excluded", "shown", "unknown"]
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """
-    What a run shows about one method or control, compared with the baseline on the same problems.
+    What a run shows about one method, compared with the baseline on the same problems.
 
     Each end of a 95% interval errs in 2.5% of all runs, and so does each statement about one end.
     """
@@ -63,14 +62,6 @@ class Verdict:
     None if it tells already, if each problem has several samples, or if `MAX_FURTHER_PROBLEMS`
     would be too few.
     """
-    like: str = ""
-    """The method that a control is like; "" for a method."""
-    judge: Interval | None = None
-    """
-    What the judge of the method is worth: the accuracy of the method minus that of its control.
-
-    Both accept the same share of drafts. None for a method.
-    """
 
     @property
     def good(self) -> bool:
@@ -80,61 +71,33 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence, without the name of the arm."""
-        ending = f": {_loss_words(self)}"
-        if self.judge is not None:
-            ending = _judge_words(self.like, self.judge)
-        return f"{_speed_words(self)}, accuracy {_points(self.difference)}{ending}"
+        accuracy = f"{self.difference.points:+z.1f}".replace(" [", " points [")
+        return f"{_speed_words(self)}, accuracy {accuracy}: {_loss_words(self)}"
 
 
 def judge_methods(
     figures: Sequence[Result],
-    samples: Mapping[str, Mapping[int, Sample]],
     repeats: int = 1,
     max_loss: float = MAX_LOSS,
-    baseline: str = LARGE.name,
 ) -> list[Verdict]:
-    """
-    Judge all methods and controls, in the order of *figures*.
-
-    *samples* has those of each arm by number, and *repeats* samples for each problem.
-    """
-    by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
-    verdicts: list[Verdict] = []
-    for result in figures:
-        if result.kind not in ("method", "control"):
-            continue
-        own = by_arm[result.name]
-        counts = disagreements(own, by_arm[baseline])
-        verdict = _judge(result, repeats, *counts, max_loss)
-        copied = by_arm.get(result.arm.like)
-        if copied is not None:
-            verdict = replace(verdict, judge=paired_difference(copied, own, repeats))
-        verdicts.append(verdict)
-    return verdicts
+    """Judge all methods, in the order of *figures*, with *repeats* samples of each problem."""
+    return [_judge(result, repeats, max_loss) for result in figures if result.kind == "method"]
 
 
-def _judge(
-    result: Result,
-    repeats: int,
-    gained: int,
-    lost: int,
-    max_loss: float,
-) -> Verdict:
+def _judge(result: Result, repeats: int, max_loss: float) -> Verdict:
     problems = result.n // repeats
-    apart = result.difference
-    loss = _loss(apart, max_loss)
+    loss = _loss(result.difference, max_loss)
     further = None
     if loss == "unknown" and repeats == 1:
-        further = further_for_loss(problems, gained, lost, max_loss)
+        further = further_for_loss(problems, result.gained, result.lost, max_loss)
     return Verdict(
         arm=result.name,
         speedup=_reciprocal(result.ratio),
         speed=_speed(result.ratio, problems),
-        difference=apart,
+        difference=result.difference,
         loss=loss,
         max_loss=max_loss,
         further_for_loss=further,
-        like=result.arm.like,
     )
 
 
@@ -184,38 +147,23 @@ def further_for_loss(
 
 def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
     """Sum up the verdicts on all methods in one sentence; empty if no method was measured."""
-    methods = [verdict for verdict in verdicts if not verdict.like]
-    if not methods:
+    if not verdicts:
         return ""
-    if len(methods) == 1:
-        return f"{methods[0].arm}: {methods[0].sentence}."
-    limit = points(methods[0].max_loss)
-    best = max(methods, key=lambda verdict: (verdict.good, verdict.speedup.value))
+    if len(verdicts) == 1:
+        return f"{verdicts[0].arm}: {verdicts[0].sentence}."
+    limit = points(verdicts[0].max_loss)
+    best = max(verdicts, key=lambda verdict: (verdict.good, verdict.speedup.value))
     if best.good:
         return (
-            f"Of {len(methods)} methods, {best.arm} is the fastest that excludes a loss above"
+            f"Of {len(verdicts)} methods, {best.arm} is the fastest that excludes a loss above"
             f" {limit}: {_speed_words(best)}."
         )
-    if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in methods):
+    if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in verdicts):
         return (
             f"Too few problems to tell whether any of the faster methods loses at most {limit} of"
             " accuracy."
         )
     return f"No method is shown to be faster than {baseline} without a loss above {limit}."
-
-
-def small_print(max_loss: float, baseline: str) -> str:
-    """Explain the sentences of the verdicts."""
-    return (
-        f"Faster: mean seconds of {baseline} divided by those of the method, on the same problems;"
-        f" slower: the reciprocal. Accuracy: the difference from {baseline}. Brackets are 95%"
-        " intervals: a bootstrap over the problems for the time, Tango's score interval for the"
-        " accuracy (with several samples per problem, a bootstrap). A loss above"
-        f" {points(max_loss)} is excluded if the whole interval is above -{points(max_loss)}. About"
-        " N more: with N further problems, the interval is as likely as not to exclude that loss,"
-        " if both are equally accurate and disagree as often as so far. Each interval stands for"
-        " itself: of many methods, some will err."
-    )
 
 
 def points(share: float) -> str:
@@ -256,19 +204,6 @@ def _loss_words(verdict: Verdict) -> str:
             if verdict.further_for_loss is None:
                 return found
             return f"{found}; about {_about(verdict.further_for_loss)} more would"
-
-
-def _judge_words(like: str, judge: Interval) -> str:
-    found = "not shown to differ from"
-    if judge.low > 0:
-        found = "better than"
-    if judge.high < 0:
-        found = "worse than"
-    return f"; the judge of {like} adds {_points(judge)}: {found} chance"
-
-
-def _points(share: Interval) -> str:
-    return f"{share.points:+.1f}".replace(" [", " points [")
 
 
 def _about(number: int) -> str:

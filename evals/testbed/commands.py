@@ -10,14 +10,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from stepspec.orchestrator.events import Event, Observer
+from stepspec.orchestrator.events import Observer
 from stepspec.servers.launcher import TokenSpeculation
 from stepspec.servers.launcher.up import until_signalled
 
 from ..arms import PLAIN, SHIPPED, SMALL
 from ..plan import turns
 from ..results import Result, summarise
-from ..sample import Arm, Sample, Task, derive_seed, sample_once
+from ..sample import Arm, Sample, derive_seed, sample_once
 from .servers import NO_SPECULATION, PAIR, SCORERS, running
 from .solving_pair import fresh_tasks, pair_solver
 
@@ -62,8 +62,7 @@ async def up(
                 text = "\n".join(lines)
             print(text, flush=True)
             for name in SCORERS & served.keys():
-                note = f"{name} can score suffixes: suffix_scoring = true in its settings."
-                console.print(note, style="dim")
+                console.print(f"{name} can score suffixes: suffix_scoring = true", style="dim")
             console.print("Ctrl-C stops them.", style="dim")
             await asyncio.Event().wait()
 
@@ -91,9 +90,11 @@ async def demo(
             await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0)
         samples: list[Sample] = []
         for number, task in enumerate(fresh_tasks(problems, seed)):
+            console.print()
+            console.print(Text(task.problem, "bold"), soft_wrap=True)
             for arm in turns(ARMS, number):
                 is_shown = arm.name == SHIPPED.name
-                observe: Observer = _shown_run(task, printer, console) if is_shown else _ignore
+                observe: Observer = printer(console) if is_shown else lambda event: None
                 sample = await sample_once(
                     solver,
                     arm,
@@ -106,14 +107,3 @@ async def demo(
                 console.print(Text.assemble(seconds, mark))
                 samples.append(sample)
     return summarise(samples, ARMS)
-
-
-def _shown_run(task: Task, printer: Callable[[Console], Observer], console: Console) -> Observer:
-    """Print the problem, and return the observer that prints its run."""
-    console.print()
-    console.print(Text(task.problem, "bold"), soft_wrap=True)
-    return printer(console)
-
-
-def _ignore(event: Event) -> None:
-    """Print nothing."""

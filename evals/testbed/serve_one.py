@@ -10,15 +10,13 @@ import argparse
 import dataclasses
 import os
 
-from .servers import miniature_servers
-
-ROLES = ("large", "small")
+from .servers import PAIR, miniature_servers
 
 
 def main() -> None:
     """Execute the server of a role. Raise `ConfigurationError` for an unknown profile."""
     parser = argparse.ArgumentParser(description="Serve one model of the miniature pair.")
-    parser.add_argument("role", choices=ROLES)
+    parser.add_argument("role", choices=PAIR)
     parser.add_argument(
         "--host",
         default="0.0.0.0",

@@ -36,10 +36,10 @@ from stepspec.servers.launcher.commands import (
 )
 from stepspec.servers.launcher.up import show_progress
 
-MODELS = Path(__file__).parent / "models"
+MODELS = Path(__file__).with_name("models")
 PROFILES = Path(__file__).with_name("profiles.toml")
 # a folder with the metadata of a distribution, for the servers' PYTHONPATH
-PLUGIN = Path(__file__).parent / "plugin"
+PLUGIN = Path(__file__).with_name("plugin")
 ARCHITECTURE = "PacedQwen3ForCausalLM"
 PAIR = ("large", "small")
 SERVED = "testbed-"  # the prefix of the names under which the models are served
@@ -47,7 +47,6 @@ SERVED = "testbed-"  # the prefix of the names under which the models are served
 SCORERS = frozenset({"large"})
 DRAFTER = "small"  # drafts tokens for the large model where `draft_model` speculation is on
 NO_SPECULATION: Mapping[str, TokenSpeculation] = {}
-SEQUENCES = 16  # at once on one server
 
 FLAGS: Mapping[str, Any] = {
     "dtype": "float32",
@@ -55,13 +54,7 @@ FLAGS: Mapping[str, Any] = {
     # Otherwise a third process for each server: eight seconds of imports, and 2 ms more for every
     # token.
     "distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-    "kv-cache-memory-bytes": 256 * 2**20,
     "block-size": 32,  # tokens, of the prefix cache; vLLM's default is 128 on a CPU, 16 on a GPU
-    "max-num-seqs": SEQUENCES,
-    # The tokens of as many prompts of the longest context, so that no prompt is read in parts: on a
-    # CPU, vLLM 0.32 crashes ("CPU Generator does not use offset") when it reads a part of a prompt
-    # whose request samples with a seed.
-    "max-num-batched-tokens": SEQUENCES * 2048,
     "generation-config": "vllm",  # sampling defaults are vLLM's, not the model's
     "enable-prompt-tokens-details": True,  # responses report how many prompt tokens were cached
     "enable-auto-tool-choice": True,
@@ -110,7 +103,7 @@ class World:
     """The longest context, in tokens."""
     cache: int
     """The size of a server's key-value cache, in MiB."""
-    sequences: int = SEQUENCES
+    sequences: int = 16
     """Requests that a server runs at the same time."""
 
     def model(self, name: str) -> Path:
@@ -130,6 +123,9 @@ class World:
             "max-model-len": self.context,
             "max-num-seqs": self.sequences,
             "kv-cache-memory-bytes": self.cache * 2**20,
+            # The tokens of as many prompts of the longest context, so that no prompt is read in
+            # parts: on a CPU, vLLM 0.32 crashes ("CPU Generator does not use offset") when it reads
+            # a part of a prompt whose request samples with a seed.
             "max-num-batched-tokens": self.sequences * self.context,
         }
 
@@ -173,12 +169,12 @@ def read_pace(profile: str, role: str) -> PassPace | None:
             f" {', '.join(sorted(profiles))}"
         )
     paces = profiles[profile]
-    if paces and role not in paces:
+    if not paces:
+        return None
+    if role not in paces:
         raise ConfigurationError(
             f"the pacing profile {profile!r} has no pace for {role!r}; it has: {', '.join(paces)}"
         )
-    if not paces:
-        return None
     return PassPace(**paces[role])
 
 
@@ -273,14 +269,13 @@ def _server(
     flags: dict[str, Any] = {**FLAGS, **own, "enable-scale-out": role in SCORERS}
     if speculation:
         flags["speculative-config"] = speculation
-    if pace:
-        flags["hf-overrides"] = json.dumps(pace.overrides())
     env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
     if pace:
+        flags["hf-overrides"] = json.dumps(pace.overrides())
         env["VLLM_PLUGINS"] = "stepspec_paced"
-        env["PYTHONPATH"] = str(PLUGIN)
-        if os.environ.get("PYTHONPATH"):
-            env["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
+        # An empty entry at the end would be the working directory.
+        paths = (str(PLUGIN), os.environ.get("PYTHONPATH"))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if role in SCORERS:
         env.update(ZEROED_MEMORY)
     return ServerCommand(
@@ -294,12 +289,11 @@ def _server(
 
 def endpoint(served: Served, role: Role) -> Endpoint:
     """Return the settings of the endpoint of a running server of the pair, for *role*."""
-    suffix_scoring = served.name in SCORERS
     return Endpoint(
         role=role,
         url=served.base_url,
         model=served.served_name,
-        suffix_scoring=suffix_scoring,
+        suffix_scoring=served.name in SCORERS,
     )
 
 

@@ -40,7 +40,7 @@ class Accuracy:
         points = difference(paired.n, paired.gained, paired.lost).points
         text = (
             f"{self.right + paired.gained - paired.lost} of {paired.n} right, the large model alone"
-            f" {self.right} ({points:+.0f} points)."
+            f" {self.right} ({points:+z.0f} points)."
         )
         needed = LossTest(PROMISED_LOSS, PROMISED_LEVEL).needed(paired)
         if needed is None:

@@ -9,15 +9,15 @@ drafts or short repairs asks for more where the text goes on otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Unpack
+from typing import Unpack
 
 from stepspec.api import Solver
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
-from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Chain, Role, Step, Stop, Token
+from stepspec.orchestrator.budget import Budget, Budgeted
+from stepspec.orchestrator.chain import Chain, Step, Stop, Token
 from stepspec.orchestrator.endpoints.interfaces import RunModel, SingleModel
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.interfaces import (
@@ -101,21 +101,18 @@ class LargeChain:
         return found
 
 
-class KnownModel(SingleModel):
+@dataclass(frozen=True)
+class KnownModel(Budgeted, SingleModel):
     """
-    A model of which it is known that it writes one *step* after one *chain*.
+    A model of which it is known that it writes one step after one chain.
 
     It writes this step again, in the parts that a method asks for.
     """
 
-    def __init__(self, model: Model, chain: Chain, step: Step) -> None:
-        self._model = model
-        self._start = chain
-        self._step = step
-
-    @property
-    def role(self) -> Role:
-        return self._model.role
+    start: Chain
+    """The chain before the step."""
+    step: Step
+    """The step."""
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
         """
@@ -136,8 +133,8 @@ class KnownModel(SingleModel):
         if len(rest) > limit or (rest and len(rest) == limit and stop is not None):
             return self._part(rest[:limit], "length")
         if rest and stop is None:
-            return self._part(rest, self._step.stop)
-        return await self._model.write(chain, **options)
+            return self._part(rest, self.step.stop)
+        return await self.model.write(chain, **options)
 
     def _rest(self, chain: Chain, *, by_length: bool) -> Sequence[Token]:
         """
@@ -145,10 +142,10 @@ class KnownModel(SingleModel):
 
         *by_length* only counts the tokens, and leaves at least one.
         """
-        tokens = self._step.tokens
+        tokens = self.step.tokens
         if by_length:
-            return tokens[min(chain.tokens - self._start.tokens, len(tokens) - 1) :]
-        grown = chain.text[len(self._start.text) :]
+            return tokens[min(chain.tokens - self.start.tokens, len(tokens) - 1) :]
+        grown = chain.text[len(self.start.text) :]
         text = ""
         for count, token in enumerate(tokens):
             if text == grown:
@@ -158,29 +155,12 @@ class KnownModel(SingleModel):
 
     def _part(self, tokens: Sequence[Token], stop: Stop) -> Step:
         return replace(
-            self._step,
+            self.step,
             author=self.role,
             text="".join(token.text for token in tokens),
             stop=stop,
             tokens=tuple(tokens),
         )
-
-    async def branch(
-        self, chain: Chain, beginnings: Sequence[Step], **more: Any
-    ) -> tuple[Step, ...]:
-        return await self._model.branch(chain, beginnings, **more)
-
-    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        return await self._model.score(chain, *spans, top=top)
-
-    async def ask(
-        self,
-        chain: Chain,
-        question: str,
-        choices: Sequence[str],
-        **more: Any,
-    ) -> Mapping[str, float]:
-        return await self._model.ask(chain, question, choices, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +235,8 @@ class Trier:
         loop = Loop(
             policy=self.policy(
                 arm,
-                KnownModel(self.small, place.chain, draft),
-                KnownModel(self.large, place.chain, place.own),
+                KnownModel(self.small, Budget().left, place.chain, draft),
+                KnownModel(self.large, Budget().left, place.chain, place.own),
             ),
             chain=place.chain,
             control=LookaheadControl.of(0),

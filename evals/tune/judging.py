@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean
 
 from stepspec.orchestrator.chain import Step
 from stepspec.orchestrator.interfaces import Model
 
-from ..results import Interval, bootstrap_ratio
+from ..results import Interval, bootstrap_share
 from .drafts import Place
 
 ROOM_TOKENS = 16  # that a continuation may be longer than the large model's own steps
@@ -56,15 +55,11 @@ def numbers(text: str) -> list[str]:
 
 def share_by_problem(outcomes: Sequence[tuple[int, bool]]) -> Interval:
     """
-    Return the share of true *outcomes*, with a bootstrap interval over the problems.
+    Return the share of true *outcomes*, each of which comes with the number of its problem.
 
-    Each outcome comes with the number of its problem. The bootstrap also draws from two imagined
-    problems: all outcomes of one are true, all outcomes of the other are false. They stand for
-    kinds of problems that were too rare to be measured.
+    The interval is that of `bootstrap_share`.
     """
     sizes = Counter(problem for problem, _ in outcomes)
     true = Counter(problem for problem, value in outcomes if value)
-    mean_size = fmean(sizes.values())
-    trues = [*(true[problem] for problem in sizes), 0, mean_size]
-    drawn = bootstrap_ratio(trues, [*sizes.values(), mean_size, mean_size])
-    return Interval(true.total() / len(outcomes), drawn.low, drawn.high)
+    trues = [true[problem] for problem in sizes]
+    return bootstrap_share(trues, list(sizes.values()), least=0)

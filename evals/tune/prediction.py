@@ -124,21 +124,17 @@ def predict(measured: MethodTrials, paces: PairPaces, chains: Mapping[int, int])
     loaded = None
     if correction := _correction(measured.runs.get(paces.users, []), paces, verdict):
         loaded = gain * paces.loaded / paces.large.token / correction
+    errors = measured.errors
     return Figures(
         arm=measured.arm,
         drafts=len(measured.trials),
         accepted=share_by_problem(outcomes or [(0, False)]),
         alone=Interval(alone, alone * exp(-width), alone * exp(min(width, 700))),
         loaded=loaded,
-        errors=_share(measured.errors),
+        errors=share_by_problem(errors) if len(errors) >= MIN_CASES else None,
         verdict_seconds=verdict,
         spread=spread,
     )
-
-
-def _share(cases: Outcomes) -> Interval | None:
-    """The share of *cases* that was let through; None if they are too few."""
-    return share_by_problem(cases) if len(cases) >= MIN_CASES else None
 
 
 def _verdict_seconds(trials: Sequence[Trial]) -> float:

@@ -22,6 +22,7 @@ from .prediction import MAX_PASSED, Figures, Verdict, predict, ranked
 
 COMMENT_COLUMNS = 96
 METHOD_COLUMNS = 18
+MIN_ENDED = 3  # chains that ended, of which some should be solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class Report:
     """The problems, in words."""
     accuracy: Accuracy | None = None
     """Answers of the method and of the large model alone; None if they were not compared."""
+    solved: int | None = None
+    """Chains of the large model with the right answer, of those that ended; None: not known."""
+    ended: int = 0
+    """Chains of the large model that ended."""
 
     @classmethod
     def of(
@@ -56,16 +61,6 @@ class Report:
         return cls(measured, methods, minutes, problems, **more)
 
     @property
-    def ended(self) -> int:
-        """Chains of the large model that ended."""
-        return sum(chain.ended for chain in self.measured.chains.values())
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether no method can pay, because the small model is hardly faster."""
-        return self.measured.paces is not None and self.measured.paces.hopeless
-
-    @property
     def best(self) -> Figures | None:
         """The method to use, or that may pay; None if none may."""
         return next((method for method in self.methods if not method.careless), None)
@@ -75,13 +70,15 @@ class Report:
         """Whether the pair pays."""
         if self.best is not None:
             return self.best.verdict
-        return "does not pay" if self.hopeless or self.methods else "not known"
+        paces = self.measured.paces
+        is_hopeless = paces is not None and paces.hopeless
+        return "does not pay" if is_hopeless or self.methods else "not known"
 
     @property
     def headline(self) -> str:
         """Whether it pays, in one or two sentences."""
         paces = self.measured.paces
-        if paces is not None and self.hopeless:
+        if paces is not None and paces.hopeless:
             return (
                 f"It does not pay: the small model takes {1000 * paces.small.token:.3g} ms for a"
                 f" token, the large one {1000 * paces.large.token:.3g} ms; choose a smaller model."
@@ -96,10 +93,9 @@ class Report:
                 f" model's errors through, also {fastest.arm.name}, the fastest"
                 f" ({fastest.alone.value:.1f}x)."
             )
-        gain = (
-            f"{times(best.alone.value)} as fast as the large model alone {within(best.alone)}"
-            f"{self._loaded(best)}"
-        )
+        gain = f"{times(best.alone.value)} as fast as the large model alone {within(best.alone)}"
+        if paces is not None and best.loaded is not None:
+            gain += f", {times(best.loaded)} with {paces.users} users"
         if self.verdict == "pays":
             return f"Use {best.arm.name}: {gain}."
         if self.verdict == "does not pay":
@@ -108,11 +104,6 @@ class Report:
                 f" {best.accepted.value:.0%} of the drafts."
             )
         return f"Not known yet: {best.arm.name} may be {gain}; {self._enough(best)}."
-
-    def _loaded(self, best: Figures) -> str:
-        if best.loaded is None or self.measured.paces is None:
-            return ""
-        return f", {times(best.loaded)} with {self.measured.paces.users} users"
 
     def _enough(self, best: Figures) -> str:
         more = best.minutes_needed(self.minutes)
@@ -130,6 +121,12 @@ class Report:
             yield f"Verdicts: {verdicts(self.methods[0])} Answers: {answers}"
         done = f" Wrote {written}." if written else ""
         yield f"Problems: {self.problems}.{done}"
+        if self.solved == 0 and self.ended >= MIN_ENDED:
+            yield (
+                f"The large model solved none of the {self.ended} problems that it finished: it is"
+                " no reasoning model, or these are not its problems. Give problems that it can"
+                " solve (--problems)."
+            )
         if self.measured.interrupted:
             yield f"Interrupted after {self.measured.seconds:.0f} s: this is what was known."
 
@@ -247,6 +244,7 @@ class Report:
             ],
             "paces": asdict(measured.paces) if measured.paces else None,
             "chains": {"written": len(measured.chains), "ended": self.ended},
+            "solved": self.solved,
             "accuracy": asdict(self.accuracy) if self.accuracy else None,
             "problems": self.problems,
             "skipped": measured.skipped,

@@ -64,7 +64,7 @@ class Figures:
             str(self.right),
             str(self.plain_right),
             f"+{self.gained} -{self.lost}",
-            f"{self.difference.points:+.1f}",
+            f"{self.difference.points:+z.1f}",
             f"{self.large_share:.0%}",
             f"{self.accepted:.0%}",
             f"{self.wasted:.0%}",

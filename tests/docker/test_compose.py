@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint
-from stepspec.evals.testbed.serve_one import ROLES
-from stepspec.evals.testbed.servers import read_pace
+from stepspec.evals.testbed.servers import PAIR, read_pace
 from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.settings import load
 
@@ -154,7 +153,7 @@ def test_the_miniature_models_are_there() -> None:
         one = services("compose.cpu.yaml")[role]
         argument, flag, profile = one["command"]
         assert argument == role
-        assert argument in ROLES
+        assert argument in PAIR
         assert flag == "--profile"
         assert read_pace(profile, role) is not None
         assert one["build"]["target"] == "testbed"

@@ -58,7 +58,7 @@ def test_problems_are_put_into_the_template_and_stand_alone_without() -> None:
     assert math.problem.startswith("Add $\\frac{1}{3}$")
     assert math.problem.endswith(r"end with the final answer in \boxed{}.")
     assert (str(math.gold), math.name) == (r"\frac{1}{2}", "own/1")
-    crates, pens = load(find("GSM8K"), DATA / "gsm8k.jsonl")
+    crates, pens = load(find("gsm8k"), DATA / "gsm8k.jsonl")
     assert (str(crates.gold), str(pens.gold)) == ("1,080", "5")
     assert load(find("arithmetic"), limit=1)[0].problem.endswith("now?")
 
@@ -71,14 +71,14 @@ def test_problems_that_are_made_are_the_same_for_the_same_seed_however_many() ->
 
 def test_choices_are_shuffled_by_the_seed_together_with_the_right_letter(tmp_path: Path) -> None:
     path = write(tmp_path / "gpqa.jsonl", *map(question, range(200)))
-    tasks = load(find("gpqa-diamond"), path, seed=1)
+    tasks = load(find("gpqa_diamond"), path, seed=1)
     for task in tasks:
         assert re.search(rf"^\({task.gold!s}\) right$", task.problem, re.MULTILINE)
         assert task.problem.count("wrong") == 3
     assert set(Counter(str(task.gold) for task in tasks)) == set(LETTERS[:4])
     assert max(Counter(str(task.gold) for task in tasks).values()) < 80
-    assert load(find("gpqa-diamond"), path, seed=1) == tasks
-    assert load(find("gpqa-diamond"), path, seed=2) != tasks
+    assert load(find("gpqa_diamond"), path, seed=1) == tasks
+    assert load(find("gpqa_diamond"), path, seed=2) != tasks
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,8 @@ from stepspec.evals.ray_pool import (
     cluster,
 )
 from stepspec.evals.ray_worker import describe_process
-from stepspec.evals.runner import Worker, WorkerLost
+from stepspec.evals.runner import WorkerLost, WorkerSlot
 from stepspec.evals.sample import Task
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import (
     ConfigurationError,
@@ -43,6 +42,7 @@ from stepspec.orchestrator.errors import (
     WorkersLost,
     install_command,
 )
+from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
 from ..fakes import run
@@ -156,8 +156,8 @@ async def test_an_actor_answers_and_errors_of_ray_about_it_are_reworded(
 SETTINGS = Settings.model_validate(
     {"small": "http://a:1,http://b:1", "large": "http://c:1", "policy": "bild"}
 )
-PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Budget(256))
-TRIAL = Trial(0, 0, 7, PLAN.tasks[0], LARGE)
+PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Limits(tokens=256))
+TRIAL = Trial(0, 7, PLAN.tasks[0], LARGE)
 SOLVED = solution("2")
 DESCRIBED = describe_process()
 
@@ -190,10 +190,9 @@ class Scripted:
     async def solve(
         self,
         trial: Trial,
-        options: Mapping[str, Any],
         traced: bool,
     ) -> tuple[Any, bytes]:
-        self.calls.append((trial, dict(options), traced))
+        self.calls.append((trial, traced))
         if isinstance(self.solved, WorkerLost):
             raise self.solved
         return self.solved, b"trace" if traced else b""
@@ -217,7 +216,7 @@ def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) 
 async def work(staff: WorkerPool, trace_to: Path | None = None) -> Solution | None:
     (post,) = staff.slots(SETTINGS, PLAN)
     async with post() as worker:
-        return await worker.solve(TRIAL, {"p": 0.5}, trace_to)
+        return await worker.solve(TRIAL, trace_to)
 
 
 def test_a_worker_gets_all_settings_and_one_problem_at_a_time_and_its_trace_is_kept(
@@ -225,7 +224,7 @@ def test_a_worker_gets_all_settings_and_one_problem_at_a_time_and_its_trace_is_k
 ) -> None:
     remote = Scripted()
     assert run(work(staff(remote)))[0] is SOLVED
-    assert remote.calls == [(SETTINGS, replace(PLAN, tasks=())), (TRIAL, {"p": 0.5}, False)]
+    assert remote.calls == [(SETTINGS, replace(PLAN, tasks=())), (TRIAL, False)]
     assert remote.stopped == 1
     # the virtual clock waits for no thread
     asyncio.run(work(staff(remote), tmp_path / "trace.jsonl"))
@@ -242,8 +241,8 @@ def test_a_worker_gets_all_settings_and_one_problem_at_a_time_and_its_trace_is_k
         ({"python": "3.8.1"}, r"has python 3\.8\.1, and this machine 3\."),
         ({"stepspec": "0.0.9"}, r"has stepspec 0\.0\.9, and this machine"),
         (
-            {"code": "f00"},
-            r"another code of stepspec \S+ than this machine: install the same on every machine",
+            {"commit": "f00"},
+            r"has commit f00, and this machine \S+: install the same on every machine",
         ),
     ],
 )
@@ -336,9 +335,8 @@ def test_present_and_lost_workers_are_reported_once_and_recorded(
 
     async def main() -> None:
         (post,) = team.slots(SETTINGS, PLAN)
-        async with post() as lost:
-            for _ in range(2):  # as if two runs had gone on there
-                await _lose(lost)
+        with pytest.raises(WorkerLost):
+            await _two_runs(post)
         async with post():
             pass
 
@@ -362,9 +360,10 @@ def test_present_and_lost_workers_are_reported_once_and_recorded(
     ]
 
 
-async def _lose(worker: Worker) -> None:
-    with pytest.raises(WorkerLost):
-        await worker.solve(TRIAL, {}, None)
+async def _two_runs(post: WorkerSlot) -> None:
+    async with post() as worker:
+        runs = [worker.solve(TRIAL, None), worker.solve(TRIAL, None)]
+        await asyncio.gather(*runs)
 
 
 def test_cancelling_a_waiting_pool_leaves_no_worker() -> None:

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +15,14 @@ import pytest
 
 from stepspec import Solution
 from stepspec.cli.eval import arms
+from stepspec.evals import provenance
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial, trials
-from stepspec.evals.ray_worker import WorkerSession, code, describe_process
+from stepspec.evals.ray_worker import WorkerSession, describe_process
 from stepspec.evals.sample import Task
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
+from stepspec.orchestrator.run_options import Limits
 from stepspec.orchestrator.trace import read
 from stepspec.settings import Settings
 from tests.fakes import replay
@@ -31,9 +32,9 @@ from ..stand_in import FakeVllm, Refuse
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 PLAN = Plan(
     (Task("What is 1 + 1?", Answer("2", "exact")),),
-    arms(["specreason"], ["large"], []),
+    arms(["specreason"], ["large"]),
     GREEDY,
-    Budget(256),
+    Limits(tokens=256),
 )
 
 
@@ -52,14 +53,14 @@ def specreason() -> Trial:
 async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_along(
     tmp_path: Path,
 ) -> None:
-    async with served() as (settings, large), AsyncExitStack() as stack:
-        room = WorkerSession(stack)
+    room = WorkerSession()
+    async with served() as (settings, large), room.stack:
         assert await room.enter(pickle.loads(pickle.dumps(settings)), PLAN) is None
         warmed = len(large.requests)
         assert warmed > 1
-        solved, trace = await room.solve(specreason(), {}, traced=True)
+        solved, trace = await room.solve(specreason(), True)
         assert len(large.requests) > warmed
-        again, nothing = await room.solve(specreason(), {}, traced=False)
+        again, nothing = await room.solve(specreason(), False)
     assert isinstance(solved, Solution)
     assert isinstance(again, Solution)
     assert pickle.loads(pickle.dumps(solved)) == solved
@@ -74,14 +75,16 @@ async def test_an_error_of_an_endpoint_is_sent_back_with_the_trace_of_the_failed
 ) -> None:
     # the worker waits for no server to come back
     monkeypatch.setattr("stepspec.api.OUTAGE_SECONDS", 0.0)
-    async with served() as (settings, large), AsyncExitStack() as stack:
-        room = WorkerSession(stack)
+    room = WorkerSession()
+    async with served() as (settings, large), room.stack:
         await room.enter(settings, PLAN)
         large.faults.extend([Refuse(500, "dead")] * 9)
-        failed, trace = await room.solve(specreason(), {}, traced=True)
+        failed, trace = await room.solve(specreason(), True)
         assert trace
         large.faults.extend([Refuse(500, "dead")] * 9)
-        unable = await WorkerSession(stack).enter(settings, PLAN)
+        other = WorkerSession()
+        async with other.stack:
+            unable = await other.enter(settings, PLAN)
     for error in (failed, unable):
         assert isinstance(error, EndpointUnavailable)
         sent = pickle.loads(pickle.dumps(error))
@@ -94,10 +97,10 @@ def test_a_worker_describes_its_process_and_imports_no_packages_that_only_the_co
     None
 ):
     described = describe_process()
-    assert (described["host"], described["python"], described["code"]) == (
+    assert (described["host"], described["python"], described["commit"]) == (
         platform.node(),
         platform.python_version(),
-        code(),
+        provenance.commit(),
     )
     extras = "{'datasets', 'math_verify', 'numpy', 'ray', 'scipy', 'sympy', 'torch'}"
     lines = (

@@ -6,25 +6,30 @@ die.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepspec import Sampling, Solution
 from stepspec.cli.eval import arms
 from stepspec.evals.arms import LARGE, SMALL
 from stepspec.evals.grading.graders import Answer, Graders, Mark
 from stepspec.evals.plan import Plan, Trial, identity, trials
-from stepspec.evals.runner import LocalWorker, WorkerLost, local_worker, run
+from stepspec.evals.runner import MAX_LOST, LocalWorker, WorkerLost, local_worker, run
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ContextTooLong, WorkersLost
+from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
 from .scripted import ScriptedSolver, SolveCall, solution
@@ -33,8 +38,7 @@ TASKS = tuple(
     Task(f"problem {number}", Answer(str(number), "exact"), name=f"own/{number}")
     for number in range(4)
 )
-ARMS = arms(["specreason", "bild:scale=step"], ["large", "small"], ["specreason"])
-CONTROL = ARMS[-1]
+ARMS = arms(["specreason", "bild:scale=step"], ["large", "small"])
 SETTINGS = Settings.model_validate({"small": "http://small:1", "large": "http://large:1"})
 
 
@@ -42,7 +46,13 @@ def plan(
     *competing: Arm, repeats: int = 1, concurrency: int = 1, tasks: tuple[Task, ...] = TASKS
 ) -> Plan:
     return Plan(
-        tasks, competing or ARMS, Sampling(temperature=0.6), Budget(512), repeats, 7, concurrency
+        tasks,
+        competing or ARMS,
+        Sampling(temperature=0.6),
+        Limits(tokens=512),
+        repeats,
+        7,
+        concurrency,
     )
 
 
@@ -73,12 +83,12 @@ def kept(path: Path, plan: Plan) -> dict[tuple[int, str], Sample]:
     return SampleStore(path, identity(plan)).done
 
 
-async def test_arms_take_turns_problem_by_problem_and_controls_come_last(tmp_path: Path) -> None:
+async def test_arms_take_turns_problem_by_problem(tmp_path: Path) -> None:
     solver = ScriptedSolver(right)
     await take(solver, plan(), tmp_path / "samples.jsonl")
     policies = [call.policy for call in solver.calls]
-    assert policies[:5] == ["large", "small", "specreason", "bild", "random"]
-    assert policies[5:10] == ["small", "specreason", "bild", "large", "random"]
+    assert policies[:4] == ["large", "small", "specreason", "bild"]
+    assert policies[4:8] == ["small", "specreason", "bild", "large"]
     assert [call.problem for call in solver.calls] == [task.problem for task in TASKS for _ in ARMS]
 
 
@@ -87,27 +97,13 @@ async def test_all_arms_share_the_seed_and_the_budget_and_no_two_samples_share_a
 ) -> None:
     solver = ScriptedSolver(right)
     samples = await take(solver, plan(repeats=3), tmp_path / "samples.jsonl")
-    seeds = {(sample.name, sample.repeat): sample.seed for sample in samples}
-    assert len(set(seeds.values())) == len(seeds) == 12
-    assert all(sample.seed == seeds[sample.name, sample.repeat] for sample in samples)
+    seeds = Counter((sample.name, sample.seed) for sample in samples)
+    assert len({seed for _, seed in seeds}) == len(seeds) == 12
+    assert set(seeds.values()) == {len(ARMS)}
     assert [call.sampling.seed for call in solver.calls] == [sample.seed for sample in samples]
     assert {(call.budget, call.sampling.temperature) for call in solver.calls} == {
         (Budget(512), 0.6)
     }
-
-
-async def test_a_control_has_the_accept_rate_of_its_method_so_far(tmp_path: Path) -> None:
-    accepted = iter([8, 2, 5, 5])
-
-    def script(call: SolveCall) -> Solution:
-        return solution("1", accepted=next(accepted) if call.policy == "specreason" else 0)
-
-    solver = ScriptedSolver(script)
-    samples = await take(solver, plan(), tmp_path / "samples.jsonl")
-    drawn = [call.options for call in solver.calls if call.policy == "random"]
-    assert [options["p"] for options in drawn] == [0.8, 0.5, 0.5, 0.5]
-    assert [dict(sample.options) for sample in samples if sample.arm == CONTROL.name] == drawn
-    assert len({options["seed"] for options in drawn}) == 4
 
 
 @pytest.mark.parametrize("before", [0, 10])
@@ -147,12 +143,6 @@ async def test_no_more_runs_go_on_than_are_wanted(tmp_path: Path) -> None:
     await going
     assert solver.most == 3
     assert len(kept(tmp_path / "samples.jsonl", wanted)) == len(TASKS) * 2
-
-
-async def test_controls_wait_for_their_method_and_for_nothing_else(tmp_path: Path) -> None:
-    samples = await take(ScriptedSolver(right), plan(concurrency=7), tmp_path / "samples.jsonl")
-    assert len(samples) == len(TASKS) * len(ARMS)
-    assert {sample.options["p"] for sample in samples if sample.arm == CONTROL.name} == {0.8}
 
 
 async def test_every_sample_has_an_outcome(tmp_path: Path) -> None:
@@ -212,10 +202,8 @@ async def test_every_arm_warms_up_on_something_short() -> None:
 
 
 def test_trials_are_numbered_by_problem_and_repeat() -> None:
-    numbers = [
-        (trial.number, trial.repeat, trial.task.name) for trial in trials(plan(LARGE, repeats=2))
-    ]
-    assert numbers[:3] == [(0, 0, "own/0"), (1, 1, "own/0"), (2, 0, "own/1")]
+    numbers = [(trial.number, trial.task.name) for trial in trials(plan(LARGE, repeats=2))]
+    assert numbers[:3] == [(0, "own/0"), (1, "own/0"), (2, "own/1")]
 
 
 @dataclass
@@ -245,15 +233,13 @@ class Mortal:
     name: str
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def solve(
-        self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None
-    ) -> Solution | None:
+    async def solve(self, trial: Trial, trace_to: Path | None) -> Solution | None:
         post = self.post
         post.taken.append(trial.place)
         if post.taken.count(trial.place) <= post.deadly.get(trial.place, 0):
             self.gone.set()
         solving = asyncio.create_task(
-            LocalWorker(post.solver.solver, post.plan).solve(trial, options, trace_to)
+            LocalWorker(post.solver.solver, post.plan).solve(trial, trace_to)
         )
         dying = asyncio.create_task(self.gone.wait())
         await asyncio.wait([solving, dying], return_when=asyncio.FIRST_COMPLETED)
@@ -294,7 +280,7 @@ async def test_the_trials_of_a_dead_worker_are_solved_by_others_once(
     tmp_path: Path, posts: int, concurrency: int
 ) -> None:
     wanted = plan(concurrency=concurrency)
-    deadly = {(0, "specreason"): 1, (2, CONTROL.name): 1}
+    deadly = {(0, "specreason"): 1, (2, "small alone"): 1}
     staff = [Hired(ScriptedSolver(right), wanted, deadly) for _ in range(posts)]
     for other in staff[1:]:
         other.taken = staff[0].taken  # A trial is as deadly to one as to the other.
@@ -303,6 +289,51 @@ async def test_the_trials_of_a_dead_worker_are_solved_by_others_once(
     assert kept(tmp_path / "cut.jsonl", wanted) == kept(tmp_path / "whole.jsonl", wanted)
     assert len((tmp_path / "cut.jsonl").read_bytes().splitlines()) == 1 + len(TASKS) * len(ARMS)
     assert sum(len(post.names) for post in staff) == posts + 2
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(0, 3), st.sampled_from([arm.name for arm in ARMS])),
+        st.integers(1, MAX_LOST - 1),
+        max_size=1,
+    ),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 4),
+)
+def test_whoever_dies_every_trial_has_one_sample_and_the_run_ends(
+    deadly: dict[tuple[int, str], int], posts: int, concurrency: int, problems: int
+) -> None:
+    wanted = plan(concurrency=concurrency, tasks=TASKS[:problems])
+
+    async def main(path: Path) -> None:
+        staff = [Hired(ScriptedSolver(right), wanted, deadly) for _ in range(posts)]
+        for other in staff[1:]:
+            other.taken = staff[0].taken
+        async with asyncio.timeout(60):
+            await share(staff, wanted, path)
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "samples.jsonl")
+        asyncio.run(main(path))
+        assert len(path.read_bytes().splitlines()) == 1 + problems * len(ARMS)
+        assert set(kept(path, wanted)) == {trial.place for trial in trials(wanted)}
+
+
+async def test_the_trials_of_a_lost_worker_precede_new_ones(tmp_path: Path) -> None:
+    wanted = plan(concurrency=3)
+    post = Hired(ScriptedSolver(right), wanted, {(1, "specreason"): 1})
+    await share([post], wanted, tmp_path / "samples.jsonl")
+    places = [trial.place for trial in trials(wanted)]
+    lost = post.taken.index((1, "specreason"))
+    held = {place for place in post.taken[: lost + 3] if post.taken.count(place) > 1}
+    assert (1, "specreason") in held
+    again = [place for place in post.taken[lost + 1 :] if place in held]
+    assert sorted(again[-len(held) :], key=places.index) == again[-len(held) :]
+    new = [place for place in places if place not in post.taken[: lost + 3]]
+    assert [place for place in post.taken if place in new] == new
+    assert max(map(post.taken[lost + 1 :].index, held)) < post.taken[lost + 1 :].index(new[0])
 
 
 async def test_a_trial_that_kills_three_workers_ends_the_run_and_is_named(tmp_path: Path) -> None:

@@ -66,8 +66,6 @@ def command(pair: Pair, folder: Path, *more: str) -> list[str]:
         "arithmetic",
         *urls,
         *methods,
-        "--random",
-        "specreason",
         "--temperature",
         "0",
         "--limit",

@@ -30,12 +30,11 @@ from stepspec.evals.benchmarks import (
 from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.grading.graders import require_graders
 from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_settings
-from stepspec.evals.results import Result, small_print, tables
+from stepspec.evals.results import SMALL_PRINT, Result, tables
 from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.run_options import arm_options
 from stepspec.setting_sources import read_toml
 from stepspec.settings import Settings
@@ -67,7 +66,6 @@ from .flags import (
 )
 from .program import stderr, stdout, wait
 
-CONTROL = "random"
 NO_OPTIONS: Mapping[str, Any] = {}
 FILE = ".toml"
 BASELINES: Mapping[str, Arm] = {"plain": PLAIN, "large": LARGE, "small": SMALL}
@@ -76,12 +74,11 @@ BASELINES: Mapping[str, Arm] = {"plain": PLAIN, "large": LARGE, "small": SMALL}
 def arms(
     chosen: Sequence[str],
     baselines: Sequence[str],
-    controls: Sequence[str],
     options: Mapping[str, Any] = NO_OPTIONS,
     settings: Settings | None = None,
 ) -> tuple[Arm, ...]:
     """
-    Return the *baselines*, the *chosen* methods, and *controls* of some of these methods.
+    Return the *baselines* and the *chosen* methods.
 
     The first baseline is the usual one. The *options* are of every chosen method that is no policy
     file, unless it sets its own. If none is chosen, the method of the *settings* is. Raise
@@ -98,7 +95,6 @@ def arms(
     competing = (
         *(BASELINES[name] for name in dict.fromkeys(baselines)),
         *methods,
-        *(control(name, methods) for name in controls),
     )
     names = [competitor.name for competitor in competing]
     for name in names:
@@ -170,30 +166,10 @@ def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
     return made
 
 
-def control(name: str, methods: Sequence[Arm]) -> Arm:
-    """Return a control that accepts steps at random, as often as the arm *name* does."""
-    known = {method.name: method for method in methods}
-    if name not in known:
-        raise ConfigurationError(
-            f"--random {name!r}: not one of the methods of this run, which are"
-            f" {', '.join(map(repr, known))}"
-        )
-    method = known[name]
-    source = policies.METHODS.find(method.policy).source
-    run = method.run.with_overrides(
-        {
-            "policy": CONTROL,
-            "ending": method.run.ending or ended_by(source),
-            "answer": method.run.answer or answered_by(source),
-        }
-    )
-    return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
-
-
 EVAL_EXAMPLES = """
 Examples:
 
-  stepspec eval math500 -p specreason -p bild --random specreason -n 100 \\
+  stepspec eval math500 -p specreason -p bild -n 100 \\
       --small http://localhost:8001/v1 --large http://localhost:8002/v1
 
   # both servers are in stepspec.toml
@@ -223,10 +199,6 @@ def command(
                 "small. All others are compared with the first."
             )
         ),
-    ] = None,
-    random: Annotated[
-        list[str] | None,
-        Option(help="Add a control that accepts steps at random, as often as this method does."),
     ] = None,
     testbed: Testbed = False,
     profile: Pace = "paced",
@@ -295,9 +267,7 @@ def command(
         chosen = without_template(chosen)
     is_made = chosen.made is not None and source is None
     opening, settings = configured(profile, testbed=testbed)
-    competing = arms(
-        policy or [], baseline or ["plain", "small"], random or [], parse_options(option), settings
-    )
+    competing = arms(policy or [], baseline or ["plain", "small"], parse_options(option), settings)
     _check_arms(competing, settings, samples)
     seed = seed_of(settings, seed)
     folder = output or Path("runs") / chosen.name
@@ -317,7 +287,7 @@ def command(
             tasks,
             competing,
             settings.sampling,
-            settings.budget.to_budget(),
+            settings.budget,
             samples,
             seed,
             concurrency,
@@ -343,7 +313,7 @@ def command(
                 return await evaluate(solver, evaluation, stderr, team)
 
         results = wait(work(), resumable=True)
-        show_results(results, plan.baseline, small_print(plan.baseline), as_json=json)
+        show_results(results, plan.baseline, SMALL_PRINT, as_json=json)
         stderr.print(f"wrote {folder}; next: stepspec report {folder}", soft_wrap=True)
         _remark(remarks)
 

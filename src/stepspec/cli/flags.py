@@ -195,8 +195,6 @@ def flag(
     """
     keys = tuple(place.split("."))
     names = names or (f"--{keys[-1].replace('_', '-')}",)
-    if kind == list[str]:
-        more.setdefault("metavar", "<str>")  # each use of the flag gives one value
     option = Option(*names, help=help, show_default=False, **more)
     name = names[0].partition("/")[0]
     return Flag(keys, name, Annotated[kind | None, option], parse)

@@ -7,6 +7,7 @@ Nothing of stepspec is imported until a command runs, so that ``stepspec --versi
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import functools
 import inspect
@@ -20,12 +21,13 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, NoReturn, TextIO, TypeAlias, TypeVar, cast, get_args
 
 import typer
 from rich.console import Console
 from rich.text import Text
 from typer import Option
+from typer.models import OptionInfo
 
 T = TypeVar("T")
 
@@ -34,6 +36,21 @@ stdout = Console(
     markup=False, emoji=False, highlight=False
 )  # what users and servers write may have square brackets
 stderr = Console(stderr=True, markup=False, emoji=False, highlight=False)
+
+
+VALUE_WORDS: Mapping[str, str] = {"int": "N", "float": "N", "str": "TEXT", "Path": "FILE"}
+"""The word for a value in ``--help``, by the name of its type."""
+
+
+def _with_value_word(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return *parameter* with a plain word for its value in ``--help``, if it is an option."""
+    kind, *notes = get_args(parameter.annotation) or (None,)
+    if not (notes and isinstance(notes[0], OptionInfo)) or notes[0].metavar is not None:
+        return parameter
+    named = copy.copy(notes[0])
+    words = re.findall(r"\w+", str(kind).replace("pathlib.", ""))
+    named.metavar = next((VALUE_WORDS[word] for word in words if word in VALUE_WORDS), None)
+    return parameter.replace(annotation=Annotated[kind, named])
 
 
 def add_command(
@@ -107,7 +124,10 @@ def with_parameters(
         )
         for name, annotation in added.items()
     ]
-    parameters = [*signature.parameters.values(), *further]
+    parameters = [
+        *map(_with_value_word, signature.parameters.values()),
+        *map(_with_value_word, further),
+    ]
     vars(run)["__signature__"] = signature.replace(parameters=parameters)
     return run
 

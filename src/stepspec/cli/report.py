@@ -25,7 +25,7 @@ from .command_line import writable
 from .program import stderr, stdout
 
 if TYPE_CHECKING:
-    from stepspec.evals.report.tables import Links
+    from stepspec.evals.report.formats import Links
 
 REPORT_EXAMPLES = """
 Examples:
@@ -90,7 +90,7 @@ def command(
 
 def write(folder: Path, sections: Sequence[Section]) -> None:
     """Write both formats of the report, and the pages of the traces that it links to."""
-    from stepspec.evals.report.formats import to_html, to_json  # which import matplotlib
+    from stepspec.evals.report.formats import to_html, to_json  # which import jinja2
 
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     origin = f"Made by stepspec {__version__} on {datetime.date.today()}: {command}"
@@ -117,10 +117,11 @@ def _write_traces(folder: Path, section: Section, number: int) -> Links:
     """
     links: dict[tuple[int, str], str] = {}
     for case in chain.from_iterable(section.cases.values()):
-        trace = section.run.trace(case.number, case.arm)
+        number, arm = case.number, case.sample.arm
+        trace = section.run.trace(number, arm)
         if trace is not None:
             target = f"{TRACES}/{number}-{trace.stem}.html"
             (folder / TRACES).mkdir(exist_ok=True)
             (folder / target).write_text(html(trace.read_bytes()), encoding="utf-8")
-            links[case.number, case.arm] = target
+            links[number, arm] = target
     return links

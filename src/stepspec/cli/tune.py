@@ -16,12 +16,13 @@ from typer import Option
 
 from stepspec import prompts
 from stepspec.evals.benchmarks import BENCHMARKS, choose, load
-from stepspec.evals.grading.graders import require_graders
+from stepspec.evals.grading.graders import Answer, require_graders
 from stepspec.evals.plan import check_arm
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.evals.tune.accuracy import compare_answers
-from stepspec.evals.tune.measuring import Measuring
+from stepspec.evals.tune.judging import numbers
+from stepspec.evals.tune.measuring import Measured, Measuring
 from stepspec.evals.tune.report import Report
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
@@ -39,7 +40,7 @@ from .flags import (
     Testbed,
     with_settings,
 )
-from .problems import PROBLEMS, read_problems
+from .problems import ANSWERS, PROBLEMS, read_problems
 from .program import log, stderr, stdout, wait
 
 CANDIDATES = (
@@ -54,6 +55,7 @@ CANDIDATES = (
 WITH_CRITIC = ("reward",)
 """Further methods, if a reward model is known."""
 ANSWER_SHARE = 0.3  # of the time, for answers, if the right ones are known
+ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
 WIDTH = 80
 SEED = 0  # of generated problems
 EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}
@@ -81,8 +83,10 @@ class ProblemSet:
     """What the models read."""
     words: str
     """What they are, in words."""
+    answers: tuple[str, ...] = ()
+    """The right answers; empty if they are unknown, or if a benchmark's own code grades them."""
     tasks: tuple[Task, ...] = ()
-    """The same problems with their answers; empty if the answers are unknown."""
+    """The same problems, if answers of both are to be compared."""
 
 
 @with_settings("tune", SAMPLING, BUDGET)
@@ -131,7 +135,7 @@ def command(
             solver.require_both()
             measuring = Measuring(solver, arms, chosen.texts, users, on_part)
             measured = await measuring.measure(minutes - graded)
-            report = Report.of(measured, minutes, chosen.words)
+            report = make_report(measured, minutes, chosen)
             best = report.best
             if chosen.tasks and best is not None and not measured.interrupted:
                 on_part("answers")
@@ -187,7 +191,7 @@ def read_set(path: Path | None, limit: int, *, testbed: bool = False) -> Problem
         return with_answers(tuple(fresh_tasks(limit, SEED)), "the miniature pair")
     if path is None:
         texts = PROBLEMS[:limit]
-        return ProblemSet(texts, f"{len(texts)} built-in ones; give yours")
+        return ProblemSet(texts, f"{len(texts)} built-in ones; give yours", ANSWERS[:limit])
     name = str(path)
     if path.suffix == ".parquet" or name in BENCHMARKS or _has_answers(path):
         benchmark, data = choose(name)
@@ -209,7 +213,10 @@ def with_answers(tasks: tuple[Task, ...], source: str) -> ProblemSet:
     """The problems of *tasks*. Raise `ConfigurationError` if their answers cannot be graded."""
     require_graders(task.gold for task in tasks)
     texts = tuple(task.problem for task in tasks)
-    return ProblemSet(texts, f"{len(tasks)} of {source}", tasks)
+    answers = tuple(str(task.gold) for task in tasks if isinstance(task.gold, Answer))
+    if len(answers) < len(tasks):
+        answers = ()  # a gold of a benchmark's own has no text that a reply has to contain
+    return ProblemSet(texts, f"{len(tasks)} of {source}", answers, tasks)
 
 
 def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
@@ -231,6 +238,24 @@ def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
             )
         check_arm(arm, settings)
     return arms
+
+
+def make_report(measured: Measured, minutes: float, chosen: ProblemSet) -> Report:
+    """Report what was *measured* on the *chosen* problems."""
+    ended = {number: chain for number, chain in measured.chains.items() if chain.ended}
+    solved = None
+    if chosen.answers:
+        solved = sum(
+            states(chain.written.text, chosen.answers[number]) for number, chain in ended.items()
+        )
+    return Report.of(measured, minutes, chosen.words, solved=solved, ended=len(ended))
+
+
+def states(text: str, answer: str) -> bool:
+    """Whether the end of *text* has every number of *answer*, or *answer* itself."""
+    end = text[-ANSWER_CHARACTERS:]
+    wanted = set(numbers(answer))
+    return answer in end or (bool(wanted) and wanted <= set(numbers(end)))
 
 
 def show(report: Report, written: str) -> None:

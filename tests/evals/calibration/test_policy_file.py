@@ -28,7 +28,14 @@ def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationR
 
 def promise(calibrated: CalibrationResult, **more: Any) -> CalibrationSettings:
     return CalibrationSettings(
-        "specreason", find_threshold("specreason"), "gsm8k, calibration half", calibrated, more
+        "specreason",
+        find_threshold("specreason"),
+        "gsm8k, calibration half",
+        calibrated,
+        more,
+        {},
+        {},
+        {},
     )
 
 
@@ -63,7 +70,7 @@ def test_neither_the_seed_nor_the_template_moves_a_problem_to_the_other_half(
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
     def questions(seed: int, part: str, prompt: str | None) -> set[str]:
-        benchmark = replace(find("gpqa-diamond"), prompt=prompt)
+        benchmark = replace(find("gpqa_diamond"), prompt=prompt)
         return {task.question for task in load(benchmark, path, seed=seed) if half(task) == part}
 
     calibrated = questions(0, "calibration", "eval.choice")

@@ -52,12 +52,6 @@ def test_more_losses_are_worse_and_more_gains_are_no_worse() -> None:
     assert gains == sorted(gains, reverse=True)
 
 
-@pytest.mark.parametrize("counts", [(3, 2, 2), (3, -1, 0)])
-def test_outcomes_have_to_add_up(counts: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="problems"):
-        Paired(*counts)
-
-
 def test_outcomes_are_counted_problem_by_problem() -> None:
     paired = Paired.of([True, True, False, False], [True, False, True, False])
     assert (paired, paired.loss) == (Paired(4, 1, 1), 0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import orjson
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.report.formats import Links, to_html
 from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import Section, build_section
 from stepspec.evals.sample import Arm, Sample, StepRecord
@@ -147,7 +150,7 @@ def record(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def crowd(count: int, problems: int = 20) -> tuple[tuple[Arm, ...], dict[tuple[int, str], Sample]]:
     """
-    Arms with long names and their samples: both baselines, a control, and methods, *count* in all.
+    Arms, most with long names, and their samples: both baselines and methods, *count* in all.
 
     Three of the methods are at the same place, and all others but one are nearly as fast and as
     accurate.
@@ -155,21 +158,53 @@ def crowd(count: int, problems: int = 20) -> tuple[tuple[Arm, ...], dict[tuple[i
     methods = [
         Arm.of(f"speculative-thinking:{place:x}", "specreason") for place in range(count - 3)
     ]
-    control = Arm.of("random like speculative-thinking:0", "random", like=methods[0].name)
+    chance = Arm.of("chance", "random")
     done = {(n, LARGE.name): large(4.0 + n / 9, correct=n != 3) for n in range(problems)}
     done |= {(n, SMALL.name): small(1.0 + n / 40, correct=n % 3 == 0) for n in range(problems)}
     done |= {
-        (n, control.name): mixed(1.9 + n / 20, correct=n % 2 == 0, arm=control)
+        (n, chance.name): mixed(1.9 + n / 20, correct=n % 2 == 0, arm=chance)
         for n in range(problems)
     }
     for place, arm in enumerate(methods):
         seconds = 9.0 if place == len(methods) - 1 else 2.0 + max(0, place - 2) / 25
         for n in range(problems):
             done[n, arm.name] = mixed(seconds + n / 20, correct=n != max(0, place - 2) % 4, arm=arm)
-    return (LARGE, SMALL, *methods, control), done
+    return (LARGE, SMALL, *methods, chance), done
 
 
 def make_section(path: Path, **changed: Any) -> Section:
     """The section of a report about a folder that is made at *path*."""
     run = read_folder(folder(path, **changed))
     return build_section(run)
+
+
+VOID = re.compile(r"<(meta|link)([^>]*?)/?>")
+
+
+def parsed(page: str) -> ElementTree.Element:
+    """The main part of a report, as a tree."""
+    body = re.sub(r"(?s)^.*<main", "<main", page).partition("</main>")[0] + "</main>"
+    return ElementTree.fromstring(VOID.sub(r"<\1\2/>", body))
+
+
+def tables(section: Section, links: Links | None = None) -> dict[str, list[dict[str, str]]]:
+    """The rows of all tables of the report of *section*, by their titles."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for card in parsed(to_html([(section, links or {})], "made")).iter("section"):
+        title = card.find("h4")
+        if title is None:
+            continue
+        head, *rows = [["".join(cell.itertext()) for cell in row] for row in card.iter("tr")]
+        assert all(len(row) == len(head) for row in rows)
+        found[str(title.text)] = [dict(zip(head, row, strict=True)) for row in rows]
+    return found
+
+
+def notices(section: Section) -> list[str]:
+    """The remarks on the limits of the figures of *section*."""
+    (notice,) = [
+        each
+        for each in parsed(to_html([(section, {})], "made")).iter("div")
+        if each.get("class") == "notice"
+    ]
+    return ["".join(each.itertext()) for each in notice]

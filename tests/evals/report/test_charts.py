@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from markupsafe import Markup
 
-from lab.charts import standalone
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report import canvas, charts
+from stepspec.evals.report import charts
+from stepspec.evals.report.formats import to_html, with_code
 from stepspec.evals.results import Result, compare_arms
 from stepspec.evals.sample import Arm
 
-from .made import ARMS, crowd, mixed, samples
+from .made import ARMS, crowd, make_section, mixed, parsed, samples
 
 HOSTILE = "<script>alert(1)</script>&$x$"
 
@@ -28,18 +28,22 @@ def arms() -> list[Result]:
     return compare_arms(samples(), ARMS)
 
 
-def parsed(drawn: Markup) -> ElementTree.Element:
-    return ElementTree.fromstring(standalone(drawn))
+def drawings(page: str) -> list[ElementTree.Element]:
+    """The time of a problem, and accuracy against latency."""
+    return [each for each in parsed(page).iter("div") if each.get("class") == "drawing"]
 
 
-def texts(drawn: Markup) -> list[str]:
-    return [
-        "".join(one.itertext()) for one in parsed(drawn).iter("{http://www.w3.org/2000/svg}text")
-    ]
+@pytest.fixture
+def drawn(tmp_path: Path) -> list[ElementTree.Element]:
+    return drawings(to_html([(make_section(tmp_path), {})], "made"))
 
 
-def label(drawn: Markup) -> str:
-    return parsed(drawn).get("aria-label", "")
+def texts(drawing: ElementTree.Element) -> list[str]:
+    return [text.strip() for text in drawing.itertext() if text.strip()]
+
+
+def marks(drawing: ElementTree.Element) -> list[str]:
+    return [str(each.get("href")) for each in drawing.iter("use")]
 
 
 def test_the_front_has_the_arms_that_no_other_arm_dominates(arms: list[Result]) -> None:
@@ -53,13 +57,35 @@ def test_the_front_has_the_arms_that_no_other_arm_dominates(arms: list[Result]) 
     ]
 
 
-def test_accuracy_and_time_of_every_arm_are_drawn_and_said(arms: list[Result]) -> None:
-    drawn = charts.scatter(arms)
-    assert drawn.count('class="mark"') >= len(arms)
-    assert "small alone: 50.0%, 1.00 s" in label(drawn)
-    assert {f.name for f in arms} <= {*texts(drawn)}
-    assert "seconds per problem" in texts(drawn)
-    assert (parsed(drawn).get("role"), parsed(drawn).get("width")) == ("img", f"{canvas.WIDTH:g}")
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.0, 1.04, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.5, 1.04, [0.5, 0.6, 0.7, 0.8, 0.9, 1.0]),
+        (0.0, 2.5, [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]),
+        (0.0, 71.0, [0.0, 20.0, 40.0, 60.0]),
+        (0.97, 1.04, [0.98, 1.0, 1.02, 1.04]),
+    ],
+)
+def test_ticks_are_round_values(low: float, high: float, ticks: list[float]) -> None:
+    axis = charts.Axis(low, high)
+    assert axis.ticks == pytest.approx(ticks)
+    assert (axis.from_left(low), axis.from_left(high)) == ("0.00%", "100.00%")
+    assert (axis.from_top(low), axis.from_top(high)) == ("100.00%", "0.00%")
+
+
+def test_accuracy_and_time_of_every_arm_are_drawn_and_said(
+    drawn: list[ElementTree.Element], arms: list[Result]
+) -> None:
+    _, scatter = drawn
+    (plot,) = [each for each in scatter.iter("svg") if each.get("role") == "img"]
+    assert len(marks(plot)) == len(arms)
+    assert "small alone: 50.0%, 1.00 s" in str(plot.get("aria-label"))
+    assert {f.name for f in arms} <= {*texts(scatter)}
+    assert "seconds per problem" in texts(scatter)
+    (small,) = [each for each in plot.iter("use") if each.get("class") == "mark small"]
+    longest = 1.12 * 4.0
+    assert small.get("x") == f"{1 / longest:.2%}"
 
 
 def test_no_two_methods_have_the_same_mark() -> None:
@@ -67,37 +93,42 @@ def test_no_two_methods_have_the_same_mark() -> None:
     found = charts.shapes(compare_arms(done, arms))
     methods = [shape for name, shape in found.items() if name not in (LARGE.name, SMALL.name)]
     assert len({*methods}) == len(methods)
-    assert (found[LARGE.name], found[SMALL.name]) == ("s", "o")
+    assert (found[LARGE.name], found[SMALL.name]) == ("square", "circle")
+    assert set(found.values()) <= charts.SHAPES.keys()
 
 
 def test_the_speed_chart_has_a_row_for_every_arm_that_ran_the_fastest_first(
-    arms: list[Result],
+    drawn: list[ElementTree.Element],
 ) -> None:
-    drawn = charts.speed_chart(arms)
-    names = [text for text in texts(drawn) if text in {f.name for f in arms}]
-    assert names[:3] == [SMALL.name, SHIPPED.name, LARGE.name]
-    assert names[3:] == [LARGE.name]  # of the line at 1
-    assert "1.00" in texts(drawn)
-    assert "large alone: 1.00" in label(drawn)
-    assert drawn.count('class="mark"') == 3
+    speed, _ = drawn
+    names = [str(each.text) for each in speed.iter("th")]
+    assert names == [SMALL.name, SHIPPED.name, LARGE.name]
+    assert texts(speed)[texts(speed).index(LARGE.name) + 1] == "1.00"
+    assert len(marks(speed)) == 3
 
 
-def test_a_drawing_follows_the_theme_and_the_policy_of_the_page(arms: list[Result]) -> None:
-    drawn = charts.scatter(arms)
-    assert "style=" not in drawn
-    assert "<style" not in drawn
-    assert "<metadata" not in drawn
-    assert not re.search("#0102[0-9a-f]{2}", drawn)
-    assert drawn == charts.scatter(arms)  # byte for byte
-    assert not re.findall('(?:fill|stroke)="#', drawn.replace("#000000", ""))
-    for name, colour in canvas.VARIABLES.items():
-        assert f"--{name}:{colour};" in standalone(drawn)
+def test_a_drawing_follows_the_theme_and_the_policy_of_the_page(tmp_path: Path) -> None:
+    section = make_section(tmp_path)
+    page = to_html([(section, {})], "made")
+    body = page.partition("<body>")[2].partition("<main")[2]
+    assert "style=" not in body
+    assert "<style" not in body
+    assert "fill=" not in body
+    assert "stroke=" not in body
+    assert page == to_html([(section, {})], "made")  # byte for byte
+    for name in re.findall(r'href="#(mark-\w+)"', body):
+        assert f'id="{name}"' in body
 
 
-def test_text_only_ever_becomes_text(arms: list[Result]) -> None:
+def test_text_only_ever_becomes_text(tmp_path: Path) -> None:
     named = Arm.of(HOSTILE, "specreason")
     done = {**samples(), **{(n, HOSTILE): replace(mixed(3.0), arm=HOSTILE) for n in range(4)}}
-    figures = compare_arms(done, [LARGE, SMALL, named])
-    for drawn in (charts.scatter(figures), charts.speed_chart(figures)):
-        assert HOSTILE in texts(drawn)
-        assert "<script" not in drawn
+    section = make_section(tmp_path, done=done, arms=[LARGE, SMALL, named])
+    page = to_html([(section, {})], "made")
+    for drawing in drawings(page):
+        assert HOSTILE in texts(drawing)
+    assert "<script" not in page
+
+
+def test_words_between_backticks_are_code() -> None:
+    assert with_code("a `b` <c>") == "a <code>b</code> &lt;c&gt;"

@@ -42,7 +42,6 @@ def test_a_report_is_written_into_the_run_folder(
     )
     assert [line.split(":")[0].strip() for line in sentences] == [
         "bild",
-        "random like specreason",
         "specreason",
     ]
     assert (
@@ -57,10 +56,7 @@ def test_a_report_is_written_into_the_run_folder(
     (section,) = found["sections"]
     assert "Made by stepspec" in found["made"]
     assert section["about"].startswith("arithmetic, n = ")
-    assert any(
-        row["name"] == "command" and "stepspec eval arithmetic" in row["value"]
-        for row in section["origin"]
-    )
+    assert section["sessions"][0]["command"][:3] == ["stepspec", "eval", "arithmetic"]
     summary = orjson.loads((recorded / "summary.json").read_bytes())
     assert section["arms"] == summary["arms"]
 
@@ -131,7 +127,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> str:
     run = read_folder(RECORDED)
     recorded = build_section(run)
     case = recorded.cases["slowest"][0]
-    links = {(case.number, case.arm): "traces/one.html"}
+    links = {(case.number, case.sample.arm): "traces/one.html"}
     return to_html(
         [(recorded, links), (make_section(tmp_path_factory.mktemp("made")), {})], "Made for a test"
     )
@@ -155,7 +151,8 @@ def test_words_stand_to_the_left_and_numbers_to_the_right(document: str) -> None
         r'<tr><th scope="row" class="prose">SpecReason</th><td>4</td>.*?</tr>', document
     )
     assert row.count("prose") == 1
-    assert '<td class="prose">SpecReason</td><td class="prose">wrong</td><td>4.00</td>' in document
+    case = r'<td class="prose">SpecReason</td>\s*<td class="prose">wrong</td>\s*<td>4.00</td>'
+    assert re.search(case, document)
 
 
 def test_every_figure_and_table_states_its_subject(document: str) -> None:

@@ -12,7 +12,7 @@ from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import build_section
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .made import folder, make_section, samples
+from .made import folder, make_section, notices, samples
 
 
 def test_written_folders_are_read(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_an_unfinished_run_is_marked_and_counts_complete_problems(tmp_path: Path
     done = {place: sample for place, sample in samples().items() if place != (3, SHIPPED.name)}
     found = make_section(tmp_path, done=done)
     assert found.problems == 3
-    assert any(remark.startswith("Unfinished: 3 of 4 problems") for remark in found.remarks)
+    assert any(remark.startswith("Unfinished: 3 of 4 problems") for remark in notices(found))
     with pytest.raises(ConfigurationError, match="no problem was solved by all arms yet"):
         make_section(tmp_path / "none", done={})
 
@@ -49,13 +49,13 @@ def test_a_remark_of_several_folders_is_shown_once(tmp_path: Path) -> None:
     record = orjson.loads(path.read_bytes())
     record["sessions"] = [{**record["sessions"][0], "remarks": ["Beware."]}] * 2
     path.write_bytes(orjson.dumps(record))
-    assert build_section(read_folder(path.parent)).remarks == ["Beware."]
+    assert notices(build_section(read_folder(path.parent))) == ["Beware."]
 
 
 def test_models_on_one_machine_are_said_to_share_it(tmp_path: Path) -> None:
     path = folder(tmp_path / "a") / "run.json"
     path.write_bytes(path.read_bytes().replace(b"http://small:1", b"http://large:2"))
-    (remark,) = build_section(read_folder(path.parent)).remarks
+    (remark,) = notices(build_section(read_folder(path.parent)))
     assert remark.startswith("Both models are served at large. If they share a card or CPU cores")
 
 
@@ -64,8 +64,8 @@ def test_the_baseline_is_that_of_the_run_or_another_arm_of_it(tmp_path: Path) ->
     assert build_section(run).baseline == LARGE.name
     section = build_section(run, baseline=SHIPPED.name)
     assert {f.name: f.ratio.value for f in section.figures}[SHIPPED.name] == 1.0
-    assert [case.baseline_seconds for case in section.cases["slowest"]] == [
-        case.seconds for case in section.cases["slowest"]
+    assert [case.baseline.seconds for case in section.cases["slowest"]] == [
+        case.sample.seconds for case in section.cases["slowest"]
     ]
     with pytest.raises(
         ConfigurationError,
@@ -75,19 +75,19 @@ def test_the_baseline_is_that_of_the_run_or_another_arm_of_it(tmp_path: Path) ->
 
 
 def test_the_limits_of_the_figures_are_stated(tmp_path: Path) -> None:
-    assert make_section(tmp_path / "a").remarks == []
+    assert notices(make_section(tmp_path / "a")) == []
     assert any(
         "5 runs were executed at the same time" in r
-        for r in make_section(tmp_path / "b", concurrency=5).remarks
+        for r in notices(make_section(tmp_path / "b", concurrency=5))
     )
     assert any(
         "an arm is slower beside a demanding one" in r
-        for r in make_section(tmp_path / "i", concurrency=5).remarks
+        for r in notices(make_section(tmp_path / "i", concurrency=5))
     )
     assert any(
-        "half" in r and "report" in r for r in make_section(tmp_path / "c", half="report").remarks
+        "half" in r and "report" in r for r in notices(make_section(tmp_path / "c", half="report"))
     )
     testbed = {"small": "testbed-small", "large": "testbed-large"}
-    assert make_section(tmp_path / "d", models=testbed).remarks[0].startswith("The miniature pair")
+    assert notices(make_section(tmp_path / "d", models=testbed))[0].startswith("The miniature pair")
     assert "miniature" in make_section(tmp_path / "d2", models=testbed).stamp
     assert "n = 4; huge with tiny; 2026-11-21" in make_section(tmp_path / "e").stamp

@@ -15,14 +15,13 @@ from stepspec.evals import results
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.report.section import build_section
 from stepspec.evals.report.verdict import Verdict, further_for_loss, headline, judge_methods, points
-from stepspec.evals.results import Interval, by_time, compare_arms, complete, difference
+from stepspec.evals.results import Interval, by_time, compare_arms, difference
 from stepspec.evals.sample import Arm, Sample
 
 from .made import large, make_section, mixed
 
 METHOD = Arm.of("method", "specreason")
 OTHER = Arm.of("other", "bild")
-CONTROL = Arm.of("random like method", "random", like="method")
 Measured = dict[tuple[int, str], Sample]
 
 
@@ -41,7 +40,7 @@ def measured(arm: Arm, seconds: Sequence[float], correct: Sequence[bool]) -> Mea
 def judged(done: Measured, *arms: Arm, repeats: int = 1, max_loss: float = 0.02) -> list[Verdict]:
     every = (LARGE, *arms)
     figures = by_time(compare_arms(done, every, repeats))
-    return judge_methods(figures, complete(done, every, repeats), repeats, max_loss)
+    return judge_methods(figures, repeats, max_loss)
 
 
 def against(n: int, gained: int, lost: int, seconds: float = 2.0, arm: Arm = METHOD) -> Measured:
@@ -155,29 +154,6 @@ def test_the_speedup_is_the_reciprocal_of_the_ratio_of_the_tables() -> None:
     assert found.speedup.value == pytest.approx(21 / 11)
     assert (1 / found.speedup.high, 1 / found.speedup.low) == pytest.approx(
         (tables.low, tables.high)
-    )
-
-
-@pytest.mark.parametrize(
-    ("right", "words"),
-    [
-        (10, "better than chance"),
-        (40, "not shown to differ from chance"),
-        (100, "worse than chance"),
-    ],
-)
-def test_the_control_says_what_the_judge_is_worth(right: int, words: str) -> None:
-    done = against(100, gained=0, lost=60)
-    done |= measured(CONTROL, [2.5] * 100, [place < right for place in range(100)])
-    method, control = judged(done, METHOD, CONTROL)
-    assert (method.like, method.judge) == ("", None)
-    assert control.like == "method"
-    assert control.judge == difference(100, max(0, 40 - right), max(0, right - 40))
-    assert control.judge is not None
-    low = 100 * control.judge.low
-    high = 100 * control.judge.high
-    assert control.sentence.endswith(
-        f"the judge of method adds {40 - right:+.1f} points [{low:+.1f}, {high:+.1f}]: {words}"
     )
 
 

@@ -86,7 +86,7 @@ def test_a_problem_reads_like_one() -> None:
         "On Wednesday she sells 8: 28 - 8 = 20.\n\n",
         "On Thursday she keeps half of them: 20 / 2 = 10.\n\n",
         "Let me check: 10 + 10 = 20.\n\n",
-        EXAMPLE.close(10),
+        "Yes, that is all: 10.\n</think>",
     ]
 
 

@@ -15,6 +15,7 @@ import pytest
 from lab.worlds import TOOLS
 from stepspec.evals.testbed import serve_one
 from stepspec.evals.testbed.servers import (
+    PAIR,
     SHORT,
     PassPace,
     World,
@@ -232,7 +233,7 @@ def become(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> Became:
 def test_it_becomes_the_server_of_its_role_at_its_address_with_its_pace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for role in serve_one.ROLES:
+    for role in PAIR:
         found = become(role, monkeypatch=monkeypatch)
         (server,) = miniature_servers("paced", (role,))
         assert found.program == sys.executable

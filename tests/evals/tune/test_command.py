@@ -14,8 +14,8 @@ import pytest
 from stepspec import Solver
 from stepspec.cli import eval as eval_cli
 from stepspec.cli import tune as module
-from stepspec.cli.problems import PROBLEMS
-from stepspec.cli.tune import CANDIDATES, read_set, with_answers
+from stepspec.cli.problems import ANSWERS, PROBLEMS
+from stepspec.cli.tune import CANDIDATES, read_set, states, with_answers
 from stepspec.evals.calibration.risk_bound import Paired
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.tune.accuracy import Accuracy, compare_answers
@@ -128,6 +128,7 @@ def test_the_headline_comes_first_and_the_settings_are_written(
     printed = capfd.readouterr().out.splitlines()
     assert printed[0].startswith("Use specreason: ")
     assert "Problems: 8 built-in ones; give yours. Wrote stepspec.toml." in printed
+    assert "The large model solved none of the 8 problems" in printed[3]
     (arms, problems, users), minutes = asked
     assert [arm.policy for arm in arms] == ["specreason"]
     assert (problems, users, minutes) == (PROBLEMS[:8], 4, 4.0)
@@ -170,24 +171,31 @@ def test_details_are_printed_on_request(
 
 def test_problems_are_built_in_or_of_a_file_or_a_benchmark(tmp_path: Path) -> None:
     assert read_set(None, 3).texts == PROBLEMS[:3]
-    assert len(set(PROBLEMS)) == len(PROBLEMS) == 20
+    assert len(set(PROBLEMS)) == len(PROBLEMS) == len(ANSWERS) == 20
     lines = tmp_path / "problems.txt"
     lines.write_text("first\n\nsecond\nthird\n")
     found = read_set(lines, 2)
-    assert (found.texts, found.tasks) == (("first", "second"), ())
+    assert (found.texts, found.answers, found.tasks) == (("first", "second"), (), ())
     rows = tmp_path / "problems.jsonl"
     rows.write_text('{"question": "What is 6 x 7?", "answer": "42"}\n')
-    assert read_set(rows, 5).tasks == (), "no problem of a benchmark"
+    assert read_set(rows, 5).answers == (), "no problem of a benchmark"
     rows.write_text('{"problem": "What is 6 x 7?", "answer": "42"}\n')
     answered = read_set(rows, 5)
-    assert [str(task.gold) for task in answered.tasks] == ["42"]
+    assert (answered.answers, len(answered.tasks)) == (("42",), 1)
     assert "What is 6 x 7?" in answered.texts[0]
     own = with_answers(
         (replace(answered.tasks[0], gold=cast("Any", Gold())), *answered.tasks), "a benchmark"
     )
-    assert len(own.texts) == len(own.tasks) == 2
+    assert (own.answers, len(own.tasks)) == ((), 2)
     made = read_set(Path("arithmetic"), 4)
     assert len(made.tasks) == len(made.texts) == 4
+
+
+def test_an_answer_stands_at_the_end_of_a_chain() -> None:
+    assert states("So it arrives at 16:47.", "16:47")
+    assert states("The area is 84 and the radius 4.", "84, 4")
+    assert not states("The area is 84.", "84, 4")
+    assert not states("48" + " " * 400, "48")
 
 
 class Gold:

@@ -8,6 +8,7 @@ import pytest
 
 from stepspec.evals.sample import Arm
 from stepspec.evals.tune.drafts import KnownModel, LargeChain, Place, Trial, Trier
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
 
 from ...fakes import ScriptedModel, counting, run, saying
@@ -44,7 +45,7 @@ def test_a_known_step_is_written_again_in_parts_without_a_request() -> None:
         chain = Chain.of("How many?")
         step = await recorded(ScriptedModel("small", saying(RIGHT)))
         real = ScriptedModel("small", saying(RIGHT, NEXT))
-        model = KnownModel(real, chain, step)
+        model = KnownModel(real, Budget().left, chain, step)
         assert (await model.write(chain)).text == RIGHT
         first = await model.write(chain, limit=3)
         assert (first.text, first.stop, first.author) == ("So one plus", "length", "small")
@@ -62,7 +63,7 @@ def test_the_real_model_writes_what_is_not_known() -> None:
         chain = Chain.of("How many?")
         step = await recorded(ScriptedModel("small", saying(RIGHT)))
         real = ScriptedModel("small", saying(WRONG, NEXT))
-        model = KnownModel(real, chain, step)
+        model = KnownModel(real, Budget().left, chain, step)
         # its text has gone on otherwise
         other = await recorded(real)
         real.log.clear()
@@ -82,7 +83,7 @@ def test_a_repair_to_the_end_is_as_long_as_the_rest_of_the_large_models_step() -
     async def work() -> None:
         chain = Chain.of("How many?")
         step = await recorded(ScriptedModel("large", saying(RIGHT)))
-        model = KnownModel(ScriptedModel("large", saying("x")), chain, step)
+        model = KnownModel(ScriptedModel("large", saying("x")), Budget().left, chain, step)
         other = (await recorded(ScriptedModel("small", saying(NEXT)))).cut(len("And three"))
         rest = await model.write(chain.extend(other))
         assert len(rest.tokens) == len(step.tokens) - 2

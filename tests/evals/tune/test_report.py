@@ -111,7 +111,11 @@ def test_notes_say_what_is_not_known_and_what_failed() -> None:
     assert "too few errors" in next(report(unknown).notes())
 
 
-def test_an_interrupted_measurement_says_so() -> None:
+def test_a_pair_that_solves_nothing_is_told_so() -> None:
+    said = "\n".join(report(figures(1.9), solved=0, ended=5).lines())
+    assert "solved none of the 5 problems that it finished" in said
+    few = "\n".join(report(figures(1.9), solved=0, ended=2).lines())
+    assert "solved none" not in few
     assert "Interrupted after 200 s" in "\n".join(report(interrupted=True).lines())
 
 
