@@ -11,7 +11,7 @@ only measures the method.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .chain import accepts
@@ -74,22 +74,24 @@ MAX_METHODS = 64
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run expects of its next step."""
+    """What a run expects of its next step. A pace is in seconds per token."""
 
     accept_rate: float
     """The share of accepted drafts."""
-    method_seconds: float
-    """Seconds by the method, if every run used it."""
-    best_method_seconds: float
-    """Seconds by the method, if every run used it and every draft was accepted."""
-    beside_seconds: float
-    """Seconds by the large model alone, if no other run changes its writer."""
-    alone_seconds: float
-    """Seconds by the large model alone, if no run used a method."""
+    method_pace: float
+    """The pace of the method, if every run used it."""
+    best_method_pace: float
+    """The pace of the method, if every run used it and every draft was accepted."""
+    beside_pace: float
+    """The pace of the large model alone, if no other run changes its writer."""
+    alone_pace: float
+    """The pace of the large model alone, if no run used a method."""
 
     def __str__(self) -> str:
+        method_ms = 1000 * self.method_pace
+        alone_ms = 1000 * self.alone_pace
         return (
-            f"method {self.method_seconds:.3g} s a step, large alone {self.alone_seconds:.3g} s,"
+            f"method {method_ms:.3g} ms a token, large alone {alone_ms:.3g} ms,"
             f" {self.accept_rate:.0%} of drafts accepted"
         )
 
@@ -126,7 +128,7 @@ class Auto:
     """
     The factor by which the use of methods lengthens a step, as a mean over all runs.
 
-    For one run it is min(method_seconds, beside_seconds) / alone_seconds, from its `Estimate`.
+    For one run it is min(method_pace, beside_pace) / alone_pace, from its `Estimate`.
     Above 1, the runs that use a method cost the other runs more than they gain.
     """
     shadow_run: AutoRun | None = None
@@ -256,14 +258,16 @@ class AutoRun:
         # The method's rate starts at the prior's rate. The run's rate starts at the method's rate.
         method_rate = self.record.evidence.rate(auto.prior.accept_rate)
         rate = self._evidence.rate(method_rate)
-        # All seconds are for a step with as many tokens as the method's mean step.
-        tokens = rate * accepted_step.tokens + (1 - rate) * rejected_step.tokens
+        method_step = MeanStep(
+            seconds=rate * accepted_step.seconds + (1 - rate) * rejected_step.seconds,
+            tokens=rate * accepted_step.tokens + (1 - rate) * rejected_step.tokens,
+        )
         return Estimate(
             accept_rate=rate,
-            method_seconds=rate * accepted_step.seconds + (1 - rate) * rejected_step.seconds,
-            best_method_seconds=accepted_step.pace * tokens,
-            beside_seconds=beside_step.pace * tokens,
-            alone_seconds=alone_step.pace * tokens,
+            method_pace=method_step.pace,
+            best_method_pace=accepted_step.pace,
+            beside_pace=beside_step.pace,
+            alone_pace=alone_step.pace,
         )
 
     def _choose(self, index: int) -> Decided:
@@ -271,25 +275,27 @@ class AutoRun:
         server = self.auto.server_load
         estimate = self.estimate()
         objection = self._objection(estimate)
-        decision = Decided(
-            index,
-            choice="method",
-            ahead=0 if server.busy else self.max_ahead,
-            reason=str(estimate),
-            running=server.running,
-            waiting=server.waiting,
-        )
         if not objection:
-            return decision
+            ahead = 0 if server.busy else self.max_ahead
+            return Decided(
+                index,
+                "method",
+                ahead,
+                reason=str(estimate),
+                running=server.running,
+                waiting=server.waiting,
+            )
         reason = f"{objection}: {estimate}" if estimate else objection
         advice = server.advice
         if estimate and not advice:
             advice = f"{reason}: run `stepspec tune`"
-        return replace(
-            decision,
-            choice="large",
+        return Decided(
+            index,
+            "large",
             ahead=1,  # with 0, a model cannot keep its request open between steps (`OPEN_REQUESTS`)
             reason=reason,
+            running=server.running,
+            waiting=server.waiting,
             advice=advice,
             shadow=self._may_shadow(index, estimate),
         )
@@ -306,7 +312,7 @@ class AutoRun:
             return "the method is not measured yet"
         # Leave the method only if it is clearly slower. Take it only if it is clearly faster.
         margin = MARGIN_TIME_SHARE if self._uses_method else -MARGIN_TIME_SHARE
-        if estimate.method_seconds >= (1 + margin) * estimate.beside_seconds:
+        if estimate.method_pace >= (1 + margin) * estimate.beside_pace:
             return "the method is slower"
         if auto.crowded:
             return "the method slows other runs down"
@@ -327,7 +333,7 @@ class AutoRun:
         if estimate is None:
             return True
         # Test the method only if it would win with all drafts accepted.
-        return not auto.crowded and estimate.best_method_seconds < estimate.alone_seconds
+        return not auto.crowded and estimate.best_method_pace < estimate.alone_pace
 
     # Observe.
 
@@ -482,9 +488,7 @@ class AutoRun:
             self._wrote_alone(seconds)
         self._begin_step(at)
         if estimate := self.estimate():
-            slowdown = (
-                min(estimate.method_seconds, estimate.beside_seconds) / estimate.alone_seconds
-            )
+            slowdown = min(estimate.method_pace, estimate.beside_pace) / estimate.alone_pace
             # This is a running mean. With n runs, each run has 1/n of the weight.
             auto.slowdown += (slowdown - auto.slowdown) / auto.server_load.runs
 
