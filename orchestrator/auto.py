@@ -11,7 +11,7 @@ only measures the method.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .chain import accepts
@@ -275,27 +275,25 @@ class AutoRun:
         server = self.auto.server_load
         estimate = self.estimate()
         objection = self._objection(estimate)
+        decision = Decided(
+            index,
+            choice="method",
+            ahead=0 if server.busy else self.max_ahead,
+            reason=str(estimate),
+            running=server.running,
+            waiting=server.waiting,
+        )
         if not objection:
-            ahead = 0 if server.busy else self.max_ahead
-            return Decided(
-                index,
-                "method",
-                ahead,
-                reason=str(estimate),
-                running=server.running,
-                waiting=server.waiting,
-            )
+            return decision
         reason = f"{objection}: {estimate}" if estimate else objection
         advice = server.advice
         if estimate and not advice:
             advice = f"{reason}: run `stepspec tune`"
-        return Decided(
-            index,
-            "large",
+        return replace(
+            decision,
+            choice="large",
             ahead=1,  # with 0, a model cannot keep its request open between steps (`OPEN_REQUESTS`)
             reason=reason,
-            running=server.running,
-            waiting=server.waiting,
             advice=advice,
             shadow=self._may_shadow(index, estimate),
         )
