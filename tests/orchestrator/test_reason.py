@@ -112,8 +112,10 @@ def test_the_order_of_the_events_does_not_depend_on_memory_addresses(
         tried = arm(name, seed, sticky=sticky)
 
         async def main(tried: Arm = tried, kind: Any = kind) -> None:
-            loop = asyncio.get_running_loop()
-            loop.set_task_factory(lambda loop, coro, **kwargs: kind(coro, loop=loop, **kwargs))
+            def make(loop: Any, coroutine: Any, **options: Any) -> Any:
+                return kind(coroutine, loop=loop, **options)
+
+            asyncio.get_running_loop().set_task_factory(make)
             await tried.run(3)
 
         run(main())
