@@ -41,7 +41,7 @@ _MARK = r"""
 _MARKS = re.compile(rf"(?:```|~~~)(?:(?!</think>)[^\n])*\n? | {_MARK}", re.VERBOSE)
 _OPENINGS = ("```", "~~~", "\\begin{", "$$", "\\[", "<table")
 """A text without any of them has no block."""
-_FENCE = re.compile(r"(`+|~+)(.*)\n")
+_FENCE = re.compile(r"(`++|~++)(.*)\n")
 _CLOSING = ("end", "]", "/table")
 
 
