@@ -47,6 +47,7 @@ SERVED = "testbed-"  # the prefix of the names under which the models are served
 SCORERS = frozenset({"large"})
 DRAFTER = "small"  # drafts tokens for the large model where `draft_model` speculation is on
 NO_SPECULATION: Mapping[str, TokenSpeculation] = {}
+SEQUENCES = 16  # at once on one server
 
 FLAGS: Mapping[str, Any] = {
     "dtype": "float32",
@@ -54,7 +55,13 @@ FLAGS: Mapping[str, Any] = {
     # Otherwise a third process for each server: eight seconds of imports, and 2 ms more for every
     # token.
     "distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+    "kv-cache-memory-bytes": 256 * 2**20,
     "block-size": 32,  # tokens, of the prefix cache; vLLM's default is 128 on a CPU, 16 on a GPU
+    "max-num-seqs": SEQUENCES,
+    # The tokens of as many prompts of the longest context, so that no prompt is read in parts: on a
+    # CPU, vLLM 0.32 crashes ("CPU Generator does not use offset") when it reads a part of a prompt
+    # whose request samples with a seed.
+    "max-num-batched-tokens": SEQUENCES * 2048,
     "generation-config": "vllm",  # sampling defaults are vLLM's, not the model's
     "enable-prompt-tokens-details": True,  # responses report how many prompt tokens were cached
     "enable-auto-tool-choice": True,
@@ -103,7 +110,7 @@ class World:
     """The longest context, in tokens."""
     cache: int
     """The size of a server's key-value cache, in MiB."""
-    sequences: int = 16
+    sequences: int = SEQUENCES
     """Requests that a server runs at the same time."""
 
     def model(self, name: str) -> Path:
@@ -123,9 +130,6 @@ class World:
             "max-model-len": self.context,
             "max-num-seqs": self.sequences,
             "kv-cache-memory-bytes": self.cache * 2**20,
-            # The tokens of as many prompts of the longest context, so that no prompt is read in
-            # parts: on a CPU, vLLM 0.32 crashes ("CPU Generator does not use offset") when it reads
-            # a part of a prompt whose request samples with a seed.
             "max-num-batched-tokens": self.sequences * self.context,
         }
 

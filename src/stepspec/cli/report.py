@@ -117,11 +117,11 @@ def _write_traces(folder: Path, section: Section, number: int) -> Links:
     """
     links: dict[tuple[int, str], str] = {}
     for case in chain.from_iterable(section.cases.values()):
-        number, arm = case.number, case.sample.arm
-        trace = section.run.trace(number, arm)
+        arm = case.sample.arm
+        trace = section.run.trace(case.number, arm)
         if trace is not None:
             target = f"{TRACES}/{number}-{trace.stem}.html"
             (folder / TRACES).mkdir(exist_ok=True)
             (folder / target).write_text(html(trace.read_bytes()), encoding="utf-8")
-            links[number, arm] = target
+            links[case.number, arm] = target
     return links
