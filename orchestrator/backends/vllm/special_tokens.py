@@ -133,12 +133,12 @@ def texts_of(fields: object) -> str:
     return ""
 
 
-def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = ()) -> Any:
+def divided_fields(fields: Any, marks: Collection[str], whole: Collection[str] = ()) -> Any:
     """
     Divide *marks* in all text of *fields*, the fields of messages and tools.
 
-    The *kept* ones stay whole in the assistant's content, where templates look for them: they
-    leave out the thinking of earlier turns.
+    The marks *whole* stay whole in the assistant's content. Templates look for these marks to leave
+    out the thinking of earlier turns.
     """
     if isinstance(fields, str):
         return divided_within(fields, marks)
@@ -149,14 +149,14 @@ def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = 
         for key, value in members.items():
             inner_marks = marks
             if is_assistant and key == "content":
-                inner_marks = [mark for mark in marks if mark not in kept]
+                inner_marks = [mark for mark in marks if mark not in whole]
             if key not in PROTOCOL_FIELDS:
                 value = divided_fields(_plain(key, value), inner_marks)
             divided_members[divided(key, marks)] = value
         return divided_members
     if isinstance(fields, Sequence):
         items = cast("Iterable[Any]", fields)
-        return [divided_fields(item, marks, kept) for item in items]
+        return [divided_fields(item, marks, whole) for item in items]
     return fields
 
 

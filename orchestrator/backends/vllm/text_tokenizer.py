@@ -95,19 +95,11 @@ class TextTokenizer:
         Raise `MissingCapability` if the tokenizer still finds a mark in *text* after *text* was
         divided.
         """
-        is_harmless = not may_spell(text)
-        if is_harmless and not self._hidden:
-            return await self.encode_special(before + text + after)
-        begins = await self.encode_special(before)
-        ends = await self.encode_special(after)
-        if self._hidden:
-            # The tokenizer finds no mark. Each of the three texts is encoded by itself.
-            ids = (*begins, *await self._tokenize(text), *ends)
-        else:
-            ids = await self.encode_special(before + text + after)
-        if is_harmless:
+        ids = await self.encode_special(before + text + after)
+        if not may_spell(text):
             return ids
-        own_marks = await self._special_ids((*begins, *ends))
+        own_ids = (*await self.encode_special(before), *await self.encode_special(after))
+        own_marks = await self._special_ids(own_ids)
         marks: set[str] = set()
         for _ in range(MAX_ROUNDS):
             if await self._special_ids(ids) == own_marks:
@@ -124,12 +116,12 @@ class TextTokenizer:
         messages: Fields,
         tools: Fields = (),
         *,
-        kept: Collection[str] = (),
+        whole: Collection[str] = (),
     ) -> EncodedPrompt:
         """
         Encode the chat template's rendering of *messages* and *tools*, with a generation prompt.
 
-        The marks *kept* are not divided in the assistant's turns, because the template looks for
+        The marks *whole* are not divided in the assistant's turns, because the template looks for
         them there. Raise `MissingCapability` as `encode_ordinary` does. Raise `ContextTooLong` if
         the prompt does not fit into the context.
         """
@@ -146,7 +138,7 @@ class TextTokenizer:
         if not marks:
             return prompt
         for _ in range(MAX_ROUNDS):
-            rendered = (await source.render(*divided_fields([messages, tools], marks, kept))).ids
+            rendered = (await source.render(*divided_fields([messages, tools], marks, whole))).ids
             text = await source.decode(rendered)
             if [*await self.encode_special(text)] != rendered:
                 break
@@ -183,13 +175,9 @@ class TextTokenizer:
         for part in re.split(f"({hidden})", text):
             if part in self._hidden:
                 ids.append(self._hidden[part])
-            else:
-                ids += await self._tokenize(part)
+            elif part:
+                ids += await self.source.encode(part)
         return tuple(ids)
-
-    async def _tokenize(self, text: str) -> Ids:
-        """Encode *text* with the source. An empty text takes no request."""
-        return tuple(await self.source.encode(text)) if text else ()
 
     async def _encode_parts(self, text: str, marks: Collection[str]) -> Ids:
         """
