@@ -311,7 +311,7 @@ class VllmModel(SingleModel):
         numbers = await tokenizer.choice_ids(choices)
         before = await self._chain_prompts.prompt(chain)
         prompts = [before.plus(await tokenizer.encode_question(question, opening))]
-        if endpoint.cache.checkpoints:
+        if endpoint.checkpoints:
             prompts.append(before)
         if endpoint.may_ask_by_id:
             probabilities = await self._ask_by_id(prompts, numbers)

@@ -39,6 +39,11 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
     def role(self) -> Role:
         return self.settings.role
 
+    @property
+    def checkpoints(self) -> bool:
+        """Whether a question has the chain as a second prompt: see `CacheConfig.checkpoints`."""
+        return self.cache.checkpoints
+
     @asynccontextmanager
     async def without_questions(self) -> AsyncGenerator[None]:
         """
