@@ -30,7 +30,7 @@ class Closing:
     """The token that is the mark. -1: the mark takes several tokens."""
     open: bool = True
     """Whether the block is open. If not, a mark that the model writes may open it."""
-    spelt: str = THINK_END
+    in_chains: str = THINK_END
     """What chains have in place of the mark."""
 
     @property
@@ -44,7 +44,7 @@ class Closing:
         return len("".join(self.stops))
 
 
-OUTSIDE = Closing("", open=False, spelt="")
+OUTSIDE = Closing("", open=False, in_chains="")
 """The closing of an answer, in which marks are text."""
 
 
@@ -177,7 +177,7 @@ class StepBuilder:
         )
         if closed >= 0 and (end < 0 or closed <= end):
             self._cut_at(closed)
-            if self._closing.text != self._closing.spelt:
+            if self._closing.text != self._closing.in_chains:
                 self._spell_closing()
             return "end"
         if end >= 0 and self._room >= 0:
@@ -220,7 +220,7 @@ class StepBuilder:
             return token
         closing = self._closing
         top = [
-            replace(rival, text=closing.spelt) if rival.text == closing.text else rival
+            replace(rival, text=closing.in_chains) if rival.text == closing.text else rival
             for rival in token.top[: self.bounds.top]
         ]
         return replace(token, top=tuple(top))
@@ -265,7 +265,7 @@ class StepBuilder:
         for token in self._tokens[len(tokens) :]:
             tokens.append(replace(token, text="", id=-1 if straddled else token.id))
         last = tokens[-1]
-        tokens[-1] = replace(last, text=last.text + self._closing.spelt)
+        tokens[-1] = replace(last, text=last.text + self._closing.in_chains)
         self._tokens = tokens
         self._text = text_of(tokens)
 

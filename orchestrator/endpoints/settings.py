@@ -258,7 +258,7 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     that writes alone reports none.
     """
 
-    def telling(self, top: int) -> Sampling:
+    def with_likeliest(self, top: int) -> Sampling:
         """Return this sampling with at least the *top* likeliest tokens of every position."""
         return self.model_copy(update={"logprobs": max(top, self.logprobs)}) if top else self
 

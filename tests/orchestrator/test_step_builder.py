@@ -112,7 +112,7 @@ def test_a_mark_that_begins_within_the_limit_is_completed(
 
 def test_the_end_of_a_reply_is_left_out() -> None:
     step, stop, _ = grown(
-        ["It", " is.", "\n</", "answer", ">\n"], closing=Closing("</answer>", spelt="")
+        ["It", " is.", "\n</", "answer", ">\n"], closing=Closing("</answer>", in_chains="")
     )
     assert (step.text, stop) == ("It is.\n", "end")
     assert "".join(token.text for token in step.tokens) == step.text

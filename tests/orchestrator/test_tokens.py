@@ -78,7 +78,7 @@ def test_the_ids_of_a_conversation_stay_json(ids: list[int], close: bool) -> Non
     assert prompt.last(3) == ids[-3:]
 
 
-@pytest.mark.parametrize("padding", [0, replies.LONG_REPLY_BYTES])
+@pytest.mark.parametrize("padding", [0, 100_000])
 @pytest.mark.parametrize("value", ["a", -1, 1.5, None, True, False, [7], {"a": 1}])
 def test_ids_that_are_none_are_malformed(value: object, padding: int) -> None:
     body = orjson.dumps({"max_model_len": 500, "text": "x" * padding, "tokens": [value]})

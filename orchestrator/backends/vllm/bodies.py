@@ -37,7 +37,7 @@ class StreamForm:
     """Strings that end the stream. Only the first `MAX_STOPS` are sent."""
     stop_token: int = -1
     """A token that ends the stream. -1: none."""
-    spelt: bool = True
+    logprobs: bool = True
     """Whether tokens come with their spellings and log-probabilities. Without, no stop works."""
 
 
@@ -73,13 +73,13 @@ def stream_body(
         "stream": True,
         "stream_options": {"include_usage": True},
         "stop": list(form.stop)[:MAX_STOPS],
-        "include_stop_str_in_output": form.spelt,
+        "include_stop_str_in_output": form.logprobs,
         "return_token_ids": True,
         "return_tokens_as_token_ids": False,
     }
     if form.stop_token >= 0:
         body["stop_token_ids"] = [form.stop_token]
-    if form.spelt:
+    if form.logprobs:
         body["logprobs"] = sampling.logprobs
     if isinstance(format, ServerFormat):
         body["structured_outputs"] = format.outputs

@@ -125,7 +125,7 @@ class VllmEndpoint(VllmServer):
         _, self.speculates = process
         # A V1 runner that speculates cannot return log-probabilities by token id. The request
         # fails. If the batch has drafted tokens, the engine even ends.
-        self.by_id = False if self.speculates else None
+        self.answers_by_id = False if self.speculates else None
         self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
         self.connection.priorities = self.settings.priorities
 
@@ -313,7 +313,7 @@ class VllmEndpoint(VllmServer):
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do."""
         can = await probe(self)
-        self.by_id = can.chosen_logprobs
+        self.answers_by_id = can.chosen_logprobs
         return can
 
     async def warm_up(self) -> None:

@@ -74,17 +74,21 @@ class VllmModel(SingleModel):
         """
         Write the next step as `Model.write` says. The *opening* counts towards *limit*.
 
-        A model that samples by a seed has a request for every step, since how far an open stream
-        runs ahead depends on time. Raise `ContextTooLong` if the chain leaves no room for a token.
+        With a seed, each step has its own request. An open stream reads ahead as far as the time
+        allows. The text then depends on time, and would not be the same with the same seed.
+
+        Raise `ContextTooLong` if the chain leaves no room for a token.
         """
-        sampling = self._sampling.telling(top)
+        sampling = self._sampling.with_likeliest(top)
         stack = None if sampling.samples_by_seed else OPEN_REQUESTS.get()
         tokenizer = self._endpoint.tokenizer
         begun = await tokenizer.tokens_of_text(opening)
         bounds = StepBounds(step_ends(chain, stop), limit, top, await self._closing(chain))
         growing = StepBuilder(self.role, tokenizer.vocabulary, chain, bounds, begun)
         sticky = self._sticky
-        if stack is None or growing.room <= 0 or (sticky and sticky.writing):
+        # Two writes at once: the second one needs its own request.
+        is_busy = sticky is not None and sticky.writing
+        if stack is None or growing.room <= 0 or is_busy:
             return await self._complete(chain, growing, sampling, until)
         if sticky and (opening or not sticky.continues(chain, bounds)):
             await sticky.close()
@@ -104,15 +108,16 @@ class VllmModel(SingleModel):
         """
         Open a stream for the next steps of *chain*, of which *growing* is the first.
 
-        The large model's has no log-probabilities: nobody reads them, and they take vLLM a tenth of
-        the time of a token. A server that speculates sends several tokens in one event, and their
-        spellings tell where a step ends.
+        Nobody reads the log-probabilities of a large model that writes alone. They take vLLM a
+        tenth of the time of a token, so they are not requested. A server that speculates sends
+        several tokens in one event. Then log-probabilities are requested, because the spellings of
+        the tokens come with them, and tell which token ends a step.
         """
         prompt, _ = await self._prompt(chain, growing)
         opening = growing.so_far().text
         endpoint = self._endpoint
-        spelt = self.role != "large" or sampling.logprobs > 0 or endpoint.speculates
-        form = StreamForm(limit=endpoint.tokenizer.context_length, spelt=spelt)
+        logprobs = self.role != "large" or sampling.logprobs > 0 or endpoint.speculates
+        form = StreamForm(limit=endpoint.tokenizer.context_length, logprobs=logprobs)
         open_request = partial(self._generate, chain, prompt, sampling, opening, form)
         bounds = replace(growing.bounds, top=sampling.logprobs)
         return StickyStream(open_request, self._observe, bounds)
@@ -155,20 +160,27 @@ class VllmModel(SingleModel):
         return tuple(await at_once(steps))
 
     async def _closing(self, chain: Chain) -> Closing:
-        """Return what ends the thinking after *chain* or, if the thinking is over, the reply."""
+        """
+        Return the text that ends the thinking after *chain*.
+
+        If the thinking is over, return the text that ends the reply. Chains do not contain it.
+        """
         tokenizer = self._endpoint.tokenizer
-        thinking = await tokenizer.is_inside_block(chain)
+        markers, is_thinking = await tokenizer.thinking_block(chain)
         ending = "" if chain.tools else tokenizer.template.ending
-        if thinking or not (chain.closed or ending):
-            mark = (await tokenizer.markers(chain)).closing
-            return Closing(mark, await tokenizer.one_token(mark), open=thinking)
-        return Closing(ending, await tokenizer.one_token(ending), open=ending != "", spelt="")
+        # If nothing ends the reply, watch for a block that the model opens itself.
+        may_open = not chain.closed and not ending
+        if is_thinking or may_open:
+            mark = markers.closing
+            return Closing(mark, await tokenizer.one_token(mark), open=is_thinking)
+        return Closing(ending, await tokenizer.one_token(ending), open=ending != "", in_chains="")
 
     async def _prompt(self, chain: Chain, growing: StepBuilder) -> tuple[EncodedPrompt, int]:
         """
         Encode *chain* and what *growing* has so far.
 
-        The end of the text that is left out is held by *growing*. Also return its length.
+        A partial character at the end of the text is not sent. *growing* drops it if the model
+        writes it again (`StepBuilder.hold`). Also return its length.
         """
         begun = chain.extend(growing.so_far())
         shown = without_partial_character(begun)
@@ -182,32 +194,35 @@ class VllmModel(SingleModel):
         growing: StepBuilder,
         sampling: Sampling,
         until: Until = None,
+        *,
+        resumed: bool = False,
     ) -> Step:
         """
         Write the rest of the step that *growing* has begun.
 
-        If the server stops in a block, at a delimiter that does not end the step, a second request
-        without stop strings goes on.
+        The server may stop within code, a LaTeX environment or a table, at a delimiter that does
+        not end the step. Then the step is *resumed* with a second request, without delimiters.
         """
         if growing.room <= 0:
             return growing.end("length")
+        opening = growing.so_far().text
         closing = growing.bounds.closing
-        stops = server_stops(chain, growing.bounds, growing.so_far().text)
-        for is_last in (False, True):
-            prompt, held = await self._prompt(chain, growing)
-            form = StreamForm(
-                limit=growing.room + held * MAX_CHARACTER_TOKENS + closing.room,
-                stop=(*closing.stops, *stops),
-                stop_token=closing.id if closing.open else -1,
-            )
-            opening = growing.so_far().text
-            async with self._generate(chain, prompt, sampling, opening, form) as arrivals:
-                step = await grow(growing, arrivals.take, until)
-            if step or is_last:
-                break
-            growing.resume()
-            stops = ()
-        return step or growing.end("delimiter")
+        stops = () if resumed else server_stops(chain, growing.bounds, opening)
+        prompt, held = await self._prompt(chain, growing)
+        form = StreamForm(
+            # The model writes the held characters again, before the tokens that count.
+            limit=growing.room + held * MAX_CHARACTER_TOKENS + closing.room,
+            stop=(*closing.stops, *stops),
+            stop_token=closing.id if closing.open else -1,
+        )
+        async with self._generate(chain, prompt, sampling, opening, form) as arrivals:
+            step = await grow(growing, arrivals.take, until)
+        if step:
+            return step
+        if resumed:
+            return growing.end("delimiter")
+        growing.resume()
+        return await self._complete(chain, growing, sampling, until, resumed=True)
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """
@@ -219,8 +234,8 @@ class VllmModel(SingleModel):
         tokenizer = self._endpoint.tokenizer
         call = self._call("score")
         before = await self._chain_prompts.prompt(chain)
-        closing = await self._closing(chain)
-        mark = closing.text if closing.open and closing.spelt else ""
+        markers, is_thinking = await tokenizer.thinking_block(chain)
+        mark = markers.closing if is_thinking else ""
         encoded = [(span, await tokenizer.encode(span, closing=mark)) for span in spans]
         read = [number for _, ids in encoded for number in ids]
         if self._endpoint.settings.suffix_scoring:
@@ -241,10 +256,14 @@ class VllmModel(SingleModel):
         ids: Sequence[int],
         top: int,
     ) -> Sequence[replies.Row] | None:
-        """Score *ids* after *before*. None: the server may not have computed all of them."""
+        """
+        Score *ids* after *before*.
+
+        None: perhaps the server did not compute the scores of all *ids*.
+        """
         prompt = before.plus(ids)
         body = bodies.suffix_scoring_body(self._endpoint.name, prompt, top)
-        # The row before these says that the first of them is not that of the first token.
+        # `computed_rows` needs one more row. Then the reply has more rows than there are *ids*.
         shorten = partial(replies.with_last_rows, count=len(ids) + 1)
         try:
             reply = await self._post(
@@ -283,8 +302,9 @@ class VllmModel(SingleModel):
         report the probabilities of given tokens reports its 20 most probable ones: any other choice
         has the probability 0.
 
-        The server of a hybrid model saves its state only where a prompt ends. The request then
-        contains the chain as a second prompt: the next question reads only the steps since then.
+        The server of a hybrid model saves its state only where a prompt ends. The request to such a
+        server has the chain itself as a second prompt. The server then saves the state after the
+        chain, and reads only the new steps for the next question.
         """
         endpoint = self._endpoint
         tokenizer = endpoint.tokenizer
@@ -293,7 +313,7 @@ class VllmModel(SingleModel):
         prompts = [before.plus(await tokenizer.encode_question(question, opening))]
         if endpoint.checkpoints:
             prompts.append(before)
-        if endpoint.asks_by_id:
+        if endpoint.may_ask_by_id:
             probabilities = await self._ask_by_id(prompts, numbers)
             if probabilities is not None:
                 return probabilities
@@ -309,10 +329,11 @@ class VllmModel(SingleModel):
         """
         Ask for the log-probabilities of the choices' token ids. None: the server cannot do that.
 
-        A server that fails at the first such question gets no further one.
+        The first such question to a server is a trial, with one prompt and without retries. If the
+        server cannot answer it, the server gets no further question of this kind.
         """
         endpoint = self._endpoint
-        known = endpoint.by_id is True
+        known = endpoint.answers_by_id is True
         asked = prompts if known else prompts[:1]
         retries = None if known else 0
         try:
@@ -321,16 +342,16 @@ class VllmModel(SingleModel):
         except EndpointRejected as exc:
             if "logprob_token_ids" not in exc.cause:
                 raise
-            endpoint.by_id = False
+            endpoint.answers_by_id = False
             return None
         except EndpointUnavailable as exc:
             if known:
                 raise
             if exc.status == 500:  # vLLM's answer while it speculates on tokens
-                endpoint.by_id = False
+                endpoint.answers_by_id = False
             return None
-        endpoint.by_id = len(found) == len(numbers)
-        return found if endpoint.by_id else None
+        endpoint.answers_by_id = len(found) == len(numbers)
+        return found if endpoint.answers_by_id else None
 
     async def _ask(
         self,
@@ -379,7 +400,7 @@ class VllmModel(SingleModel):
                 again=again,
             )
         call = self._call("write")
-        # A request that reads the likeliest tokens is kept apart from questions by token ids.
+        # In one batch with a question by token ids, vLLM would lose the likeliest tokens.
         async with endpoint.without_questions() if sampling.logprobs else nullcontext():
             with self._metered(
                 "write",
@@ -406,7 +427,7 @@ class VllmModel(SingleModel):
 
         The first prompt is the longest. `Connection.post` explains *retries* and *shorten*.
         """
-        self._room(verb, prompts[0])
+        self._room(verb, prompts[0])  # raises an error if the prompt is too long
         prompt = sum(map(len, prompts))
         with self._metered(verb, observe=self._observe, prompt=prompt) as meter:
             call = self._call(verb)
@@ -419,7 +440,8 @@ class VllmModel(SingleModel):
                 shorten=shorten,
             )
             usage = replies.usage(reply)
-            # The usage has the cached tokens of the last prompt, with which the others begin.
+            # Each prompt begins with the last prompt. vLLM reports only the cached tokens of the
+            # last prompt. A server that counts other tokens as written must not spoil the sums.
             meter.add(min(usage.written, len(prompts)), len(prompts) * usage.cached)
             return reply
 
@@ -441,25 +463,29 @@ def server_stops(chain: Chain, bounds: StepBounds, opening: str) -> tuple[str, .
     """
     Return the stop strings for the server, after *chain* and *opening*.
 
-    There are none in a block, where most delimiters end no step. An answer often begins with a
-    blank line: there are none of white space there, and none at all if the ends have blocks.
+    Within code, a LaTeX environment or a table there are no stop strings, because most delimiters
+    end no step there. An answer often begins with a blank line, which ends no step. So before the
+    first word of an answer, no stop string is white space. If the ends know blocks, there are no
+    stop strings at all before this word.
     """
     ends = bounds.ends
-    begins = chain.closed and not (chain.parts()[1].text + opening).strip()
-    if ends.blocks and (begins or ends.in_block(chain.text + opening, chain.totals.blocks)):
+    _, answer = chain.parts()
+    is_empty_answer = chain.closed and not (answer.text + opening).strip()
+    if ends.blocks and (
+        is_empty_answer or ends.in_block(chain.text + opening, chain.totals.blocks)
+    ):
         return ()
-    if begins:
+    if is_empty_answer:
         return tuple([text for text in ends.texts if text.strip()])
     return ends.texts
 
 
 def without_partial_character(chain: Chain) -> Chain:
     """
-    Return *chain* without the replacement characters at its end, which stand for the first bytes of
-    a character.
+    Return *chain* without the replacement characters at its end.
 
-    vLLM takes one at the end of a prompt for half a character, and returns the whole prompt again
-    as written text.
+    They stand for the first bytes of a character. If a prompt ends with a replacement character,
+    vLLM waits for the rest of the character, and returns the whole prompt again as written text.
     """
     text = chain.text
     if not text.endswith(replies.REPLACEMENT):

@@ -60,12 +60,6 @@ TOKEN_IDS = TypeAdapter(list[Annotated[int, Field(strict=True, ge=0, le=LARGEST_
 POOLED_VALUES = TypeAdapter(Annotated[list[float], Field(min_length=1, max_length=2)])
 """The values of a reward model: one, or those of wrong and right."""
 
-LONG_REPLY_BYTES = 100_000
-"""A reply of ``/tokenize`` of this size keeps its ids as JSON."""
-
-COMPACT_IDS = re.compile(rb'"tokens":\[([\d,]+)\]')
-"""The ids in a reply of ``/tokenize`` without white space."""
-
 PROMPT_ROWS = "log-probabilities of the prompt"
 """The name of the rows in error messages. A row describes one position of the prompt."""
 
@@ -88,21 +82,12 @@ def tokenized(call: Call, body: bytes) -> tuple[EncodedPrompt, int]:
     """
     Return the prompt in the *body* of a reply of ``/tokenize``, and the model's context length.
 
-    The ids of a long prompt stay JSON, because parsing a million ids would block the event loop for
-    too long. If the white space in the body is not as vLLM writes it, the ids are parsed
-    nevertheless. Raise `MalformedReply`, or the error that the server reported.
+    Raise `MalformedReply`, or the error that the server reported.
     """
-    ids = COMPACT_IDS.search(body) if len(body) >= LONG_REPLY_BYTES else None
-    if ids:
-        # The ids are cut out. The parser sees an empty list.
-        body = body[: ids.start(1)] + body[ids.end(1) :]
     reply = checked(call, parse_object(call, body))
     with reading(call, "token ids", reply):
-        prompt = EncodedPrompt.of(TOKEN_IDS.validate_python(reply["tokens"]))
-        context_length = int(reply["max_model_len"])
-    if ids:
-        prompt = EncodedPrompt(ids[1].count(b",") + 1, (ids[1],))
-    return prompt, context_length
+        ids = TOKEN_IDS.validate_python(reply["tokens"])
+        return EncodedPrompt.of(ids), int(reply["max_model_len"])
 
 
 def detokenized(call: Call, reply: Reply) -> str:
@@ -188,6 +173,7 @@ def ending(call: Call, choice: Reply) -> Stop | None:
         )
     if finish != "stop":
         return STOPS_BY_FINISH_REASON[finish]
+    # The reason is the stop string that was found, or the id of a token.
     return "delimiter" if isinstance(choice.get("stop_reason"), str) else "end"
 
 
@@ -217,8 +203,7 @@ def _tokens(
         best = nlargest(logprobs, likeliest.items(), key=itemgetter(1))
         rivals = [Token(rival, finite(other), rank) for rank, (rival, other) in enumerate(best, 1)]
         logprob = finite(value)
-        ranks = [rival.rank for rival in rivals if rival.logprob == logprob]
-        rank = ranks[0] if ranks else 0
+        rank = next((rival.rank for rival in rivals if rival.logprob == logprob), 0)
         tokens.append(Token(part, logprob, rank, number, tuple(rivals)))
     return tokens
 
@@ -251,8 +236,8 @@ def divide_text(
     An example: the tokens are 1, 2, 3 and 4, and the tokens 2 and 3 share a character. The text
     "a🙂b" is divided into ("a", 1), ("", 2), ("🙂", 3), ("b", 4).
 
-    If the text was *cut* inside the last token, this token gets the rest of the text, and its id
-    becomes -1. Raise `ValueError` for text without tokens.
+    If the text was *cut* inside the last token, the back cannot be matched. Then the last token
+    gets the rest of the text, and its id becomes -1. Raise `ValueError` for text without tokens.
     """
     has_all_pieces = len(pieces) == len(ids)
     if has_all_pieces and text == "".join(pieces):
@@ -269,10 +254,11 @@ def divide_text(
         start += len(piece)
         first += 1
     if has_all_pieces and not cut:
-        # A token with the spelling "" has only the first bytes of a character. The spelling of the
-        # next token lacks these bytes, so the next token fails.
         while last > first and text.endswith(pieces[last], start, end):
-            if pieces[last] and not pieces[last - 1]:
+            # A token with the spelling "" has only the first bytes of a character. The spelling of
+            # the next token lacks these bytes, so the next token does not match.
+            shares_character = pieces[last] != "" and pieces[last - 1] == ""
+            if shares_character:
                 break
             end -= len(pieces[last])
             last -= 1
@@ -336,7 +322,7 @@ def _probability(logprob: float) -> float:
     Raise `ValueError` if the result is not a probability. Examples: a *logprob* that is NaN, or 3.
     """
     probability = exp(logprob)
-    if not 0 <= probability <= 1 + MAX_ROUNDING:
+    if not probability <= 1 + MAX_ROUNDING:
         raise ValueError(logprob)
     return min(probability, 1.0)
 
@@ -356,7 +342,11 @@ def with_last_rows(body: bytes, count: int) -> bytes:
 
 
 def prompt_rows(call: Call, reply: Reply, count: int) -> Sequence[Row]:
-    """Return the last *count* rows of a reply to `scoring_body`. Raise `MalformedReply`."""
+    """
+    Return the last *count* rows of a reply to `bodies.scoring_body`.
+
+    Raise `MalformedReply`.
+    """
     with reading(call, PROMPT_ROWS, reply):
         ending(call, reply["choices"][0])  # raises an error if the server gave up
         rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"]
@@ -367,22 +357,24 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     """
     Return the rows of *ids*, the tokens of the prompt from position *start* to its end.
 
-    *reply* answers a `suffix_scoring_body`. None: a row is missing, or perhaps vLLM did not compute
-    a row.
+    *reply* answers a `bodies.suffix_scoring_body`. None: a row is missing, or perhaps vLLM did not
+    compute a row.
 
-    vLLM computes the row of a token from the token before. So the tokens in the cache have no row,
-    and neither has the first token after them. vLLM's V1 runner fills these rows with uninitialised
-    memory. So a reply without the number of cached tokens is not trusted. The V2 runner leaves
-    these rows out. So the rows of *ids* are counted from the end.
+    The row of a token is known only if vLLM computed the token before it in this request. Cached
+    tokens are not computed. So neither they nor the first token after them have a known row. vLLM's
+    V1 runner fills these rows with uninitialised memory, so the reply is trusted only if it has the
+    number of cached tokens. The V2 runner leaves these rows out, so the rows of *ids* are counted
+    from the end.
     """
     cached = prompt_details(reply).get("cached_tokens")
     found = reply.get("prompt_logprobs")
     if not isinstance(cached, int) or not isinstance(found, list):
         return None
     rows = cast("list[Row]", found)
-    # The token after the cached ones has no row. There is also an empty row for the first token of
-    # the prompt. So there are more rows than ids.
-    if start <= cached or len(rows) <= len(ids):
+    is_computed = start > cached
+    # The first token of the prompt has an empty row, so a whole reply has more rows than *ids*.
+    has_all_rows = len(rows) > len(ids)
+    if not (is_computed and has_all_rows):
         return None
     last = rows[len(rows) - len(ids) :]
     complete = all(str(number) in as_object(row) for number, row in zip(ids, last, strict=True))
@@ -449,5 +441,6 @@ def pooled_values(call: Call, reply: Reply) -> list[float]:
     Raise `MalformedReply` if the reply has no such values.
     """
     with reading(call, "reward of one or two values", reply):
+        # The model has values for the whole text, or a row of values for each token or step.
         rows: list[Any] = reply["data"][0]["data"]
         return POOLED_VALUES.validate_python(rows[-1] if isinstance(rows[-1], list) else rows)

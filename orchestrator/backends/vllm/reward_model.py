@@ -17,6 +17,7 @@ logits, whatever activation the server has for the model's head, and this module
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import tanh
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
@@ -115,15 +116,15 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
     async def _learn(self) -> None:
         self._tokenizer = TextTokenizer(TokenizerSource(self.connection, self.name))
         self._problems = AsyncCache(self._problem, MAX_CONVERSATIONS)
-        self._spelling = await self._spelt()
+        self._learnt = await self._identity()
         await self._learn_logits()
 
     async def _look(self) -> None:
         """Learn the server anew if it was started again with another model under the same name."""
-        if await self._spelt() != self._spelling:
+        if await self._identity() != self._learnt:
             await self._learn()
 
-    async def _spelt(self) -> tuple[list[int], int]:
+    async def _identity(self) -> tuple[list[int], int]:
         """Return what changes if another model is served: token ids, and the context length."""
         source = self._tokenizer.source
         ids = await source.encode(VOCABULARY_PROBE, special_tokens=True)
@@ -153,21 +154,16 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         return pooled_values(call, await self.connection.post(call, POOLING, body))
 
 
+@dataclass(frozen=True, slots=True)
 class VllmRewardModel:
-    """
-    The `Critic` of one run: the run's observer and clock on the endpoint's connection, which all
-    runs share.
-    """
+    """The `Critic` of one run."""
 
-    def __init__(
-        self,
-        endpoint: RewardModelEndpoint,
-        observe: Observer,
-        clock: Clock,
-    ) -> None:
-        self._endpoint = endpoint
-        self._observe = observe
-        self._clock = clock
+    endpoint: RewardModelEndpoint
+    """The connection, which all runs share."""
+    observe: Observer
+    """Receives the events of the run."""
+    clock: Clock
+    """Returns the seconds since the run began."""
 
     async def rate(self, chain: Chain) -> Rating:
         """
@@ -176,7 +172,7 @@ class VllmRewardModel:
         A step that only ends the thinking has the reward of the step before.
         """
         gone = retry_if_exception_type(EndpointUnavailable)
-        ends = stop_after_delay(self._endpoint.patience)
+        ends = stop_after_delay(self.endpoint.patience)
         return await AsyncRetrying(
             retry=gone,
             stop=ends,
@@ -185,16 +181,16 @@ class VllmRewardModel:
         )(self._rate, chain)
 
     async def _rate(self, chain: Chain) -> Rating:
-        await self._endpoint.refresh()
-        connection = self._endpoint.connection
-        body = await self._endpoint.body(chain)
+        await self.endpoint.refresh()
+        connection = self.endpoint.connection
+        body = await self.endpoint.body(chain)
         call = connection.call("rate")
-        with metered("critic", "rate", self._observe, self._clock) as meter:
+        with metered("critic", "rate", self.observe, self.clock) as meter:
             reply = await connection.post(call, POOLING, body)
             counts = usage(reply)
             meter.prompt = counts.prompt
             meter.add(0, counts.cached)
-            return Rating(reward(pooled_values(call, reply), logits=self._endpoint.logits))
+            return Rating(reward(pooled_values(call, reply), logits=self.endpoint.logits))
 
 
 def paragraphs(chain: Chain) -> Iterator[str]:

@@ -27,10 +27,10 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
         super().__init__(settings)
         self.speculates = False
         """Whether the server speculates on tokens. Most events of a stream then have several."""
-        self.by_id: bool | None = None
+        self.answers_by_id: bool | None = None
         """Whether the server returns log-probabilities of given token ids. None: not tried."""
-        self.cache: CacheConfig | None = None
-        """The server's prefix cache. None: the server does not describe it."""
+        self.cache = CacheConfig()
+        """The server's prefix cache."""
         self._reading = 0  # requests under way for the likeliest tokens of positions
         self._asking = 0  # questions by token ids under way
         self._answered = asyncio.Event()
@@ -42,16 +42,16 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
     @property
     def checkpoints(self) -> bool:
         """Whether a question has the chain as a second prompt: see `CacheConfig.checkpoints`."""
-        return self.cache is not None and self.cache.checkpoints
+        return self.cache.checkpoints
 
     @asynccontextmanager
     async def without_questions(self) -> AsyncGenerator[None]:
         """
         Keep a request that reads the likeliest tokens of positions apart from questions by ids.
 
-        In one batch of vLLM's V1 runner, questions by token ids leave nothing of the likeliest
-        tokens. The block first waits for the questions by ids that are being answered: each writes
-        one token. A question that begins during the block reads the 20 likeliest tokens instead.
+        If one batch of vLLM's V1 runner has both, vLLM loses the likeliest tokens. So the block
+        first waits until the questions by ids are answered. Each of these questions writes only one
+        token. A question that begins during the block reads the 20 likeliest tokens instead.
         """
         self._reading += 1
         try:
@@ -63,9 +63,9 @@ class VllmServer(ConnectedEndpoint[Endpoint]):
             self._reading -= 1
 
     @property
-    def asks_by_id(self) -> bool:
+    def may_ask_by_id(self) -> bool:
         """Whether a question may ask for the log-probabilities of given token ids now."""
-        return self.by_id is not False and not self._reading
+        return self.answers_by_id is not False and not self._reading
 
     @contextmanager
     def asking_by_id(self) -> Generator[None]:

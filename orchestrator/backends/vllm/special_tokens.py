@@ -73,10 +73,10 @@ def divided(text: str, marks: Iterable[str]) -> str:
     """
     Put a sentinel after the first character of each of *marks* in *text*, also where they overlap.
     """
-    spelt = _any_of([mark for mark in marks if mark in text])
-    if not spelt:
+    any_mark = _any_of([mark for mark in marks if mark in text])
+    if not any_mark:
         return text
-    return re.sub(f"(?={spelt})(.)", rf"\g<1>{SENTINEL}", text, flags=re.DOTALL)
+    return re.sub(f"(?={any_mark})(.)", rf"\g<1>{SENTINEL}", text, flags=re.DOTALL)
 
 
 def divided_within(text: str, marks: Collection[str]) -> str:
@@ -87,8 +87,8 @@ def divided_within(text: str, marks: Collection[str]) -> str:
     `RIGHT_EDGE` mark such a place, to be found in the rendered text.
     """
     inner = text.strip()
-    spelt = _any_of(marks)
-    found = re.fullmatch(f"({spelt}|)(.*?)({spelt}|)", inner, re.DOTALL)
+    any_mark = _any_of(marks)
+    found = re.fullmatch(f"({any_mark}|)(.*?)({any_mark}|)", inner, re.DOTALL)
     first, middle, last = found.groups() if found else ("", inner, "")
     rest = divided(middle, marks)
     edges = {first, last} - {""}
@@ -110,10 +110,10 @@ def without_edges(text: str, marks: Collection[str], *, divide: bool) -> str:
 
     *divide* divides the marks at the edges. Otherwise these marks are left out, too.
     """
-    spelt = _any_of(marks)
+    any_mark = _any_of(marks)
 
     text = re.sub(
-        f"({spelt})(?={LEFT_EDGE})|(?<={RIGHT_EDGE})({spelt})",
+        f"({any_mark})(?={LEFT_EDGE})|(?<={RIGHT_EDGE})({any_mark})",
         lambda found: divided(found[0], [found[0]]) if divide else "",
         text,
     )
@@ -133,12 +133,12 @@ def texts_of(fields: object) -> str:
     return ""
 
 
-def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = ()) -> Any:
+def divided_fields(fields: Any, marks: Collection[str], whole: Collection[str] = ()) -> Any:
     """
     Divide *marks* in all text of *fields*, the fields of messages and tools.
 
-    The *kept* ones stay whole in the assistant's content, where templates look for them: they
-    leave out the thinking of earlier turns.
+    The marks *whole* stay whole in the assistant's content. Templates look for these marks to leave
+    out the thinking of earlier turns.
     """
     if isinstance(fields, str):
         return divided_within(fields, marks)
@@ -149,14 +149,14 @@ def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = 
         for key, value in members.items():
             inner_marks = marks
             if is_assistant and key == "content":
-                inner_marks = [mark for mark in marks if mark not in kept]
+                inner_marks = [mark for mark in marks if mark not in whole]
             if key not in PROTOCOL_FIELDS:
                 value = divided_fields(_plain(key, value), inner_marks)
             divided_members[divided(key, marks)] = value
         return divided_members
     if isinstance(fields, Sequence):
         items = cast("Iterable[Any]", fields)
-        return [divided_fields(item, marks, kept) for item in items]
+        return [divided_fields(item, marks, whole) for item in items]
     return fields
 
 

@@ -8,7 +8,6 @@ how marks in a text are divided.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Generic, TypeVar
 from unicodedata import normalize
@@ -54,15 +53,14 @@ class AsyncCache(Generic[K, V]):
     def __init__(self, make: Callable[[K], Awaitable[V]], size: int) -> None:
         self._make = make
         self._size = size
-        self._values: OrderedDict[K, V] = OrderedDict()
+        self._values: dict[K, V] = {}  # in the order of their last use
 
     async def __call__(self, key: K) -> V:
-        if key not in self._values:
-            self._values[key] = await self._make(key)
-            if len(self._values) > self._size:
-                self._values.popitem(last=False)
-        self._values.move_to_end(key)
-        return self._values[key]
+        value = self._values.pop(key) if key in self._values else await self._make(key)
+        self._values[key] = value
+        if len(self._values) > self._size:
+            del self._values[next(iter(self._values))]
+        return value
 
 
 class TextTokenizer:
@@ -95,24 +93,16 @@ class TextTokenizer:
         Raise `MissingCapability` if the tokenizer still finds a mark in *text* after *text* was
         divided.
         """
-        is_harmless = not may_spell(text)
-        if is_harmless and not self._hidden:
-            return await self.encode_special(before + text + after)
-        begins = await self.encode_special(before)
-        ends = await self.encode_special(after)
-        if self._hidden:
-            # The tokenizer finds no mark. Each of the three texts is encoded by itself.
-            ids = (*begins, *await self._tokenize(text), *ends)
-        else:
-            ids = await self.encode_special(before + text + after)
-        if is_harmless:
+        ids = await self.encode_special(before + text + after)
+        if not may_spell(text):
             return ids
-        own_marks = await self._special_ids((*begins, *ends))
+        own_ids = (*await self.encode_special(before), *await self.encode_special(after))
+        own_marks = await self._special_ids(own_ids)
         marks: set[str] = set()
         for _ in range(MAX_ROUNDS):
             if await self._special_ids(ids) == own_marks:
                 return ids
-            marks |= await self._spelt_marks(ids, text)
+            marks |= await self._marks_in_text(ids, text)
             if not all(mark in text for mark in marks):
                 # The tokenizer found a mark in the normal form.
                 text = normalize("NFKC", text)
@@ -124,12 +114,12 @@ class TextTokenizer:
         messages: Fields,
         tools: Fields = (),
         *,
-        kept: Collection[str] = (),
+        whole: Collection[str] = (),
     ) -> EncodedPrompt:
         """
         Encode the chat template's rendering of *messages* and *tools*, with a generation prompt.
 
-        The marks *kept* are not divided in the assistant's turns, because the template looks for
+        The marks *whole* are not divided in the assistant's turns, because the template looks for
         them there. Raise `MissingCapability` as `encode_ordinary` does. Raise `ContextTooLong` if
         the prompt does not fit into the context.
         """
@@ -142,11 +132,11 @@ class TextTokenizer:
         if not may_spell(texts):
             return prompt
         ids: Sequence[int] = prompt.ids
-        marks = await self._spelt_marks(ids, texts)
+        marks = await self._marks_in_text(ids, texts)
         if not marks:
             return prompt
         for _ in range(MAX_ROUNDS):
-            rendered = (await source.render(*divided_fields([messages, tools], marks, kept))).ids
+            rendered = (await source.render(*divided_fields([messages, tools], marks, whole))).ids
             text = await source.decode(rendered)
             if [*await self.encode_special(text)] != rendered:
                 break
@@ -156,7 +146,7 @@ class TextTokenizer:
             if own_marks == await self._special_ids(ids):
                 return EncodedPrompt.of(ids)
             ids = await self._encode_parts(without_edges(text, marks, divide=True), marks)
-            marks |= await self._spelt_marks(ids, texts)
+            marks |= await self._marks_in_text(ids, texts)
         raise self._undividable(marks)
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
@@ -183,13 +173,9 @@ class TextTokenizer:
         for part in re.split(f"({hidden})", text):
             if part in self._hidden:
                 ids.append(self._hidden[part])
-            else:
-                ids += await self._tokenize(part)
+            elif part:
+                ids += await self.source.encode(part)
         return tuple(ids)
-
-    async def _tokenize(self, text: str) -> Ids:
-        """Encode *text* with the source. An empty text takes no request."""
-        return tuple(await self.source.encode(text)) if text else ()
 
     async def _encode_parts(self, text: str, marks: Collection[str]) -> Ids:
         """
@@ -213,7 +199,7 @@ class TextTokenizer:
         pieces = await self.pieces(set(ids))
         return [number for number in ids if is_mark(pieces[number])]
 
-    async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
+    async def _marks_in_text(self, ids: Sequence[int], text: str) -> set[str]:
         """Return the marks of *ids* that stand in *text*, the text of users or models."""
         forms = (text, normalize("NFKC", text))
         marks = {self._pieces[number] for number in await self._special_ids(ids)}

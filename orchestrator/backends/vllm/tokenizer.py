@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...chain import THINK_END, Chain, Message, Step, Token, Tokens
 from ...endpoints.chat_template import (
@@ -32,7 +32,7 @@ from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from ...step_builder import text_of
 from ...tokens import shared_length
 from .replies import divide_text
-from .text_tokenizer import TextTokenizer
+from .text_tokenizer import AsyncCache, TextTokenizer
 from .tokenizer_source import TokenizerSource
 from .tool_protocol import message_fields, tool_fields
 
@@ -63,8 +63,7 @@ VOCABULARY_PROBE = (
 """A text that different tokenizers are unlikely to encode to the same ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationPrompt:
+class ConversationPrompt(NamedTuple):
     """An encoded conversation."""
 
     prompt: EncodedPrompt
@@ -83,14 +82,17 @@ class ModelTokenizer(TextTokenizer):
     context_length: int
     """The longest sequence that the model takes, in tokens."""
     faithful: bool
-    """Whether encoding the text of a rendered conversation gives the ids of the rendering."""
+    """
+    Whether decoding a rendered conversation to text and encoding this text gives the same ids.
+    """
     rendered_last: list[int]
     """The ids of the last of `CONVERSATIONS`."""
 
     def __init__(self, source: TokenizerSource, settings: Endpoint) -> None:
         super().__init__(source)
         self._settings = settings
-        self._prompts: dict[object, tuple[Conversation, ConversationPrompt]] = {}
+        self.conversation = AsyncCache(self._encode_conversation, MAX_CONVERSATIONS)
+        """Encodes a `Conversation`."""
         self._turn_ids: set[int] = set()  # the ids of the special tokens between turns
         self._needs_leading_system = False  # whether the template refuses later system messages
 
@@ -155,16 +157,15 @@ class ModelTokenizer(TextTokenizer):
 
     async def one_token(self, text: str) -> int:
         """Return the id of *text* if *text* is one token, otherwise -1."""
-        ids = await self.encode_special(text) if text else ()
+        ids = await self.encode_special(text)
         return ids[0] if len(ids) == 1 else -1
 
     async def has_changed(self) -> bool:
         """Return whether the vocabulary, the chat template or the context changed since `learn`."""
         messages, _ = CONVERSATIONS[-1]
         rendered = await self.source.render(messages)
-        return (
-            rendered.ids != self.rendered_last or self.source.context_length != self.context_length
-        )
+        found = (rendered.ids, self.source.context_length)
+        return found != (self.rendered_last, self.context_length)
 
     async def encode(self, text: str, *, closing: str = "") -> Ids:
         """
@@ -204,41 +205,18 @@ class ModelTokenizer(TextTokenizer):
         """
         return (await self.conversation((messages, tools, thinks))).prompt
 
-    async def conversation(self, conversation: Conversation) -> ConversationPrompt:
+    async def thinking_block(self, chain: Chain) -> tuple[ThinkingMarkers, bool]:
         """
-        Encode *conversation*. The prompt is cached by the identity of the messages.
+        Return the markers of the thinking block of *chain*, and whether the block is still open.
 
-        A hash of thousands of messages takes longer than the rest of a step.
+        If the prompt opens the block, the text of the chain has no opening marker.
         """
-        messages, tools, thinks = conversation
-        identity = (id(messages), id(tools), thinks)
-        if identity not in self._prompts:
-            prompt = await self._encode_conversation(conversation)
-            # While the cache refers to the conversation, no other object can get its `id()`.
-            self._prompts[identity] = (conversation, prompt)
-        if len(self._prompts) > MAX_CONVERSATIONS:
-            self._prompts.pop(next(iter(self._prompts)))
-        return self._prompts[identity][1]
-
-    async def is_inside_block(self, chain: Chain) -> bool:
-        """Return whether a thinking block is open after the last step of *chain*."""
-        if chain.closed:
-            return False
-        return await self._begins_inside_block(chain) or opens_block(chain.text)
-
-    async def _begins_inside_block(self, chain: Chain) -> bool:
-        """
-        Return whether a thinking block is open before the first step of *chain*.
-
-        The text of the chain then has no opening marker.
-        """
-        return chain.thinks and (await self.conversation(_conversation(chain))).opened
-
-    async def markers(self, chain: Chain) -> ThinkingMarkers:
-        """Return the markers of the thinking block of *chain*."""
-        if await self._begins_inside_block(chain):
-            return self.template.markers
-        return opened_by(chain.text) or self.template.markers
+        _, opened_by_prompt = await self.conversation(_conversation(chain))
+        if opened_by_prompt:
+            return self.template.markers, not chain.closed
+        markers = opened_by(chain.text)
+        is_open = markers is not None and not chain.closed
+        return markers or self.template.markers, is_open
 
     async def encode_chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain. Tokens that were written in this vocabulary keep their ids."""
@@ -259,12 +237,13 @@ class ModelTokenizer(TextTokenizer):
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.tokens_of_text(step.text)
         tokens: list[Token] = []
-        for has_ids, group in _groups(step.tokens):
-            if has_ids:
+        for keeps_ids, group in _groups(step.tokens):
+            if keeps_ids:
                 tokens += group
                 continue
             encoded = await self.tokens_of_text(text_of(group))
             if len(encoded) == 1 and encoded[0].text == group[-1].text:
+                # It is still the token of the group, which keeps its log-probabilities.
                 encoded = [replace(group[-1], id=encoded[0].id)]
             tokens += encoded
         return tokens
@@ -273,9 +252,10 @@ class ModelTokenizer(TextTokenizer):
         """
         Encode *step* of a chain. Its tokens keep their ids if possible.
 
-        The ids of special tokens that stand between turns are not kept. The texts of these tokens
-        are encoded as ordinary text. A token that ends the thinking keeps its id. *closing* has the
-        same meaning as in `encode`.
+        The thinking must not begin a turn. So the ids of special tokens that stand between turns
+        are not kept in the thinking, and the texts of these tokens are encoded as ordinary text.
+        The answer keeps these ids, because it may need them for the calls of tools. A token that
+        ends the thinking keeps its id. *closing* has the same meaning as in `encode`.
         """
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.encode(step.text, closing=closing)
@@ -308,7 +288,7 @@ class ModelTokenizer(TextTokenizer):
         """
         if not has_block:
             return await self.encode_step(step.cut(len(step.text) - len(THINK_END)))
-        markers = await self.markers(chain)
+        markers, _ = await self.thinking_block(chain)
         ids = await self.encode_step(step, closing=markers.closing)
         if chain.tools:
             return ids
@@ -322,9 +302,9 @@ class ModelTokenizer(TextTokenizer):
         """
         ids: list[int] = []
         encoded_count = 0
-        for has_ids, group in _groups(tokens):
+        for keeps_ids, group in _groups(tokens):
             encoded_count += len(group)
-            if has_ids:
+            if keeps_ids:
                 ids += [token.id for token in group]
                 continue
             is_last = encoded_count == len(tokens)
@@ -368,7 +348,7 @@ class ModelTokenizer(TextTokenizer):
             # The model decides how an answer that may call tools begins.
             added = added.removesuffix(self.template.head)
         ids = rendered.plus(await self.encode_special(added))
-        return ConversationPrompt(ids, self.template.opens(extended_end))
+        return ConversationPrompt(ids, thinks and self.template.opens(extended_end))
 
     async def _render_conversation(self, messages: Messages, tools: Tools) -> EncodedPrompt:
         """
@@ -398,10 +378,12 @@ class ModelTokenizer(TextTokenizer):
         """
         markers = self.template.markers
         sought = (markers.opening, markers.closing, self.template.head, self.template.ending)
+        # If the marker opens a message, a whole marker in the content would begin a turn.
+        whole = [] if markers.opens_message else [text.strip() for text in sought if text.strip()]
         return await self.encode_messages(
             [message_fields(message) for message in messages],
             [tool_fields(tool) for tool in tools],
-            kept=() if markers.opens_message else [text.strip() for text in sought if text.strip()],
+            whole=whole,
         )
 
     async def _detect_thinking(self, template: Template, first_words: FirstWords) -> Template:
@@ -433,33 +415,30 @@ def _groups(tokens: Sequence[Token]) -> Iterator[tuple[bool, list[Token]]]:
     """
     Divide *tokens* into groups. Yield for each group whether its tokens have ids to keep.
 
-    A token that has only the first bytes of a character has no text. If such tokens stand before a
-    token without an id, the text of that token includes these bytes. So they belong to its group.
+    A token that has only the first bytes of a character has no text. The text of the next token
+    completes the character. If the next token has no id, its text is encoded, which gives the ids
+    of these bytes once more. So both tokens belong to one group.
     """
     keeps: list[bool] = []
-    kept = True
+    keeps_next = True  # whether the token behind keeps its id
     for token in reversed(tokens):
-        kept = token.id >= 0 and (kept or token.text != "")
-        keeps.append(kept)
+        keeps_next = token.id >= 0 and (keeps_next or token.text != "")
+        keeps.append(keeps_next)
     for keeps_ids, group in groupby(zip(tokens, reversed(keeps), strict=True), itemgetter(1)):
         yield keeps_ids, [token for token, _ in group]
 
 
-@dataclass(frozen=True, slots=True)
-class _EncodedChain:
-    """A chain and its ids."""
+class _EncodedChain(NamedTuple):
+    """The steps of a chain, and the ids of the chain."""
 
-    tokenizer: ModelTokenizer
-    """The tokenizer of the ids."""
-    chain: Chain
-    """The chain."""
+    key: tuple[ModelTokenizer, Conversation, bool]
+    """The tokenizer, the conversation, and whether the chain has a thinking block."""
+    steps: Sequence[Step]
+    """The steps."""
     prompt: EncodedPrompt
     """The ids of the whole chain."""
     sizes: Sequence[tuple[int, int]]
-    """
-    Index i has the number of tokens, and the bytes of JSON, of the conversation and the first i
-    steps.
-    """
+    """Index i has the number of tokens before step i, and the bytes of their JSON."""
 
 
 def with_leading_system(messages: Messages) -> Messages:
@@ -484,31 +463,27 @@ class ChainPromptCache:
     async def prompt(self, chain: Chain) -> EncodedPrompt:
         """Encode *chain*. Tokens that were written in this vocabulary keep their ids."""
         tokenizer = self._get_tokenizer()
-        conversation = await tokenizer.conversation((chain.messages, chain.tools, True))
-        # If the chain has no thinking block for this model, `THINK_END` is left out.
-        has_block = conversation.opened or opens_block(chain.text)
+        conversation = _conversation(chain)
+        prefix, opened_by_prompt = await tokenizer.conversation(conversation)
+        # A later step may open a block. Then the closing marker of an earlier step is encoded.
+        has_block = opened_by_prompt or opens_block(chain.text)
+        key = (tokenizer, conversation, has_block)
         last = self._last  # Another call may replace `_last` while this call waits.
-        if (
-            last is None
-            or last.tokenizer is not tokenizer
-            or _conversation(last.chain) != _conversation(chain)
-        ):
-            prefix = await tokenizer.encode_prefix(*_conversation(chain))
-            size = (prefix.count, prefix.size)
-            last = _EncodedChain(tokenizer, replace(chain, steps=()), prefix, [size])
-        shared = shared_length(last.chain.steps, chain.steps)
+        if last is None or last.key != key:
+            last = _EncodedChain(key, (), prefix, [(prefix.count, prefix.size)])
+        shared = shared_length(last.steps, chain.steps)
         sizes = list(last.sizes[: shared + 1])
         prompt = last.prompt.beginning(*sizes[-1])
         thinking = chain.totals.thinking
+        last_thought = thinking.count if thinking else 0  # the number of the step, from 1
         for number, step in enumerate(chain.steps[shared:], shared + 1):
-            if thinking is not None and number == thinking.count:
+            if number == last_thought:
                 ids = await tokenizer.encode_last_thought(step, chain, has_block=has_block)
             else:
                 ids = await tokenizer.encode_step(step)
             prompt = prompt.plus(ids)
             sizes.append((prompt.count, prompt.size))
-        # Without a thinking block, later steps can change how a step is encoded.
-        self._last = _EncodedChain(tokenizer, chain, prompt, sizes) if has_block else None
+        self._last = _EncodedChain(key, chain.steps, prompt, sizes)
         return prompt
 
 

@@ -16,8 +16,12 @@ class TokenizerSource:
     """
     Asks one server to encode, to render and to decode. `TextTokenizer` gets all ids from here.
 
-    *template* has variables of the chat template. Another source of ids is a subclass that encodes,
-    renders and decodes in another way, and sets `context_length`.
+    *template* has variables of the chat template.
+
+    A second source of ids is a subclass that overrides `encode` and `decode`. `encode` has to set
+    `context_length`, because `ModelTokenizer.learn` reads the length after the first call of
+    `encode`, before any rendering. Rendering needs the chat template, which a tokenizer.json does
+    not have. So the subclass leaves `render` to the server.
     """
 
     def __init__(

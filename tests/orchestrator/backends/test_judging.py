@@ -89,9 +89,9 @@ async def test_a_request_for_likeliest_tokens_waits_for_the_questions_by_ids(mee
             writing = asyncio.create_task(met.model.write(PROBLEM, top=2))
             await asyncio.sleep(0.05)
             assert not any("stream" in body for _, body in server.requests)
-            assert not met.endpoint.asks_by_id
+            assert not met.endpoint.may_ask_by_id
         assert (await writing).text == "So one.\n\n"
-        assert met.endpoint.asks_by_id
+        assert met.endpoint.may_ask_by_id
 
 
 async def test_if_a_server_fails_on_chosen_tokens_the_likeliest_are_requested(meet: Meet) -> None:
@@ -130,7 +130,7 @@ async def test_a_busy_server_is_not_mistaken_for_one_without_the_feature(meet: M
             assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx(
                 {"7": 0.5, "9": 0.25}
             )
-        assert met.endpoint.by_id is True
+        assert met.endpoint.answers_by_id is True
 
 
 async def test_a_question_without_room_is_not_sent(meet: Meet) -> None:

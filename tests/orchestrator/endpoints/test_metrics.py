@@ -250,7 +250,7 @@ async def test_a_server_with_likeliest_tokens_only_also_gets_the_chain(meet: Mee
         for _ in range(2):
             grades = await met.model.ask(PROBLEM, "Right?", "789")
             assert grades == pytest.approx({"7": 0.5, "8": 0.0, "9": 0.25})
-        assert met.endpoint.by_id is False
+        assert met.endpoint.answers_by_id is False
     question, chain = server.requests[-1][1]["prompt"]
     assert question[: len(chain)] == chain
     first = met.calls[0]
