@@ -77,8 +77,9 @@ class RequestLog:
             case RunEvent(request, choice, _, Degraded() | FellBack() | Moved() as warning):
                 name = WARNINGS[type(warning)]
                 self.log.warning(name, request_id=request.id, choice=choice, **asdict(warning))
-            case RunResult(request, _, solution):
+            case RunResult(request, choice, solution):
                 request.log_fields["finish"] = solution.finish_reason
+                self._solved(request, choice, solution)
             case RequestFailed(request, exception):
                 self.log.error(
                     "failed",
@@ -95,6 +96,18 @@ class RequestLog:
                 self._up[role] = up
             case _:
                 pass
+
+    def _solved(self, request: ServiceRequest, choice: int, solution: Solution) -> None:
+        ledger = solution.ledger
+        self.log.debug(
+            "solved",
+            request_id=request.id,
+            choice=choice,
+            finish=solution.finish_reason,
+            accept_rate=ledger.accept_rate,
+            share_large=round(ledger.share_large, 3),
+            kept=ledger.small.kept + ledger.large.kept,
+        )
 
     def _request(self, request: ServiceRequest) -> None:
         fields: JsonObject = {

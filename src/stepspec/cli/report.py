@@ -72,12 +72,12 @@ def command(
 
     The verdict on each method comes first, and is printed too. Each run has a section of its own.
     """
-    if find_spec("matplotlib") is None:
-        raise ConfigurationError(f"`stepspec report` needs matplotlib: {install_command('evals')}")
     if not 0 < max_loss < 1:
         raise ConfigurationError(
             f"--max-loss {max_loss}: a share above 0 and below 1; 0.02 is 2 points of accuracy"
         )
+    if find_spec("jinja2") is None:
+        raise ConfigurationError(f"`stepspec report` needs jinja2: {install_command('evals')}")
     sections = [build_section(read_folder(run), max_loss, baseline) for run in runs]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
     writable("--output", folder / "report.html")
