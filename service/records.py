@@ -39,9 +39,12 @@ MODEL_PATHS: Mapping[str, str] = {
 """
 All POST routes, which call models, with OpenTelemetry's name for what the models do.
 
-Clients have limits for these paths. The metrics count each of these paths by itself, and each
-request has a span. A test compares the paths with the routes.
+Nothing else has to name a new path: clients have limits for these paths, the metrics count each of
+these paths by itself, and each request has a span with this name. A test compares the paths with
+the routes.
 """
+NEVER_FORWARDED = frozenset({"/live"})
+"""The paths of `MODEL_PATHS` whose requests are never forwarded to a server."""
 TRACE_HEADERS = ("traceparent", "tracestate")
 """The headers with the trace to which a request belongs."""
 

@@ -39,7 +39,14 @@ Responses: TypeAlias = dict[int | str, JsonObject]
 """OpenAPI's description of answers, by their status."""
 
 REQUEST_SCHEMAS = (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest)
-"""The classes of all request bodies, to which the routes refer by name."""
+"""
+The classes of all request bodies, to which the routes refer by name.
+
+A new POST route adds its class here and its path to `MODEL_PATHS`. If the body needs no model, the
+class has ``model: ModelName = "auto"``, and `read_client_request` gets `AUTO` as its default:
+`LiveRequest` and the route ``/live`` are the example. `count_tokens` is the example of a route that
+runs no method: it is admitted, and sends its reply itself.
+"""
 TEXT = {"type": "string"}
 TEXT_OR_NULL = {"type": ["string", "null"]}
 DESCRIPTIONS: Mapping[int, str] = {

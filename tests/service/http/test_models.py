@@ -11,7 +11,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from stepspec.service.http.app import Service
-from stepspec.service.records import MODEL_PATHS
+from stepspec.service.records import MODEL_PATHS, NEVER_FORWARDED
 from stepspec.service.settings import ServiceSettings
 
 from ..served import (
@@ -70,7 +70,7 @@ async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own() -> 
     behind = Behind([b"not even", b" JSON"], status=418)
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with passing(behind, chosen(keys=("mine",)), key="theirs") as served:
-        for path in sorted(set(MODEL_PATHS) - {"/live"}):
+        for path in sorted(set(MODEL_PATHS) - NEVER_FORWARDED):
             for key in ({"authorization": "Bearer mine"}, {"x_api_key": "mine"}):
                 reply = await served.post(
                     f"{path}?beta=true",
