@@ -272,8 +272,8 @@ def repair_may_start_early(policy: Policy, chain: Chain) -> bool:
     Whether the repair of the step after *chain* may start before the verdict (a hedge).
 
     It may if the repair of a draft that is rejected whole depends neither on the draft nor on the
-    reason. A policy declares this with a class attribute ``repair_may_start_early``, or with a method
-    if it depends on the chain. The default is false.
+    reason. A policy declares this with a class attribute ``repair_may_start_early``, or with a
+    method if it depends on the chain. The default is false.
     """
     declared: bool | Callable[[Chain], bool] = getattr(policy, "repair_may_start_early", False)
     if callable(declared):

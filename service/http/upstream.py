@@ -189,10 +189,7 @@ class Attempt:
                     self._response = response
                     attempt.status = response.status
                     attempt.first = record.seconds - attempt.started
-                    if response.ok:
-                        await self._pass_on_answer()
-                    else:
-                        await self._pass_on_failure(may_refuse_priority=may_refuse_priority)
+                    await self._pass_on(may_refuse_priority=may_refuse_priority)
         except (BrokenAnswer, EventTooLarge) as exc:
             if not self._connection.started:
                 raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
@@ -200,6 +197,12 @@ class Attempt:
             self._endpoint.report(call.url, call.error(EndpointUnavailable, message))
             raise ApiError(503, message, code="upstream_error", retry=False) from exc
         record.upstream_seconds = record.seconds - (record.admitted or 0.0)
+
+    async def _pass_on(self, *, may_refuse_priority: bool) -> None:
+        if self._response.ok:
+            await self._pass_on_answer()
+        else:
+            await self._pass_on_failure(may_refuse_priority=may_refuse_priority)
 
     async def _open(self, content: JsonObject) -> aiohttp.ClientResponse:
         """
