@@ -115,7 +115,7 @@ def found(folder: Path) -> dict[tuple[int, str], Any]:
     made = [orjson.loads(line) for line in samples(folder)]
     return {
         (sample["task"], sample["arm"]): (
-            *(sample[name] for name in ("outcome", "correct", "answer", "seed", "options")),
+            *(sample[name] for name in ("outcome", "correct", "answer", "seed")),
             *(sample["ledger"][role]["kept"] for role in ("small", "large")),
             *(sample["ledger"][name] for name in ("drafts", "accepted")),
         )
