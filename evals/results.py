@@ -97,7 +97,7 @@ class Result:
     accuracy: Interval
     """The share of right samples."""
     gained: int
-    """The number of samples of which this arm's is right, and the baseline's is not."""
+    """The number of samples that this arm has right and the baseline has wrong."""
     lost: int
     """The number of samples of which the baseline's is right, and this arm's is not."""
     difference: Interval
@@ -222,7 +222,8 @@ def _compare(
     baseline: str,
 ) -> list[Result]:
     theirs = by_arm[baseline]
-    # Without samples, or if no problem fits into the context, there is no time to compare with.
+    # Without samples, or if no problem fits into the context, the baseline has no seconds to
+    # compare with.
     if not any(sample.seconds for sample in theirs):
         return []
     return [_result(arm, by_arm[arm.name], theirs, repeats) for arm in arms]

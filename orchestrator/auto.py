@@ -4,8 +4,8 @@ Choose who writes the next steps of a run: its method, or the large model alone.
 `Auto` holds what all runs of a solver measured, `AutoRun` the evidence of one run. A run reads its
 own events, and decides before each step. The same events in the same order give the same decisions.
 
-A shadow draft is a draft of a step that the large model writes itself. It is never committed, and
-only measures the method.
+While the large model writes a step alone, the method can draft the same step. This is a shadow
+draft. It is never committed, and only measures the method.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ CHANGED_PACE_RATIO = 2.0
 """
 If repairs are this many times as fast as the steps of the large model alone, forget these steps.
 
-If the large model suddenly is ten times as fast, a run with the ratio 2 takes at most 1.1 times as
-long as with the better writer.
+In a simulation in which the large model suddenly was ten times as fast, runs took at most 1.1 times
+as long with this ratio as with the better writer from the start.
 """
 MAX_METHODS = 64
 """How many methods are remembered. A method with other options counts as another method."""
@@ -119,7 +119,8 @@ class Auto:
     server_load: ServerLoad = field(default_factory=ServerLoad)
     """The large model's server, and the runs that use it."""
     steps: float = 0.0
-    """The mean number of steps that a run has committed. Measurements are dated by this number."""
+    """The mean number of steps that a run has committed. It is the clock by which
+    old measurements are forgotten."""
     timings: Timings = field(default_factory=Timings)
     """Steps of the large model, by the number of all runs."""
     method_runs: set[AutoRun] = field(default_factory=set["AutoRun"])
@@ -165,8 +166,8 @@ class Auto:
         """
         Begin a run of the method *policy* with its *options*, at most *max_ahead* drafts ahead.
 
-        The large model drafts the first *lead* steps. With *large_policy* the large model writes
-        alone, and the run decides between this policy and the method. None: the run does not
+        The large model drafts the first *lead* steps. *large_policy* is the policy of the large
+        model alone. The run decides between this policy and the method. None: the run does not
         decide.
         """
         key = repr((policy, sorted(options.items())))
@@ -234,7 +235,7 @@ class AutoRun:
         """
         Decide who writes step *index*. None: this was decided before, or nothing changes.
 
-        A decision is used once `read` gets it back as an event.
+        A decision takes effect when `read` gets it back as an event.
         """
         before = self.last_decision
         if self.large_policy is None or (before is not None and before.index == index):
@@ -354,7 +355,7 @@ class AutoRun:
                 self._compare_pace(event)
             case Shadowed():
                 self._end_shadow(at)
-                if event.draft.author == "small":  # the policy may let the large model go on
+                if event.draft.author == "small":  # with some policies the large model goes on
                     self._judge(accepts(event.verdict))
                     self._add_steps(event.drafting, event.judging, max(1, len(event.draft.tokens)))
             case Judged(index, draft, verdict) if draft.author == "small" and accepts(verdict):
@@ -405,7 +406,8 @@ class AutoRun:
 
         Its duration becomes the debt (`Auto.shadow_debt`). If requests wait at the server, the debt
         is at most the time of `max_ahead` + 1 steps of the large model, because the draft spent the
-        rest in the queue. Until the method is measured, the debt is less by the time of one step.
+        rest in the queue. Until the method is measured, the time of one step is free, so that the
+        method is measured soon.
         """
         auto = self.auto
         if auto.shadow_run is not self:

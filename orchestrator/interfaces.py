@@ -133,9 +133,9 @@ class Model(Protocol):
         Ask a *question* about the chain, in a new turn.
 
         The answer is the text *opening*, then one of *choices*. A choice is a single token. Return
-        the probability of every choice among all tokens of the vocabulary. If the sum of these
-        probabilities is well below 1, the model did not understand the question, because it would
-        probably write another token.
+        the probability of every choice. All tokens of the vocabulary together have the probability
+        1. If the choices have much less, the model did not understand the question, because it
+        would probably write another token.
         """
         ...
 
@@ -155,13 +155,13 @@ class AnswerParser(Protocol):
         finished: bool,
     ) -> tuple[int, str, Sequence[Calling]]:
         """
-        Parse some of the next *tokens* of the answer, from the first on.
+        Parse the first few of *tokens*, which no call has parsed yet. The parser decides how many.
 
         If *finished* is true, the answer ends with the last of *tokens*. Return the number of
         parsed tokens, and the content and the pieces of tool calls in the parsed tokens. The parser
-        holds back text that may begin a tool call, until the parser is sure. If the number is 0,
-        the parser stops here: do not call `parse` again. If `parse` raises, the state of the parser
-        has not changed, and `parse` can be called again with the same tokens.
+        holds back text that may begin a tool call, until the parser is sure. A number of 0 means
+        that the parser gave up: do not call `parse` again. If `parse` raises, the state of the
+        parser has not changed, and `parse` can be called again with the same tokens.
         """
         ...
 
@@ -271,8 +271,8 @@ def repair_may_start_early(policy: Policy, chain: Chain) -> bool:
     """
     Whether the repair of the step after *chain* may start before the verdict (a hedge).
 
-    It may if the repair of a draft that is rejected whole depends neither on the draft nor on the
-    reason. A policy declares this with a class attribute ``repair_may_start_early``, or with a
+    This is allowed if the repair of a wholly rejected draft depends neither on the draft nor on
+    the reason. A policy declares this with a class attribute ``repair_may_start_early``, or with a
     method if it depends on the chain. The default is false.
     """
     declared: bool | Callable[[Chain], bool] = getattr(policy, "repair_may_start_early", False)

@@ -120,7 +120,8 @@ class Lookahead:
     """
     Drafts consecutive steps, judges them at the same time, and repairs a rejected draft.
 
-    Drafting begins when the object is made. *over* and *spent* get one argument: the chain,
+    A task that drafts begins when the object is made. If no draft may be made ahead, it waits for
+    the first call of `next`. *over* and *spent* get one argument: the chain,
     extended by all drafts. Drafting ends as soon as one of them returns true, a draft fails, or
     `repair` or `aclose` is called.
     """
@@ -200,8 +201,8 @@ class Lookahead:
 
     async def _close(self) -> None:
         while self._tasks:
-            # If a task's own timeout fires during the cancellation, the task goes on: asyncio turns
-            # both into one `TimeoutError`. The next round cancels this task again.
+            # If a task's own timeout fires while the task is cancelled, asyncio raises only
+            # `TimeoutError`, and the cancellation is lost. The next round cancels this task again.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
         await (self._closing or self._open_requests.aclose())
@@ -249,7 +250,8 @@ class Lookahead:
         try:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
-                # Requests stay open only if drafts are made ahead: the next draft comes soon.
+                # Requests stay open only if drafts are made ahead, because only then the next draft
+                # comes soon.
                 OPEN_REQUESTS.set(self._open_requests if self._control.depth() else None)
                 await self._wait_for_turn(index - self._first)
                 prepared = self._prepare(index, chain)
@@ -341,8 +343,8 @@ async def judge(
     Return the verdict of *policy* on *draft*.
 
     If the judge is unavailable, or the chain is too long for its context, the draft is rejected.
-    Raise the error of a verifier that has no fallback. A policy may write during `verify`: if this
-    fails, raise the error, because the repair would fail as well.
+    Raise `VerifierFailed` if a verifier failed and nothing may decide in its place. A policy may
+    write during `verify`: if this fails, raise the error, because the repair would fail as well.
     """
     if reason := _obstacle(policy, chain, draft):
         return Rollback(reason=reason)

@@ -71,8 +71,8 @@ _IMPLIES = re.compile(
     r"|,? ?\\text\{(?:so|thus|hence|then|therefore|giving|and)\b[a-z, ]*\}"
 )
 _SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")  # m+n, a_1-b
-# The algebra library misreads words, dots, 5 6, 3', 1:2, and indices. It reads simple indices, so
-# `_unreadable` first replaces what matches `_INDEXED`.
+# The algebra library misreads words, dots, 5 6, 3', 1:2, and indices, except simple ones such as
+# a_1. So `_unreadable` first replaces what matches `_INDEXED`.
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 # The left side of an equation for several variables: x+y, 2\times x, \frac{x}{2}, xy.
@@ -182,7 +182,7 @@ async def _same_groups(answer: str, gold: str, algebra: Algebra) -> Verdict:
 
 
 async def _same_sets(items: Sequence[str], gold_items: Sequence[str], algebra: Algebra) -> Verdict:
-    """Whether each item is in the other list, too."""
+    """Whether each item of one list is in the other list, and the reverse."""
     rows = [
         [
             await _same(

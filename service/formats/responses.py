@@ -106,7 +106,7 @@ class ReasoningItem(Item):
 
 
 @accepting(
-    "async",  # whether the answer went on before the result
+    "async",  # whether the model wrote on before the result
     "caller",  # who made the call
     "parsed_arguments",  # OpenAI's SDK adds the value that it parsed from the arguments
 )
@@ -474,7 +474,11 @@ class ResponseEvents(MessageParts):
         return {"id": item_id, **fields, "status": part.status}
 
     def _item_fields(self, part: MessagePart) -> JsonObject:
-        """Return what the kind of *part* demands. An item that is not complete has no content."""
+        """
+        Return the fields of the item that depend on the kind of *part*.
+
+        An item that is not complete has no content.
+        """
         is_open = part.status == "in_progress"
         content = [] if is_open else [_content(part)]
         if part.kind == "thinking":

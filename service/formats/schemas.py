@@ -123,7 +123,7 @@ def _is_too_large(text: bytes) -> bool:
     """
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     structure = unescaped.translate(None, NON_STRUCTURAL_BYTES)
-    # drop `""`, which now is a string without brackets: `split` takes time for each string
+    # A string without brackets is now `""`. Drop these, because `split` takes time for each.
     structure = structure.replace(b'""', b"")
     # every second piece is within a string
     brackets = b"".join(structure.split(b'"')[::2])
@@ -272,8 +272,8 @@ class TextPart(Part):
     """
     A part of a message that the models read as text, as in vLLM.
 
-    The list of tools describes a tool that the client found with a tool search. The models read
-    only its name here.
+    A part ``tool_reference`` names a tool that the client found with a tool search. The models read
+    the name. The description of the tool is in the list of tools.
     """
 
     type: Literal["text", "input_text", "output_text", "refusal", "thinking", "tool_reference"]
@@ -525,7 +525,7 @@ class Wanted:
 
 
 class Request(Part):
-    """The body of a request to a method."""
+    """The body of a request that a method answers."""
 
     stepspec: StepspecOptions = StepspecOptions()
     """The options that no other API has."""

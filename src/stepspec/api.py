@@ -186,7 +186,11 @@ class Solver:
         self._needs_both = False
 
     def _endpoint(self, endpoint: Endpoint | None) -> Endpoint:
-        """Return the settings *endpoint*. Fill in a missing number of requests at once."""
+        """
+        Return the settings *endpoint*.
+
+        Fill in the default number of simultaneous requests if it is missing.
+        """
         if endpoint is None:
             raise configuration.missing_models_error(self.settings)
         return endpoint.with_default_concurrency(self._requests)

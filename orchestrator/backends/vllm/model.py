@@ -74,8 +74,8 @@ class VllmModel(SingleModel):
         """
         Write the next step as `Model.write` says. The *opening* counts towards *limit*.
 
-        With a seed, each step has its own request. An open stream reads ahead as far as the time
-        allows. The text then depends on time, and would not be the same with the same seed.
+        With a seed, each step has its own request. An open stream writes on for as long as
+        the run is busy elsewhere, so its text would depend on time, and not on the seed alone.
 
         Raise `ContextTooLong` if the chain leaves no room for a token.
         """
@@ -400,7 +400,7 @@ class VllmModel(SingleModel):
                 again=again,
             )
         call = self._call("write")
-        # In one batch with a question by token ids, vLLM would lose the likeliest tokens.
+        # If vLLM answers a question by token ids in the same batch, the likeliest tokens are lost.
         async with endpoint.without_questions() if sampling.logprobs else nullcontext():
             with self._metered(
                 "write",
@@ -441,7 +441,8 @@ class VllmModel(SingleModel):
             )
             usage = replies.usage(reply)
             # Each prompt begins with the last prompt. vLLM reports only the cached tokens of the
-            # last prompt. A server that counts other tokens as written must not spoil the sums.
+            # last prompt. Some servers count more written tokens than prompts. They must not spoil
+            # the sums.
             meter.add(min(usage.written, len(prompts)), len(prompts) * usage.cached)
             return reply
 
@@ -465,8 +466,8 @@ def server_stops(chain: Chain, bounds: StepBounds, opening: str) -> tuple[str, .
 
     Within code, a LaTeX environment or a table there are no stop strings, because most delimiters
     end no step there. An answer often begins with a blank line, which ends no step. So before the
-    first word of an answer, no stop string is white space. If the ends know blocks, there are no
-    stop strings at all before this word.
+    first word of an answer, no stop string is white space. If steps do not end
+    within blocks (`StepEnds.blocks`), there are no stop strings at all before this word.
     """
     ends = bounds.ends
     _, answer = chain.parts()

@@ -224,7 +224,11 @@ class ModelTokenizer(TextTokenizer):
         return prompt.ids
 
     async def empty_block(self) -> Ids:
-        """Encode an empty thinking block. A parser of answers expects no thinking after it."""
+        """
+        Encode an empty thinking block.
+
+        A parser of answers that reads this block first expects no thinking.
+        """
         markers = self.template.markers
         return await self.encode_special(f"{markers.opening}\n\n{markers.closing}\n\n")
 
@@ -243,7 +247,7 @@ class ModelTokenizer(TextTokenizer):
                 continue
             encoded = await self.tokens_of_text(text_of(group))
             if len(encoded) == 1 and encoded[0].text == group[-1].text:
-                # It is still the token of the group, which keeps its log-probabilities.
+                # The text is still the last token of the group. Keep its log-probabilities.
                 encoded = [replace(group[-1], id=encoded[0].id)]
             tokens += encoded
         return tokens
@@ -283,8 +287,8 @@ class ModelTokenizer(TextTokenizer):
         Encode the *step* that ends the thinking of *chain*.
 
         After the closing marker stands the handover, the text of the template between the thinking
-        and the answer. The handover is left out if the model decides how the answer begins, because
-        the answer may call tools. If *has_block* is false, the marker is left out, too.
+        and the answer. If the answer can call tools, the model decides how the answer begins, and
+        the handover is left out. If *has_block* is false, the marker is left out, too.
         """
         if not has_block:
             return await self.encode_step(step.cut(len(step.text) - len(THINK_END)))
@@ -378,7 +382,8 @@ class ModelTokenizer(TextTokenizer):
         """
         markers = self.template.markers
         sought = (markers.opening, markers.closing, self.template.head, self.template.ending)
-        # If the marker opens a message, a whole marker in the content would begin a turn.
+        # If the opening marker also opens a message, it must not be encoded as a special token in
+        # the content, because it would begin a turn.
         whole = [] if markers.opens_message else [text.strip() for text in sought if text.strip()]
         return await self.encode_messages(
             [message_fields(message) for message in messages],
@@ -465,7 +470,8 @@ class ChainPromptCache:
         tokenizer = self._get_tokenizer()
         conversation = _conversation(chain)
         prefix, opened_by_prompt = await tokenizer.conversation(conversation)
-        # A later step may open a block. Then the closing marker of an earlier step is encoded.
+        # The last step may open the block. Then the closing marker of an earlier step is encoded,
+        # too. So `has_block` is a part of the key.
         has_block = opened_by_prompt or opens_block(chain.text)
         key = (tokenizer, conversation, has_block)
         last = self._last  # Another call may replace `_last` while this call waits.
