@@ -1,4 +1,4 @@
-"""One run, from the problem to the answer: think, survive the loss of the small model, answer."""
+"""One run, from the problem to the answer. The run survives the loss of the small model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .reason import End, Loop
 from .verifiers import AnswerCheck, CheckedAnswer
 
 FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "context"]
-"""Why a run ended: "stop" if it is complete, else what cut it short."""
+"""Why a run ended. "stop": the run is complete. Any other reason cut the run short."""
 
 _FINISH_REASONS: dict[End, FinishReason] = {
     "finished": "stop",
@@ -39,7 +39,7 @@ _FINISH_REASONS: dict[End, FinishReason] = {
     "repetition": "repetition",
 }
 _ANSWER_CUTS: dict[Stop, FinishReason] = {"length": "length", "repetition": "repetition"}
-"""Why an answer is incomplete that ended so. Any other answer is complete."""
+"""For each `stop` of an incomplete answer, the reason. With any other, the answer is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,15 @@ class Outcome:
     chain: Chain
     """The committed chain."""
     text: str
-    """The text after the thinking, without calls of tools."""
+    """The text after the thinking, without tool calls."""
     reason: FinishReason
     """Why the run ended."""
     calls: tuple[ToolCall, ...] = ()
-    """The calls of tools that the answer makes."""
+    """The tool calls in the answer."""
     verified: bool | None = None
-    """Whether a verifier accepted the answer; None if nobody judged it."""
+    """Whether a verifier accepted the answer. None: nobody judged the answer."""
     rejection: str = ""
-    """Why the verifier did not accept the answer; "" if it did."""
+    """Why the verifier rejected the answer. "": the verifier accepted it, or nobody judged it."""
 
     @property
     def answer(self) -> str:
@@ -67,9 +67,9 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class RunParts:
     """
-    What a run is made of. It thinks with a policy, then a model writes the answer.
+    The parts of a run. The policy thinks, then a model writes the answer.
 
-    The answer is emitted in pieces. If the time is up, the part that is written counts.
+    The answer is emitted in pieces. If the time is up, the text until then is the answer.
     """
 
     policy: Policy
@@ -80,46 +80,56 @@ class RunParts:
     """How far to work ahead, as in `reason`."""
     fallback: Policy | None = None
     """
-    Continues the committed chain if the small model fails for good, or rejects what the large one
-    may take. None: the failure is raised.
+    Continues the committed chain without the small model.
+
+    The fallback begins if the small model fails for good or rejects a request. The large model can
+    accept such a request if, for example, its context is longer. None: the failure is raised.
     """
     answerer: Model | None = None
-    """The model that writes the answer; None: the policy's own answerer."""
+    """The model that writes the answer. None: the policy's own answerer writes it."""
     stop: Sequence[str] = ()
     """The answer ends before the first of these strings."""
     by_method: bool = False
-    """Whether the policy writes the answer, too. Its steps are then the last ones of the chain."""
+    """Whether the policy also writes the answer. The answer is then the last steps of the chain."""
     parser: Callable[[], AnswerParser] | None = None
     """
-    Makes what finds the calls of tools in the answer; None if the answer may call none.
+    Makes the parser that finds the tool calls in the answer. None: the answer can call no tool.
 
-    With a parser, models that do not think answer at once, because the method has nothing to draft.
+    With a parser, one model writes the whole answer. If the chain does not think, the policy is
+    then not used: there is no thinking to draft.
     """
     without_calls: Model | None = None
     """
-    Writes the answer anew, in the format of the request, if it called no tool. None: the answer may
-    have any form.
+    Writes the answer again, in the requested format, if the first answer calls no tool.
+
+    None: the answer may have any form.
     """
     check: AnswerCheck | None = None
     """
-    Judges the answer, and has it rewritten while it is rejected; None: nobody judges.
+    Judges the answer. A rejected answer is rewritten and judged again. None: nobody judges.
 
-    The answer is then emitted in one piece at the end. An answer that calls tools is not judged.
+    With a check, the answer is emitted in one piece at the end. An answer that calls tools is not
+    judged.
     """
     small_model_error: EndpointError | None = None
-    """The error because of which the fallback thinks from the start. None: the policy thinks."""
+    """
+    The small model failed with this error before the run. The fallback does all the thinking.
+
+    None: the policy thinks.
+    """
     needs_small: bool = False
-    """Whether a failure of the small model is raised, unless only its context is full."""
+    """Whether the run fails if the small model fails. A full context is no such failure."""
 
 
 async def run(parts: RunParts, chain: Chain, observe: Observer) -> Outcome:
     """
     Continue *chain* to the end of its thinking, and answer. Call *observe* with every event.
 
-    If *chain* does not think, its steps are the answer. If it shows a thinking block all the same,
-    an answer is written after the block.
+    If *chain* does not think, its steps are the answer. If the steps open a thinking block all the
+    same, an answer is written after the block.
 
-    Raise `ContextTooLong` if the large model takes so little that nothing at all was written.
+    Raise `ContextTooLong` if nothing was written because the problem leaves no room in the context
+    of a model that the run needs.
     """
     clock = asyncio.get_running_loop().time
     current = _CurrentRun(parts, chain, observe, began=clock())
@@ -135,11 +145,12 @@ class _CurrentRun:
     """
     The state of one run.
 
-    It is the observer of the loop, and keeps the committed chain, which outlives a failure.
+    This object observes the loop. It keeps the committed chain, so that the fallback can continue
+    the chain after a failure.
     """
 
     parts: RunParts
-    """What the run is made of."""
+    """The models, the policies and the options of the run."""
     chain: Chain
     """The committed chain."""
     observe: Observer
@@ -147,47 +158,55 @@ class _CurrentRun:
     began: float
     """When the run began, in seconds on the event loop's clock."""
     written: Step | None = None
-    """The complete answer after the thinking; None as long as there is none."""
+    """The complete answer after the chain. None: such an answer is not complete yet."""
     partial: bool = False
     """Whether the time was up before the answer was complete."""
     answered: bool = False
     """Whether a part of the answer was emitted."""
-    cut: FinishReason = "stop"
-    """What cut the thinking short before an answer of the method; "stop" if nothing did."""
-    full: ContextTooLong | None = None
-    """Why a policy could not go on; None as long as it can."""
+    thinking_cut: FinishReason = "stop"
+    """If the method answers: why its thinking was cut short. "stop": it was not."""
+    context_error: ContextTooLong | None = None
+    """The error of a full context that ended the work of a policy. None: there was none."""
     held: list[Event] = field(default_factory=list[Event])
-    """Content of the answer that is not emitted, because no call follows it yet."""
+    """Events of the answer. They are emitted when a tool call follows."""
 
     def __post_init__(self) -> None:
         parts = self.parts
         self.budget = parts.budget
         self.stop = parts.stop
+        # A parser needs the whole answer from one model. Without thinking, the chain is the answer.
         self.by_method = parts.by_method and self.chain.thinks and parts.parser is None
         self.control = LookaheadControl.of(parts.ahead)
         self.author = parts.answerer or parts.policy.answerer
         self.optional: Role | None = None
-        """The model that the run can go on without."""
+        """The run can go on without this model. None: the run needs each of its models."""
         if parts.fallback is not None:
             self.optional = "small"
         self.stream = self.new_stream()
-        """Emits the answer: at first, the chain where it is the answer or contains the answer."""
+        """
+        Emits the answer.
+
+        The first stream is for an answer in the chain. An answer after it gets another stream.
+        """
 
     async def outcome(self) -> Outcome:
         """Think and answer."""
         reason = await self.work_or_fall_back()
-        if self.cut != "stop":
-            reason = self.cut
+        if self.thinking_cut != "stop":
+            reason = self.thinking_cut
         calls: tuple[ToolCall, ...] = ()
-        if not self.by_method and (self.chain.thought or self.parts.parser is not None):
-            cut = await self.answer()
+        has_parser = self.parts.parser is not None
+        answer_follows_chain = not self.by_method and (self.chain.thought or has_parser)
+        if answer_follows_chain:
+            answer_cut = await self.answer()
             if reason == "stop":
-                reason = cut
+                reason = answer_cut
             text = self.stream.text
             calls = self.stream.calls
         else:
-            if self.full is not None and not self.chain.steps:
-                raise self.full
+            # The problem left no room for a first step.
+            if self.context_error is not None and not self.chain.steps:
+                raise self.context_error
             text = self._answering_chain().text
             self.stream.finish(text)
         if reason != "stop":
@@ -196,13 +215,13 @@ class _CurrentRun:
         return Outcome(self.chain, text, reason, calls)
 
     def _answering_chain(self) -> Chain:
-        """Return the steps that are the answer, where no answer was written after the chain."""
+        """Return the answer in the chain. No answer was written after the chain."""
         if self.by_method:
             return self.chain.parts()[1]
         return self.chain
 
     def new_stream(self) -> AnswerStream:
-        """Make a stream for one answer. It emits nothing if the answer is to be judged first."""
+        """Make a stream for one answer. If the answer will be judged, the stream emits nothing."""
         if self.parts.parser is None:
             return self.text_stream()
         parser = self.parts.parser()
@@ -225,7 +244,7 @@ class _CurrentRun:
             self(event)
 
     def _emit_before_calls(self, event: Event) -> None:
-        """Hold content back until a call follows. An answer without calls is written anew."""
+        """Hold *event* back until a tool call follows. An answer without calls is written again."""
         self.held.append(event)
         if isinstance(event, Calling):
             for held in self.held:
@@ -240,17 +259,18 @@ class _CurrentRun:
             return
         self.chain = self.chain.extend(event.step)
         self.observe(event)
-        if not self.chain.thinks and not may_open_block(self.chain.text):
+        chain_is_answer = not self.chain.thinks and not may_open_block(self.chain.text)
+        if chain_is_answer:
             self.stream.update(self.chain.text)
         if self.by_method and self.chain.closed:
             self.stream.update(self.chain.parts()[1].text)
 
     def lose_small(self, exc: EndpointError) -> Policy:
         """
-        Return the fallback, which goes on without the small model.
+        Return the fallback. The fallback goes on without the small model.
 
-        Raise *exc* if another model failed, or if the run needs both models. A small model whose
-        context is full is not needed.
+        Raise *exc* if another model failed, or if there is no fallback. If the run needs the small
+        model, raise *exc*, too, unless only the context of the small model is full.
         """
         fallback = self.parts.fallback
         needed = self.parts.needs_small and not isinstance(exc, ContextTooLong)
@@ -258,7 +278,7 @@ class _CurrentRun:
             raise exc
         self.observe(Degraded("small", str(exc)))
         self.optional = None
-        self.control = replace(self.control, auto=None)  # One model is left: nothing to decide.
+        self.control = replace(self.control, auto=None)  # With one model left, there is no choice.
         if self.author.role == "small":
             self.author = fallback.answerer
         return fallback
@@ -274,20 +294,22 @@ class _CurrentRun:
 
     async def work(self, policy: Policy) -> FinishReason:
         """
-        Let *policy* think and, if the method answers, answer.
+        Let *policy* think. If the method writes the answer, let *policy* answer, too.
 
-        The method answers also where its thinking was cut short.
+        The method answers even if its thinking was cut short.
         """
         reason = await self.think(policy)
         if not self.by_method or has_answer(self.chain, self.stop):
             return reason
         closed = self.chain.closed
+        # The time limit of the thinking may cut the answer. The answer may use the rest.
         if closed and reason != "time":
             return reason
-        if self.full is not None and not self.chain.steps:
+        # Without room for a first step, there is no room for an answer.
+        if self.context_error is not None and not self.chain.steps:
             return reason
         if not closed:
-            self.cut = reason
+            self.thinking_cut = reason
             self(Committed(len(self.chain.steps), closing_step(self.chain, policy.answerer)))
         return await self._reason(policy, self.budget.seconds)
 
@@ -301,9 +323,9 @@ class _CurrentRun:
 
     async def _reason(self, policy: Policy, seconds: float | None) -> FinishReason:
         """
-        Let *policy* grow the chain until it is complete.
+        Let *policy* extend the chain until the chain is complete. Return why it ended.
 
-        It ends early if *seconds* have passed since the run began; None: there is no limit.
+        Stop early if *seconds* have passed since the run began. None: there is no limit.
         """
         loop = Loop(
             policy=policy,
@@ -318,11 +340,18 @@ class _CurrentRun:
         except ContextTooLong as exc:
             if exc.role == self.optional:
                 raise
-            self.full = exc
+            self.context_error = exc
             return "context"
         return _FINISH_REASONS[end]
 
     def _over(self, chain: Chain) -> bool:
+        """
+        Return whether *chain* needs no further step.
+
+        If the method has begun its answer, this answer must be complete. Otherwise, the last step
+        must have ended the thinking or the reply. An answer without thinking also ends at a stop
+        string.
+        """
         if self.by_method and chain.closed:
             return has_answer(chain, self.stop)
         if chain.finished:
@@ -339,7 +368,7 @@ class _CurrentRun:
         Write the answer through `stream`. Return why it ended.
 
         If the small model fails before a part of the answer is emitted, the fallback's model
-        writes it.
+        writes the answer.
         """
         try:
             return await self._answer()
@@ -370,6 +399,7 @@ class _CurrentRun:
             return "context"
         self.stream.finish(step.text)
         self.written = step
+        # A checked answer is reported after its last rewrite. An answer with calls is not checked.
         if self.parts.check is None or self.stream.calls:
             self(Answered(step))
         return _ANSWER_CUTS.get(step.stop, "stop")
@@ -378,8 +408,8 @@ class _CurrentRun:
         """
         Write the answer.
 
-        An answer that may call tools, calls none and needs a format is written anew, because no
-        format of a server allows both.
+        No server can allow tool calls and enforce a format in the same answer. So if the first
+        answer calls no tool and a format is requested, write the answer again in this format.
         """
         self.stream = self.new_stream()
         step = await self._write_as(self.author)
@@ -399,7 +429,7 @@ class _CurrentRun:
         )
 
     async def checked(self, check: AnswerCheck, outcome: Outcome) -> Outcome:
-        """Have the answer of *outcome* judged, and rewritten while it is rejected. Then emit it."""
+        """Judge the answer of *outcome*. While it is rejected, rewrite it. Then emit the answer."""
         if outcome.text and not outcome.calls and not self.partial:
             if self.written is not None:
                 chain = close(self.chain, check.author).extend(self.written)
@@ -455,9 +485,14 @@ class _CurrentRun:
         )
 
     def _left(self, chain: Chain) -> int:
-        """Return how many tokens another answer may have after *chain*, which ends with one."""
+        """
+        Return how many tokens a rewritten answer may have.
+
+        *chain* ends with the rejected answer and the note about the rejection.
+        """
         if chain.closed:
             return self.budget.left(chain)
+        # Without thinking, no tokens are reserved for an answer after the chain.
         return self.budget.tokens - chain.tokens
 
 

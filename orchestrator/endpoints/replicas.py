@@ -1,8 +1,8 @@
 """
 The servers of one model as one endpoint.
 
-A run stays on one replica, and moves to another if that one fails. The runs of one session begin on
-the same replica, whose prefix cache has the earlier turns.
+A run stays on one replica. If this replica fails, the run moves to another. The runs of one session
+begin on the same replica, because its prefix cache has the earlier turns.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ T = TypeVar("T")
 
 
 MAX_TRIES = 2
-"""The most tries of one call on one server, if calls do not wait for a server that is down."""
+"""The maximum number of tries of one call on one server, if `patience` is 0."""
 MAX_PATIENT_TRIES = 5
-"""The most tries of one call on one server, if calls wait."""
+"""The maximum number of tries of one call on one server, if `patience` is above 0."""
 
 
 def in_order(urls: Iterable[str], session: str) -> list[str]:
     """
     Return *urls* in the order in which *session* prefers them.
 
-    This is rendezvous hashing (Thaler and Ravishankar, 1998), which needs no table of sessions. A
-    server that is lost moves its own sessions only, and they return when it does.
+    This is rendezvous hashing (Thaler and Ravishankar, 1998). It needs no table of sessions. If a
+    server is lost, only its own sessions move. They return when the server returns.
     """
     return sorted(
         urls,
@@ -66,7 +66,11 @@ def in_order(urls: Iterable[str], session: str) -> list[str]:
 
 
 def preferred(candidates: Sequence[Replica]) -> Replica:
-    """Return the replica that the session prefers. Without a session: with the fewest runs."""
+    """
+    Return the replica that the session prefers.
+
+    Without a session, return the replica with the fewest runs.
+    """
     session = SESSION.get()
     if not session:
         return min(candidates, key=lambda replica: len(replica.runs))
@@ -76,8 +80,9 @@ def preferred(candidates: Sequence[Replica]) -> Replica:
 
 class Placement:
     """
-    The replica of one run at *endpoint*. Calls may overlap: if the replica fails, the run moves
-    once for all.
+    The replica of one run at *endpoint*.
+
+    The calls of the run may overlap. If the replica fails, the run moves once, with all its calls.
     """
 
     def __init__(self, endpoint: ReplicatedEndpoint, observe: Observer) -> None:
@@ -92,13 +97,14 @@ class Placement:
 
     async def call(self, verb: Callable[[Server], Awaitable[T]]) -> T:
         """
-        Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on
-        all of them.
+        Call *verb* on the run's replica. If the replica fails, go on with another one.
 
-        A replica that failed is called once more if a probe has found since that it works and no
-        other is left. A rejection that every request to the replica would get is a failure of the
-        replica, and is raised if all fail. A replica that rejects a request as its context or
-        vocabulary is not as learnt is learnt anew and called again.
+        Raise `EndpointUnavailable` if no replica is left. A replica that failed is called again
+        only if a later probe succeeded, and only if every other replica failed or is down.
+
+        If every request would get the same rejection, the replica has failed. If no replica is
+        left, the last such rejection is raised. A replica has also failed if it rejects a request
+        because its context or vocabulary has changed. A probe then learns the replica anew.
         """
         failed = Counter[str]()
         rejection: EndpointRejected | None = None
@@ -106,6 +112,7 @@ class Placement:
             try:
                 replica = await self._place(failed)
             except EndpointUnavailable as exc:
+                # Only the user can correct the cause of the rejection, for example a wrong key.
                 raise rejection or exc from None
             try:
                 return await self._call_on(replica.server, verb)
@@ -118,12 +125,16 @@ class Placement:
                 replica.fail(exc)
 
     async def _call_on(self, server: Server, verb: Callable[[Server], Awaitable[T]]) -> T:
-        """Call *verb* on *server*. A rejection may mean that the server has changed."""
+        """
+        Call *verb* on *server*.
+
+        If the server rejects the call because the server has changed, raise `EndpointUnavailable`.
+        """
         try:
             return await verb(server)
         except EndpointRejected as exc:
             if _blames_request(exc):
-                await server.check_unchanged()
+                await server.check_unchanged()  # If this raises, `call` tries again.
             raise
 
     def leave(self) -> None:
@@ -132,7 +143,7 @@ class Placement:
         self._replica = None
 
     async def _place(self, failed: Mapping[str, int]) -> Replica:
-        """Return the run's replica, or choose another if it has *failed* or its circuit is open."""
+        """Return the run's replica. If this replica has *failed* or is not up, choose anew."""
         async with self._moving:
             replica = self._replica
             if replica is None or failed.get(replica.url) or replica.state != "closed":
@@ -142,51 +153,54 @@ class Placement:
 
     async def _choose(self, failed: Mapping[str, int]) -> Replica:
         """
-        Choose a replica that works. Wait for probes if none does.
+        Choose a replica that works. If no replica works, wait for probes.
 
-        *failed* counts the failures of the call at each URL. Replicas at which the call has not
-        failed go first. Raise `EndpointUnavailable` if all circuits stay open for `patience`
-        seconds and in a last probe after that, or if the call has failed too often everywhere.
+        *failed* counts the failures of the call at each URL. Replicas without a failure of this
+        call go first. With `patience`, each replica gets a last probe when this time is over.
+
+        Raise `EndpointUnavailable` if no replica works within `patience` seconds, and the last
+        probes fail. Raise it also if the call has failed too often on every replica.
         """
         loop = asyncio.get_running_loop()
         patience = self._endpoint.patience
         until = loop.time() + patience
         tries = MAX_PATIENT_TRIES if patience else MAX_TRIES
-        is_last = not patience  # whether the last probe has been asked for
+        last_probe_requested = not patience  # Without patience, none is requested.
         while True:
             left = [each for each in self._endpoint.replicas if failed.get(each.url, 0) < tries]
             closed = [replica for replica in left if replica.state == "closed"]
             if closed:
                 unfailed = [replica for replica in closed if replica.url not in failed]
                 return preferred(unfailed or closed)
-            is_probed = any(replica.state == "half-open" for replica in left)
-            is_over = not is_probed and loop.time() >= until
-            if not left or (is_over and is_last) or self._endpoint.stopped:
+            is_probing = any(replica.state == "half-open" for replica in left)
+            patience_is_over = not is_probing and loop.time() >= until
+            if not left or (patience_is_over and last_probe_requested) or self._endpoint.stopped:
                 raise self._endpoint.none_left()
-            if is_over:
-                is_last = True
+            if patience_is_over:
+                last_probe_requested = True
                 for replica in left:
                     replica.become("half-open")
+            # A probe has its own time limits. Without a probe, wait until the patience is over.
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(None if is_probed or is_over else until):
+                async with asyncio.timeout_at(None if is_probing or patience_is_over else until):
                     await self._endpoint.changed.wait()
 
     def _move(self, to: Replica) -> None:
-        left = self._replica
+        previous = self._replica
         self.leave()
         self._replica = to
         to.runs.add(self)
-        if left is not None and left is not to:
-            self._observe(Moved(self.role, left.url, to.url, left.cause))
+        if previous is not None and previous is not to:
+            self._observe(Moved(self.role, previous.url, to.url, previous.cause))
 
 
 def _blames_request(exc: EndpointError) -> bool:
-    """Return whether *exc* is a rejection that another request to the server may not get."""
+    """Return whether *exc* rejects this request only. The server can accept other requests."""
     return isinstance(exc, EndpointRejected) and exc.status not in UNUSABLE_STATUSES
 
 
 class ReplicatedModel(Placement):
-    """The `Model` of one run. *make* makes that of one server."""
+    """The `Model` of one run. *make* returns the `Model` on one server."""
 
     def __init__(
         self,
@@ -247,16 +261,18 @@ class ReplicatedModel(Placement):
 
 class ReplicatedEndpoint:
     """
-    The servers of one model, or the only one, as *settings* list them; *make* makes the endpoint of
-    each.
+    The servers of one model.
 
-    Entering succeeds if one server is up, or if the model is *optional*; `down` lists the others.
-    Raise `EndpointUnavailable`, with every URL and its cause, if none is up, and `EndpointRejected`
-    for a server with another model, vocabulary or chat template than the others, or that
-    `reason_to_refuse` gives a reason against.
+    *settings* list one or more servers. *make* returns the endpoint of one server.
 
-    Each server has a circuit breaker. A failed call has the server probed at once, and until it
-    passes a probe no other call is sent there. While no server works, a call waits for one for
+    Entering succeeds if one server is up, or if the model is *optional*. `down` lists the servers
+    that are not up. If no server is up, and the model is not optional, raise
+    `EndpointUnavailable` with every URL and its cause. Raise `EndpointRejected` if a server has
+    another model, vocabulary or chat template than the others. Raise `EndpointRejected` also if
+    `reason_to_refuse` returns a reason against a server.
+
+    Each server has a circuit breaker. After a failed call, the server is probed at once. Until a
+    probe succeeds, no new call is sent to this server. If no server works, a call waits for
     `patience` seconds.
     """
 
@@ -270,11 +286,11 @@ class ReplicatedEndpoint:
         self.settings = settings
         self.replicas = tuple([Replica(each, make, self._refuse) for each in settings.each])
         self.reason_to_refuse: Callable[[Server], str] = lambda server: ""
-        """Returns a reason against a server, or ""."""
+        """Returns a reason against a server. "": there is none."""
         self.patience = 0.0
         """Seconds for which a call waits while no server works."""
         self.stopped = False
-        """Whether nothing is probed any more."""
+        """Whether the endpoint was exited. Then no server is probed."""
         self._optional = optional
         self._probing = AsyncExitStack()
 
@@ -297,7 +313,8 @@ class ReplicatedEndpoint:
     async def __aexit__(self, *error: object) -> None:
         await self._probing.aclose()
         self.stopped = True
-        for replica in self.replicas:  # A run that goes on would wait for ever for a probe.
+        # Open all circuits. A run that goes on would otherwise wait for a probe for ever.
+        for replica in self.replicas:
             replica.open(replica.failure(EndpointUnavailable, "the solver is closed"))
         await self._disconnect_all()
 
@@ -305,7 +322,8 @@ class ReplicatedEndpoint:
         """
         Connect to all servers.
 
-        Once one is up, the others have `PROBE_SECONDS`: one that hangs must not hold up the rest.
+        After the first server is up, the others have `PROBE_SECONDS` more. A server that hangs
+        must not hold up the rest.
         """
         async with background(*(replica.start() for replica in self.replicas)) as connecting:
             waiting: Collection[asyncio.Task[None]] = connecting
@@ -330,13 +348,12 @@ class ReplicatedEndpoint:
 
     @property
     def name(self) -> str:
-        """
-        What the model calls itself; as long as no server of it was up, what the settings call it.
-        """
+        """The model's name by its servers. Before a server was up: the name in the settings."""
         return self._first.name if self.known else self.settings.model or "unknown"
 
     @property
     def known(self) -> bool:
+        """Whether a server was up at least once."""
         return bool(self.entered)
 
     @property
@@ -382,7 +399,7 @@ class ReplicatedEndpoint:
 
     @property
     def down(self) -> Mapping[str, str]:
-        """The URL and the cause of every server that failed and has passed no probe since."""
+        """The URL of every server that is not up, with the cause."""
         return {
             replica.url: replica.cause for replica in self.replicas if replica.state != "closed"
         }
@@ -393,16 +410,17 @@ class ReplicatedEndpoint:
 
     def report(self, url: str, exc: StepspecError) -> None:
         """
-        Have the server at *url* probed after *exc*, which no call of a run has raised.
+        Record *exc*, an error of the server at *url* outside of the calls of runs.
 
-        A health check has failed, for example, or a forwarded stream.
+        For example, a health check or a forwarded stream failed. The server is probed, as after
+        a failed call.
         """
         for replica in self.replicas:
             if replica.url == url:
                 replica.fail(exc)
 
     def none_left(self) -> EndpointUnavailable:
-        """Make the error for a call when no server works."""
+        """Return the error for a call that no server can answer."""
         errors = [replica.error for replica in self.replicas]
         if len(errors) == 1 and isinstance(errors[0], EndpointUnavailable):
             return copy(errors[0])
@@ -417,32 +435,32 @@ class ReplicatedEndpoint:
 
     def _refuse(self, replica: Replica, fresh: Server) -> str:
         """
-        Return why *fresh* must not serve as *replica*; "" if it may.
+        Return a reason why *fresh* must not serve as *replica*. "": there is none.
 
-        It must serve what the other servers do that are up, and the model that was served here
-        before. The names of all servers have to be equal: while a server is down, its model may
-        have been updated.
+        The vocabulary and the chat template must be equal to those of every server that is up. The
+        model's name must be equal to that of every server that was ever up, this one included. Of a
+        server that is down, only the name is compared, because its model may be updated meanwhile.
         """
         for other in self.replicas:
-            known = other.endpoint
-            if known is None:
+            served = other.endpoint
+            if served is None:
                 continue
             place = f"its replica at {other.url}"
-            if fresh.name != known.name:
+            if fresh.name != served.name:
                 where = "before" if other is replica else place
-                return f"serves {fresh.name!r}, and {where} {known.name!r}"
-            if other.state == "closed" and fresh.vocabulary != known.vocabulary:
+                return f"serves {fresh.name!r}, and {where} {served.name!r}"
+            if other.state == "closed" and fresh.vocabulary != served.vocabulary:
                 return f"has another vocabulary than {place}"
-            if other.state == "closed" and fresh.template != known.template:
+            if other.state == "closed" and fresh.template != served.template:
                 return f"has another chat template than {place}"
         return self.reason_to_refuse(fresh)
 
     async def call(self, verb: Callable[[Server], Awaitable[T]]) -> T:
         """
-        Call *verb* on one server, or on the next if it raises `EndpointUnavailable` or
-        `MalformedReply`.
+        Call *verb* on one server. If the server fails, go on with another one.
 
-        A server that fails is probed. The call counts as a run of its server meanwhile.
+        `Placement.call` says which errors are failures of a server. A server that fails is probed.
+        Until the call ends, the call counts as a run of its server.
         """
         placement = Placement(self, lambda event: None)
         try:
@@ -471,7 +489,9 @@ class ReplicatedEndpoint:
         finished: bool,
     ) -> ParsedTokens:
         """
-        Let any server parse, as `ModelEndpoint.parse_tokens` does: *state* is all that it needs.
+        Parse as `ModelEndpoint.parse_tokens` does.
+
+        Any server can parse the next tokens, because *state* is all that the parser needs.
         """
         return await self.call(
             lambda endpoint: endpoint.parse_tokens(
@@ -483,11 +503,11 @@ class ReplicatedEndpoint:
         )
 
     async def queue(self) -> QueueGauges | None:
-        """Add up the queues of the servers; None if no server reports one."""
+        """Add up the queues of the servers. None: no server reports a queue."""
         return total(await asyncio.gather(*(endpoint.queue() for endpoint in self.up)))
 
     async def acceptance(self) -> Acceptance | None:
-        """Add up the servers' counters of token-level speculation; None if no server speculates."""
+        """Add up the servers' counters of token-level speculation. None: no server speculates."""
         return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self.up)))
 
     def model(
