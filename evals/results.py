@@ -1,7 +1,8 @@
 """
 The results of a run: the figures of every arm, compared with those of a baseline arm.
 
-The oracle is one more row. It is an upper bound for methods that choose one model for each problem.
+An oracle is added as one more arm: it chooses the better model for each problem. So it is an upper
+bound for methods that choose one model for each problem.
 This module also makes the tables of a run.
 """
 
@@ -30,7 +31,7 @@ from .store import Place
 Z = 1.96  # standard deviations from the mean; 95% of a normal distribution lie within them
 RESAMPLES = 2000  # resamples of a bootstrap
 BISECTIONS = 60  # steps of a bisection; a float has 53 bits, and more steps change nothing
-RIGHT = ""  # the key of all right answers, when answers are counted
+RIGHT = ""  # the key of every right answer, as `_answer_key` returns it
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 ORACLE = "oracle (bound)"
 BOUND = Arm.of(ORACLE, "")
@@ -99,7 +100,7 @@ class Result:
     gained: int
     """The number of samples that this arm has right and the baseline has wrong."""
     lost: int
-    """The number of samples of which the baseline's is right, and this arm's is not."""
+    """The number of samples that the baseline has right and this arm has wrong."""
     difference: Interval
     """The arm's accuracy minus the baseline's."""
     seconds: float
@@ -113,7 +114,7 @@ class Result:
     ratio: Interval
     """The wall time of all samples, divided by the wall time of the baseline's samples."""
     spent: Mapping[Party, Mapping[str, float]]
-    """The mean per sample of each field of a party's `Account`."""
+    """By party and by field of its `Account`: the mean of a sample."""
     accept_rate: float | None
     """The share of accepted drafts; None for an arm that judges no drafts."""
     steps: Mapping[str, float]
@@ -500,7 +501,7 @@ def _accuracy_row(result: Result, baseline: str) -> dict[str, str]:
 
 
 def _short(baseline: str) -> str:
-    """Return the name of the *baseline* as the head of a column has it."""
+    """Return the short name of the *baseline* for the head of a column."""
     return baseline.removesuffix(" alone")
 
 

@@ -65,8 +65,8 @@ CHANGED_PACE_RATIO = 2.0
 """
 If repairs are this many times as fast as the steps of the large model alone, forget these steps.
 
-In a simulation in which the large model suddenly was ten times as fast, runs took at most 1.1 times
-as long with this ratio as with the better writer from the start.
+In a simulation, the large model suddenly became ten times as fast. With this ratio, runs took at
+most 1.1 times as long as if the better writer had been chosen at once.
 """
 MAX_METHODS = 64
 """How many methods are remembered. A method with other options counts as another method."""
@@ -83,7 +83,7 @@ class Estimate:
     best_method_pace: float
     """The pace of the method, if every run used it and every draft was accepted."""
     beside_pace: float
-    """The pace of the large model alone, if no other run changes its writer."""
+    """The pace of the large model alone, beside the runs that use a method now."""
     alone_pace: float
     """The pace of the large model alone, if no run used a method."""
 
@@ -119,8 +119,11 @@ class Auto:
     server_load: ServerLoad = field(default_factory=ServerLoad)
     """The large model's server, and the runs that use it."""
     steps: float = 0.0
-    """The mean number of steps that a run has committed. It is the clock by which
-    old measurements are forgotten."""
+    """
+    A clock in steps. With n runs, each committed step adds 1/n.
+
+    Old measurements are forgotten by this clock.
+    """
     timings: Timings = field(default_factory=Timings)
     """Steps of the large model, by the number of all runs."""
     method_runs: set[AutoRun] = field(default_factory=set["AutoRun"])
@@ -355,7 +358,8 @@ class AutoRun:
                 self._compare_pace(event)
             case Shadowed():
                 self._end_shadow(at)
-                if event.draft.author == "small":  # with some policies the large model goes on
+                # A draft that the large model completed says nothing about the small model.
+                if event.draft.author == "small":
                     self._judge(accepts(event.verdict))
                     self._add_steps(event.drafting, event.judging, max(1, len(event.draft.tokens)))
             case Judged(index, draft, verdict) if draft.author == "small" and accepts(verdict):
@@ -404,10 +408,10 @@ class AutoRun:
         """
         End the shadow draft of this run, if it has one, at the time *at*.
 
-        Its duration becomes the debt (`Auto.shadow_debt`). If requests wait at the server, the debt
-        is at most the time of `max_ahead` + 1 steps of the large model, because the draft spent the
-        rest in the queue. Until the method is measured, the time of one step is free, so that the
-        method is measured soon.
+        Its duration becomes the debt (`Auto.shadow_debt`). If requests wait at the server, the
+        draft spent most of its time in the queue. Then the debt is at most the time of
+        `max_ahead` + 1 steps of the large model. Until the method is measured, the time of one step
+        is free, so that the method is measured soon.
         """
         auto = self.auto
         if auto.shadow_run is not self:
@@ -427,7 +431,8 @@ class AutoRun:
         """
         Compute what an accepted and a rejected step would take, and add both to the timings.
 
-        *draft* and *verdict* are the seconds of a draft of *tokens* tokens and of its verdict.
+        *draft* is the seconds of the draft, which has *tokens* tokens. *verdict* is the seconds of
+        its verdict.
         """
         alone = self.auto.large("alone")
         if alone is None:
@@ -464,7 +469,8 @@ class AutoRun:
         """
         self._evidence.add(accepted)
         weight = KEPT_SHARE_PER_STEP**self._verdicts
-        # If the sum of all weights is WINDOW_STEPS, it loses *weight* here, and gets it back below.
+        # A full sum of all weights (WINDOW_STEPS) loses *weight* here. `add` puts *weight* back. So
+        # the sum never exceeds WINDOW_STEPS.
         self.record.evidence.fade(1 - weight / WINDOW_STEPS)
         self.record.evidence.add(accepted, weight)
         self._verdicts += 1

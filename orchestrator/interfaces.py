@@ -134,8 +134,8 @@ class Model(Protocol):
 
         The answer is the text *opening*, then one of *choices*. A choice is a single token. Return
         the probability of every choice. All tokens of the vocabulary together have the probability
-        1. If the choices have much less, the model did not understand the question, because it
-        would probably write another token.
+        1. If the choices have much less, the model would probably write another token: it did not
+        understand the question.
         """
         ...
 
@@ -155,7 +155,8 @@ class AnswerParser(Protocol):
         finished: bool,
     ) -> tuple[int, str, Sequence[Calling]]:
         """
-        Parse the first few of *tokens*, which no call has parsed yet. The parser decides how many.
+        Parse the first few of *tokens*. The parser decides how many. No call has parsed any of
+        *tokens* before.
 
         If *finished* is true, the answer ends with the last of *tokens*. Return the number of
         parsed tokens, and the content and the pieces of tool calls in the parsed tokens. The parser

@@ -62,8 +62,8 @@ class LookaheadControl:
     The number of drafts that may be made after the draft that the run waits for.
 
     With 0 the run is sequential: one draft, then its verdict. Some policies write the step
-    themselves to compare it with the draft (`Preparing`). The request for this step always starts
-    together with the draft, even with 0.
+    themselves to compare it with the draft (`Preparing`). The request for the policy's
+    own step always starts together with the draft, even with 0.
     """
     hedge: float = 0.0
     """
@@ -120,8 +120,8 @@ class Lookahead:
     """
     Drafts consecutive steps, judges them at the same time, and repairs a rejected draft.
 
-    A task that drafts begins when the object is made. If no draft may be made ahead, it waits for
-    the first call of `next`. *over* and *spent* get one argument: the chain,
+    The constructor starts a task that makes the drafts. If no draft may be made ahead, the task
+    waits for the first call of `next`. *over* and *spent* get one argument: the chain,
     extended by all drafts. Drafting ends as soon as one of them returns true, a draft fails, or
     `repair` or `aclose` is called.
     """
@@ -201,8 +201,8 @@ class Lookahead:
 
     async def _close(self) -> None:
         while self._tasks:
-            # If a task's own timeout fires while the task is cancelled, asyncio raises only
-            # `TimeoutError`, and the cancellation is lost. The next round cancels this task again.
+            # If a task's own timeout fires at the same time, asyncio raises only `TimeoutError`,
+            # and the cancellation is lost. `_cancel` of the next round then cancels the task again.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
         await (self._closing or self._open_requests.aclose())
@@ -343,8 +343,9 @@ async def judge(
     Return the verdict of *policy* on *draft*.
 
     If the judge is unavailable, or the chain is too long for its context, the draft is rejected.
-    Raise `VerifierFailed` if a verifier failed and nothing may decide in its place. A policy may
-    write during `verify`: if this fails, raise the error, because the repair would fail as well.
+    Raise `VerifierFailed` if a verifier failed and the settings name no substitute for it. A policy
+    may write during `verify`: if this fails, raise the error, because the repair would fail as
+    well.
     """
     if reason := _obstacle(policy, chain, draft):
         return Rollback(reason=reason)

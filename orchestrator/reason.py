@@ -86,7 +86,8 @@ class Loop:
         except TimeoutError:
             if not timeout.expired():
                 raise
-        # If the chain was complete before the deadline, only the closing of requests was late.
+        # The chain may have been complete before the deadline, and only closing the requests took
+        # too long. Then the run finished in time.
         if self.over(self.chain):
             return "finished"
         return "time"
@@ -152,8 +153,8 @@ class Loop:
         if auto is None:
             return self.policy
         decision = auto.decide(len(self.chain.steps))
-        # `follow` reports the decision as an event. The observer of the run hands every event to
-        # `auto`, so `auto.policy` below follows the decision.
+        # `follow` emits the decision as an event. `auto` receives the event from the observer of
+        # the run, and changes the result of `auto.policy` below.
         self._shadow.follow(decision, self.chain)
         return auto.policy(self.policy)
 

@@ -39,7 +39,7 @@ _FINISH_REASONS: dict[End, FinishReason] = {
     "repetition": "repetition",
 }
 _ANSWER_CUTS: dict[Stop, FinishReason] = {"length": "length", "repetition": "repetition"}
-"""For each `stop` of an incomplete answer, the reason. With any other, the answer is complete."""
+"""The reason of the run by the `stop` of a cut answer. With any other `stop`, it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class _CurrentRun:
     answered: bool = False
     """Whether a part of the answer was emitted."""
     thinking_cut: FinishReason = "stop"
-    """If the method answers: why its thinking was cut short. "stop": it was not."""
+    """If the method answers: why its thinking ended. "stop": the thinking was not cut short."""
     context_error: ContextTooLong | None = None
     """The error of a full context that ended the work of a policy. None: there was none."""
     held: list[Event] = field(default_factory=list[Event])
@@ -215,7 +215,11 @@ class _CurrentRun:
         return Outcome(self.chain, text, reason, calls)
 
     def _answering_chain(self) -> Chain:
-        """Return the answer in the chain. No answer was written after the chain."""
+        """
+        Return the answer in the chain.
+
+        Call this only if no answer was written after the chain.
+        """
         if self.by_method:
             return self.chain.parts()[1]
         return self.chain
@@ -302,7 +306,8 @@ class _CurrentRun:
         if not self.by_method or has_answer(self.chain, self.stop):
             return reason
         closed = self.chain.closed
-        # The time limit of the thinking may cut the answer. The answer may use the rest.
+        # If the time of the thinking ended within the answer, go on: the answer can use the rest of
+        # the time of the run.
         if closed and reason != "time":
             return reason
         # Without room for a first step, there is no room for an answer.

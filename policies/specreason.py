@@ -47,7 +47,7 @@ class SpecReason(Drafting):
     read: Literal["greedy", "expected"] = "expected"
     """The digit that is the grade: the likeliest ("greedy"), or the mean ("expected")."""
     sure: Share = 0.05
-    """The least probability of all digits together. Below it, the step is rejected."""
+    """The step is rejected if the probabilities of all digits sum to less than this."""
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         probabilities = await self.large.ask(

@@ -23,7 +23,7 @@ Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]
 """Compares two expressions, the gold first. None: the comparison took too long."""
 Verdict: TypeAlias = bool | None
 """Whether two answers mean the same. None: algebra took too long."""
-_COMPUTATION = "="  # what `_named` returns as the name if the left side is computed: 2+3 = 5
+_COMPUTATION = "="  # the name of a left side that is a computation, as in 2+3 = 5
 MAX_ITEMS = 16  # of a list or a pair; algebra compares each item with each
 
 # The name of a value before "=". Each line has examples.
@@ -71,8 +71,9 @@ _IMPLIES = re.compile(
     r"|,? ?\\text\{(?:so|thus|hence|then|therefore|giving|and)\b[a-z, ]*\}"
 )
 _SUM = re.compile(r"[a-zA-Z](?:_\w)?(?:(?:[-+]|\\times )?[a-zA-Z](?:_\w)?)+")  # m+n, a_1-b
-# The algebra library misreads words, dots, 5 6, 3', 1:2, and indices, except simple ones such as
-# a_1. So `_unreadable` first replaces what matches `_INDEXED`.
+# The algebra library misreads words, dots, numbers with a space (5 6), primes (3'), ratios (1:2),
+# and indices, except simple indices such as a_1. So `_unreadable` first replaces what matches
+# `_INDEXED`.
 _UNREADABLE = re.compile(r"\\text|\\ldots|[\d.] +[\d.]|_|\d'|:")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 # The left side of an equation for several variables: x+y, 2\times x, \frac{x}{2}, xy.
@@ -304,8 +305,8 @@ async def _same_quantities(answer: Quantity, gold: Quantity, algebra: Algebra) -
     if _units_differ(answer.unit, gold.unit):
         return False
     if answer.value is not None and gold.value is not None:
-        # The answer and the gold are equal even if one of them lacks "%". But a gold below 1
-        # without "%" is a share: 0.25 is not 0.25%.
+        # The answer and the gold are equal even if one of them lacks "%". But the answer 0.25% is
+        # wrong if the gold is 0.25, because this gold probably means 25%.
         adds_percent = "percent" in answer.unit and "percent" not in gold.unit
         shrinks_share = adds_percent and abs(answer.value) < 1
         if answer.value == gold.value and not shrinks_share:
@@ -435,7 +436,7 @@ def _words(text: str) -> str:
 
 
 def _letters(text: str) -> str:
-    r"""Return "c" for ``C``, ``(C)`` and ``\text{(C)}``; "" if not only letters remain."""
+    r"""Return "c" for ``C``, ``(C)`` and ``\text{(C)}``; "" if anything else remains."""
     bare = _TEXT.sub(r"\1", text).strip("()[] .").lower()
     if bare.isalpha():
         return bare

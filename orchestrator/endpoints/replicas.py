@@ -102,9 +102,10 @@ class Placement:
         Raise `EndpointUnavailable` if no replica is left. A replica that failed is called again
         only if a later probe succeeded, and only if every other replica failed or is down.
 
-        If every request would get the same rejection, the replica has failed. If no replica is
-        left, the last such rejection is raised. A replica has also failed if it rejects a request
-        because its context or vocabulary has changed. A probe then learns the replica anew.
+        A rejection that concerns every request, such as that of a key, is a failure of the
+        replica. If no replica is left, the last such rejection is raised. A replica has also failed
+        if it rejects a request because its context or vocabulary has changed. A probe then learns
+        the replica anew.
         """
         failed = Counter[str]()
         rejection: EndpointRejected | None = None
@@ -156,7 +157,8 @@ class Placement:
         Choose a replica that works. If no replica works, wait for probes.
 
         *failed* counts the failures of the call at each URL. Replicas without a failure of this
-        call go first. With `patience`, each replica gets a last probe when this time is over.
+        call go first. If `patience` is above 0, each replica is probed once more after
+        `patience` seconds.
 
         Raise `EndpointUnavailable` if no replica works within `patience` seconds, and the last
         probes fail. Raise it also if the call has failed too often on every replica.
@@ -348,7 +350,7 @@ class ReplicatedEndpoint:
 
     @property
     def name(self) -> str:
-        """The model's name by its servers. Before a server was up: the name in the settings."""
+        """The name that the servers give the model. Before a server was up: `settings.model`."""
         return self._first.name if self.known else self.settings.model or "unknown"
 
     @property
@@ -438,8 +440,9 @@ class ReplicatedEndpoint:
         Return a reason why *fresh* must not serve as *replica*. "": there is none.
 
         The vocabulary and the chat template must be equal to those of every server that is up. The
-        model's name must be equal to that of every server that was ever up, this one included. Of a
-        server that is down, only the name is compared, because its model may be updated meanwhile.
+        model's name must be equal to that of every server that was ever up, also to the name that
+        this replica had before. Of a server that is down, only the name is compared, because its
+        model may be updated meanwhile.
         """
         for other in self.replicas:
             served = other.endpoint

@@ -106,7 +106,7 @@ class ReasoningItem(Item):
 
 
 @accepting(
-    "async",  # whether the model wrote on before the result
+    "async",  # whether the model goes on before it has the result of the call
     "caller",  # who made the call
     "parsed_arguments",  # OpenAI's SDK adds the value that it parsed from the arguments
 )
@@ -166,7 +166,7 @@ InputItem: TypeAlias = Annotated[
 
 
 def message_of(item: InputItem) -> Message:
-    """Return the message that *item* is, or a part of the message."""
+    """Turn *item* into a message. Several items can belong to one message."""
     match item:
         case MessageItem():
             return spoken(item.role, item.content)
@@ -290,7 +290,7 @@ class FlatTool:
     tool: Tool
     """The tool as the models see it."""
     call_fields: JsonObject
-    """The fields of a call that name the tool for the client."""
+    """The fields by which a call tells the client its tool."""
 
 
 @accepting(
@@ -389,7 +389,7 @@ TEXT_EVENTS: Mapping[PartKind, tuple[str, JsonObject]] = {
     "text": ("output_text", {"content_index": 0, "logprobs": []}),
     "call": ("function_call_arguments", {}),
 }
-"""The name of the events with the text of an item, and their fields, by the kind of the part."""
+"""By the kind of a part: the prefix of the events with its text, and their constant fields."""
 
 
 ITEM_PREFIXES = {

@@ -409,7 +409,7 @@ class Solver:
         """
         Build the parts of the run, and run it from *chain*, which has no steps.
 
-        If there is a *small_model_error*, the run does not use the small model because of it.
+        Because of a *small_model_error*, the run leaves out the small model.
         """
 
         # `watch` uses `auto`, which is assigned further down, because `auto` needs the models and
@@ -486,7 +486,7 @@ class Solver:
 
     @property
     def models(self) -> Mapping[str, str]:
-        """The name that the server of each model has for the model, by role."""
+        """The name of each model on its server, by role."""
         names: dict[str, str] = {"small": self.small.name, "large": self.large.name}
         if self.critic:
             names["critic"] = self.critic.name
@@ -523,7 +523,7 @@ class Solver:
         def end(solving: asyncio.Task[Solution]) -> None:
             events.put_nowait(None)
             if not solving.cancelled():
-                solving.exception()  # asyncio logs an error that nobody reads.
+                solving.exception()  # Read the error. Otherwise asyncio would log it.
 
         async with background(solution) as (solving,):
             solving.add_done_callback(end)

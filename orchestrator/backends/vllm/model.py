@@ -110,8 +110,8 @@ class VllmModel(SingleModel):
 
         Nobody reads the log-probabilities of a large model that writes alone. They take vLLM a
         tenth of the time of a token, so they are not requested. A server that speculates sends
-        several tokens in one event. Then log-probabilities are requested, because the spellings of
-        the tokens come with them, and tell which token ends a step.
+        several tokens in one event. Then log-probabilities are requested, because they contain the
+        spelling of each token. The spellings show which token ends a step.
         """
         prompt, _ = await self._prompt(chain, growing)
         opening = growing.so_far().text
@@ -168,7 +168,8 @@ class VllmModel(SingleModel):
         tokenizer = self._endpoint.tokenizer
         markers, is_thinking = await tokenizer.thinking_block(chain)
         ending = "" if chain.tools else tokenizer.template.ending
-        # If nothing ends the reply, watch for a block that the model opens itself.
+        # If the template has no end of a reply, the model may still open a block. Then stop at the
+        # closing marker of this block.
         may_open = not chain.closed and not ending
         if is_thinking or may_open:
             mark = markers.closing
@@ -179,8 +180,8 @@ class VllmModel(SingleModel):
         """
         Encode *chain* and what *growing* has so far.
 
-        A partial character at the end of the text is not sent. *growing* drops it if the model
-        writes it again (`StepBuilder.hold`). Also return its length.
+        A partial character at the end of the text is not sent. *growing* drops this character if
+        the model writes it again (`StepBuilder.hold`). Also return the length of what is not sent.
         """
         begun = chain.extend(growing.so_far())
         shown = without_partial_character(begun)
@@ -263,7 +264,7 @@ class VllmModel(SingleModel):
         """
         prompt = before.plus(ids)
         body = bodies.suffix_scoring_body(self._endpoint.name, prompt, top)
-        # `computed_rows` needs one more row. Then the reply has more rows than there are *ids*.
+        # One row more than *ids* proves to `computed_rows` that the server computed all of *ids*.
         shorten = partial(replies.with_last_rows, count=len(ids) + 1)
         try:
             reply = await self._post(
@@ -364,7 +365,8 @@ class VllmModel(SingleModel):
         """
         Ask for the probabilities of the choices with the token ids *numbers*.
 
-        The chain may be a second prompt, whose state is saved.
+        *prompts* has the question. For a hybrid model it also has the chain, whose state the server
+        then saves.
         """
         sent: Prompts = prompts[0] if len(prompts) == 1 else list(prompts)
         body = bodies.choice_body(self._endpoint.name, sent, [*numbers.values()], by_id=by_id)
@@ -400,7 +402,8 @@ class VllmModel(SingleModel):
                 again=again,
             )
         call = self._call("write")
-        # If vLLM answers a question by token ids in the same batch, the likeliest tokens are lost.
+        # If a question by token ids is in the same batch, vLLM leaves out the likeliest tokens of
+        # this stream.
         async with endpoint.without_questions() if sampling.logprobs else nullcontext():
             with self._metered(
                 "write",
@@ -440,9 +443,9 @@ class VllmModel(SingleModel):
                 shorten=shorten,
             )
             usage = replies.usage(reply)
-            # Each prompt begins with the last prompt. vLLM reports only the cached tokens of the
-            # last prompt. Some servers count more written tokens than prompts. They must not spoil
-            # the sums.
+            # All prompts begin with the final prompt, which is the chain. vLLM reports only the
+            # cached tokens of the final prompt. Each prompt has one written token. Some servers
+            # report more, so cut the number.
             meter.add(min(usage.written, len(prompts)), len(prompts) * usage.cached)
             return reply
 
@@ -466,8 +469,9 @@ def server_stops(chain: Chain, bounds: StepBounds, opening: str) -> tuple[str, .
 
     Within code, a LaTeX environment or a table there are no stop strings, because most delimiters
     end no step there. An answer often begins with a blank line, which ends no step. So before the
-    first word of an answer, no stop string is white space. If steps do not end
-    within blocks (`StepEnds.blocks`), there are no stop strings at all before this word.
+    first word of an answer, no stop string is white space. If steps do not end within blocks
+    (`StepEnds.blocks`), there are no stop strings at all before this word, because the answer may
+    begin with a block.
     """
     ends = bounds.ends
     _, answer = chain.parts()

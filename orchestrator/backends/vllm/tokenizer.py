@@ -227,7 +227,7 @@ class ModelTokenizer(TextTokenizer):
         """
         Encode an empty thinking block.
 
-        A parser of answers that reads this block first expects no thinking.
+        If a parser of answers reads this block at the beginning, it expects no thinking after it.
         """
         markers = self.template.markers
         return await self.encode_special(f"{markers.opening}\n\n{markers.closing}\n\n")
@@ -247,7 +247,8 @@ class ModelTokenizer(TextTokenizer):
                 continue
             encoded = await self.tokens_of_text(text_of(group))
             if len(encoded) == 1 and encoded[0].text == group[-1].text:
-                # The text is still the last token of the group. Keep its log-probabilities.
+                # The whole text belongs to the last token, and the other tokens have none. Keep
+                # the log-probabilities of the last token.
                 encoded = [replace(group[-1], id=encoded[0].id)]
             tokens += encoded
         return tokens
@@ -341,7 +342,8 @@ class ModelTokenizer(TextTokenizer):
         """
         Render and encode *conversation*.
 
-        Append the text that opens the thinking block, or the text that closes it.
+        If the model may think, append the text that opens the thinking block. Otherwise append the
+        text that closes it.
         """
         messages, tools, thinks = conversation
         rendered = await self._render_conversation(messages, tools)
@@ -349,7 +351,7 @@ class ModelTokenizer(TextTokenizer):
         extended_end = self.template.begin(prompt_end, thinks=thinks)
         added = extended_end.removeprefix(prompt_end)
         if tools:
-            # The model decides how an answer that may call tools begins.
+            # If the answer may call tools, the model decides how the answer begins.
             added = added.removesuffix(self.template.head)
         ids = rendered.plus(await self.encode_special(added))
         return ConversationPrompt(ids, thinks and self.template.opens(extended_end))
@@ -378,7 +380,8 @@ class ModelTokenizer(TextTokenizer):
         Encode the template's rendering of *messages* and *tools*.
 
         The chat template looks for some texts in the assistant's content. With these texts the
-        template finds the thinking of earlier turns, and leaves it out.
+        template finds the thinking of earlier turns, and leaves it out. So these texts are encoded
+        as special tokens (*whole*).
         """
         markers = self.template.markers
         sought = (markers.opening, markers.closing, self.template.head, self.template.ending)
@@ -421,11 +424,12 @@ def _groups(tokens: Sequence[Token]) -> Iterator[tuple[bool, list[Token]]]:
     Divide *tokens* into groups. Yield for each group whether its tokens have ids to keep.
 
     A token that has only the first bytes of a character has no text. The text of the next token
-    completes the character. If the next token has no id, its text is encoded, which gives the ids
-    of these bytes once more. So both tokens belong to one group.
+    completes the character. If the next token has no id, its text, the whole character, is encoded.
+    If the first token kept its id, these bytes would be in the ids twice. So both tokens belong to
+    one group.
     """
     keeps: list[bool] = []
-    keeps_next = True  # whether the token behind keeps its id
+    keeps_next = True  # whether the token that follows in the text keeps its id
     for token in reversed(tokens):
         keeps_next = token.id >= 0 and (keeps_next or token.text != "")
         keeps.append(keeps_next)
@@ -443,7 +447,7 @@ class _EncodedChain(NamedTuple):
     prompt: EncodedPrompt
     """The ids of the whole chain."""
     sizes: Sequence[tuple[int, int]]
-    """Index i has the number of tokens before step i, and the bytes of their JSON."""
+    """Index i has the number of tokens before step i, and the length of their JSON in bytes."""
 
 
 def with_leading_system(messages: Messages) -> Messages:
@@ -470,8 +474,8 @@ class ChainPromptCache:
         tokenizer = self._get_tokenizer()
         conversation = _conversation(chain)
         prefix, opened_by_prompt = await tokenizer.conversation(conversation)
-        # The last step may open the block. Then the closing marker of an earlier step is encoded,
-        # too. So `has_block` is a part of the key.
+        # The last step can change whether the chain has a block, and then the encoding of earlier
+        # steps. So `has_block` is a part of the key.
         has_block = opened_by_prompt or opens_block(chain.text)
         key = (tokenizer, conversation, has_block)
         last = self._last  # Another call may replace `_last` while this call waits.
