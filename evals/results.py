@@ -114,7 +114,7 @@ class Result:
     ratio: Interval
     """The wall time of all samples, divided by the wall time of the baseline's samples."""
     spent: Mapping[Party, Mapping[str, float]]
-    """By party and by field of its `Account`: the mean of a sample."""
+    """For each party and each field of its `Account`: the mean over all samples."""
     accept_rate: float | None
     """The share of accepted drafts; None for an arm that judges no drafts."""
     steps: Mapping[str, float]
@@ -128,7 +128,7 @@ class Result:
     several: SeveralSamples | None = None
     """pass@k and maj@k; None with one sample of each problem."""
     speculation: ByRole = field(default_factory=dict[Role, Acceptance])
-    """The tokens that the servers drafted and accepted, by role."""
+    """The tokens that vLLM's token-level speculation drafted and accepted, by role."""
 
     @property
     def name(self) -> str:
@@ -183,7 +183,7 @@ def complete(
 
 
 def default_baseline(arms: Iterable[Arm]) -> str:
-    """Return the default baseline: ``plain`` if it is among *arms*, else the large model alone."""
+    """Return the default baseline: ``plain``, or ``large`` if ``plain`` is not among *arms*."""
     if any(arm.name == PLAIN.name for arm in arms):
         return PLAIN.name
     return LARGE.name
@@ -232,7 +232,8 @@ def _compare(
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
     """
-    Return the samples of the oracle, which chooses the best model for each problem in no time.
+    Return the samples of the oracle, which chooses the best model for each problem. The choice
+    costs no time.
 
     The oracle takes the small model's sample if this sample is right, otherwise the large model's
     sample. No method that chooses one model for each problem can be better. A method that uses both

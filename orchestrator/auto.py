@@ -83,7 +83,7 @@ class Estimate:
     best_method_pace: float
     """The pace of the method, if every run used it and every draft was accepted."""
     beside_pace: float
-    """The pace of the large model alone, beside the runs that use a method now."""
+    """The pace if the large model writes this run, and the other runs go on as now."""
     alone_pace: float
     """The pace of the large model alone, if no run used a method."""
 
@@ -130,9 +130,10 @@ class Auto:
     """The runs that use a method now."""
     slowdown: float = 1.0
     """
-    The factor by which the use of methods lengthens a step, as a mean over all runs.
+    How much longer a step takes than if no run used a method, as a mean over all runs.
 
-    For one run it is min(method_pace, beside_pace) / alone_pace, from its `Estimate`.
+    For one run it is the pace of its better choice, min(method_pace, beside_pace), divided by
+    alone_pace (`Estimate`).
     Above 1, the runs that use a method cost the other runs more than they gain.
     """
     shadow_run: AutoRun | None = None
@@ -411,7 +412,7 @@ class AutoRun:
         Its duration becomes the debt (`Auto.shadow_debt`). If requests wait at the server, the
         draft spent most of its time in the queue. Then the debt is at most the time of
         `max_ahead` + 1 steps of the large model. Until the method is measured, the time of one step
-        is free, so that the method is measured soon.
+        is not added to the debt, so that the method is measured soon.
         """
         auto = self.auto
         if auto.shadow_run is not self:
@@ -469,8 +470,8 @@ class AutoRun:
         """
         self._evidence.add(accepted)
         weight = KEPT_SHARE_PER_STEP**self._verdicts
-        # A full sum of all weights (WINDOW_STEPS) loses *weight* here. `add` puts *weight* back. So
-        # the sum never exceeds WINDOW_STEPS.
+        # If the sum of all weights is WINDOW_STEPS, `fade` takes *weight* away, and less from a
+        # smaller sum. `add` adds *weight*. So the sum never exceeds WINDOW_STEPS.
         self.record.evidence.fade(1 - weight / WINDOW_STEPS)
         self.record.evidence.add(accepted, weight)
         self._verdicts += 1

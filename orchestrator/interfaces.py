@@ -155,14 +155,14 @@ class AnswerParser(Protocol):
         finished: bool,
     ) -> tuple[int, str, Sequence[Calling]]:
         """
-        Parse the first few of *tokens*. The parser decides how many. No call has parsed any of
-        *tokens* before.
+        Parse *tokens* from the first on, as many as the parser can. Pass only tokens that no
+        earlier call has parsed.
 
         If *finished* is true, the answer ends with the last of *tokens*. Return the number of
         parsed tokens, and the content and the pieces of tool calls in the parsed tokens. The parser
-        holds back text that may begin a tool call, until the parser is sure. A number of 0 means
-        that the parser gave up: do not call `parse` again. If `parse` raises, the state of the
-        parser has not changed, and `parse` can be called again with the same tokens.
+        holds back text that may begin a tool call, until the parser is sure. If the returned number
+        is 0, the parser has given up: do not call `parse` again. If `parse` raises, the state of
+        the parser has not changed, and `parse` can be called again with the same tokens.
         """
         ...
 
@@ -289,8 +289,9 @@ def loop_guard(policy: Policy) -> LoopGuard | None:
     A loop is a text that repeats itself. The guard rejects a draft that is empty or in a loop,
     without asking the policy. If the repair goes on with the loop, the run ends. A policy declares
     its guard with an attribute ``loop_guard``. The default is `DEFAULT_GUARD`. A policy with one
-    model declares None, because it has to write the same text as the server alone. The option
-    ``stop_loops`` of a run overrides the declaration (`Guarded` in ``policies/wrappers.py``).
+    model declares None, because its text has to be what the server writes without stepspec. The
+    option ``stop_loops`` of a run overrides the declaration (`Guarded` in
+    ``policies/wrappers.py``).
     """
     return cast("LoopGuard | None", getattr(policy, "loop_guard", DEFAULT_GUARD))
 

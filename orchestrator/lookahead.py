@@ -61,9 +61,8 @@ class LookaheadControl:
     """
     The number of drafts that may be made after the draft that the run waits for.
 
-    With 0 the run is sequential: one draft, then its verdict. Some policies write the step
-    themselves to compare it with the draft (`Preparing`). The request for the policy's
-    own step always starts together with the draft, even with 0.
+    With 0 the run is sequential: one draft, then its verdict. Even with 0, a policy that writes its
+    own version of each step (`Preparing`) writes it at the same time as the draft.
     """
     hedge: float = 0.0
     """
@@ -201,8 +200,9 @@ class Lookahead:
 
     async def _close(self) -> None:
         while self._tasks:
-            # If a task's own timeout fires at the same time, asyncio raises only `TimeoutError`,
-            # and the cancellation is lost. `_cancel` of the next round then cancels the task again.
+            # If a task's own timeout fires while the task is being cancelled, asyncio raises only
+            # `TimeoutError`, and the cancellation is lost. `_cancel` of the next round then cancels
+            # the task again.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
         await (self._closing or self._open_requests.aclose())
@@ -343,9 +343,9 @@ async def judge(
     Return the verdict of *policy* on *draft*.
 
     If the judge is unavailable, or the chain is too long for its context, the draft is rejected.
-    Raise `VerifierFailed` if a verifier failed and the settings name no substitute for it. A policy
-    may write during `verify`: if this fails, raise the error, because the repair would fail as
-    well.
+    Raise `VerifierFailed` if a verifier failed and the settings name no substitute for it. Some
+    policies write text during `verify`. If the writing fails, raise its error, because the repair
+    would fail as well.
     """
     if reason := _obstacle(policy, chain, draft):
         return Rollback(reason=reason)

@@ -153,8 +153,8 @@ class Loop:
         if auto is None:
             return self.policy
         decision = auto.decide(len(self.chain.steps))
-        # `follow` emits the decision as an event. `auto` receives the event from the observer of
-        # the run, and changes the result of `auto.policy` below.
+        # `follow` emits the decision as an event. The observer of the run passes each event to
+        # `auto.read`. So `auto.policy` below already obeys the decision.
         self._shadow.follow(decision, self.chain)
         return auto.policy(self.policy)
 

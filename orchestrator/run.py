@@ -39,7 +39,7 @@ _FINISH_REASONS: dict[End, FinishReason] = {
     "repetition": "repetition",
 }
 _ANSWER_CUTS: dict[Stop, FinishReason] = {"length": "length", "repetition": "repetition"}
-"""The reason of the run by the `stop` of a cut answer. With any other `stop`, it is complete."""
+"""Why the run ended, by the `stop` of a cut answer. With other values, the answer is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,8 @@ class _CurrentRun:
         parts = self.parts
         self.budget = parts.budget
         self.stop = parts.stop
-        # A parser needs the whole answer from one model. Without thinking, the chain is the answer.
+        # The method writes no answer after the thinking if there is no thinking, because the chain
+        # is then the answer. A parser needs the whole answer from one model.
         self.by_method = parts.by_method and self.chain.thinks and parts.parser is None
         self.control = LookaheadControl.of(parts.ahead)
         self.author = parts.answerer or parts.policy.answerer
@@ -186,7 +187,8 @@ class _CurrentRun:
         """
         Emits the answer.
 
-        The first stream is for an answer in the chain. An answer after it gets another stream.
+        The first stream is for an answer in the chain. An answer after the chain gets another
+        stream.
         """
 
     async def outcome(self) -> Outcome:
@@ -306,8 +308,8 @@ class _CurrentRun:
         if not self.by_method or has_answer(self.chain, self.stop):
             return reason
         closed = self.chain.closed
-        # If the time of the thinking ended within the answer, go on: the answer can use the rest of
-        # the time of the run.
+        # The time limit of the thinking can pass while the method already answers. Then go on,
+        # because the answer can use the rest of the time of the run.
         if closed and reason != "time":
             return reason
         # Without room for a first step, there is no room for an answer.

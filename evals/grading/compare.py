@@ -23,7 +23,7 @@ Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]
 """Compares two expressions, the gold first. None: the comparison took too long."""
 Verdict: TypeAlias = bool | None
 """Whether two answers mean the same. None: algebra took too long."""
-_COMPUTATION = "="  # the name of a left side that is a computation, as in 2+3 = 5
+_COMPUTATION = "="  # stands for the name if the left side is a computation: 2+3 = 5
 MAX_ITEMS = 16  # of a list or a pair; algebra compares each item with each
 
 # The name of a value before "=". Each line has examples.
@@ -436,7 +436,11 @@ def _words(text: str) -> str:
 
 
 def _letters(text: str) -> str:
-    r"""Return "c" for ``C``, ``(C)`` and ``\text{(C)}``; "" if anything else remains."""
+    r"""
+    Return the letters of *text* in lower case, without brackets and ``\text``.
+
+    "": the text has other characters, too.
+    """
     bare = _TEXT.sub(r"\1", text).strip("()[] .").lower()
     if bare.isalpha():
         return bare

@@ -102,10 +102,10 @@ class Placement:
         Raise `EndpointUnavailable` if no replica is left. A replica that failed is called again
         only if a later probe succeeded, and only if every other replica failed or is down.
 
-        A rejection that concerns every request, such as that of a key, is a failure of the
-        replica. If no replica is left, the last such rejection is raised. A replica has also failed
-        if it rejects a request because its context or vocabulary has changed. A probe then learns
-        the replica anew.
+        If a server rejects the API key, or would reject every request for another reason, the
+        replica has failed. If no replica is left, the last such rejection is raised. A replica has
+        also failed if it rejects a request because its context or vocabulary has changed. A probe
+        then learns the replica anew.
         """
         failed = Counter[str]()
         rejection: EndpointRejected | None = None

@@ -48,8 +48,8 @@ from .schemas import (
 
 INPUT = "input"
 """
-The name of an argument. A custom tool takes one text. The models see a custom tool as a function
-whose only argument has this name.
+The name of the only argument of a custom tool, as the models see it. A custom tool takes one text,
+and the models see it as a function.
 """
 INPUT_SCHEMA = json_text(
     {
@@ -290,7 +290,7 @@ class FlatTool:
     tool: Tool
     """The tool as the models see it."""
     call_fields: JsonObject
-    """The fields by which a call tells the client its tool."""
+    """The fields of a call that tell the client which tool is called."""
 
 
 @accepting(
@@ -389,7 +389,7 @@ TEXT_EVENTS: Mapping[PartKind, tuple[str, JsonObject]] = {
     "text": ("output_text", {"content_index": 0, "logprobs": []}),
     "call": ("function_call_arguments", {}),
 }
-"""By the kind of a part: the prefix of the events with its text, and their constant fields."""
+"""For each kind of a part: the prefix of its text events, and the fields that all of them have."""
 
 
 ITEM_PREFIXES = {

@@ -144,8 +144,8 @@ class Solver:
     """
     Keeps connections to both models, and solves many problems, also at the same time.
 
-    The arguments are both models, and other settings as keyword arguments. Instead, the only
-    argument can be complete `Settings`. Arguments override variables of the environment. Variables
+    The arguments are both models, and other settings as keyword arguments. Or pass one
+    argument, complete `Settings`. Arguments override variables of the environment. Variables
     override the TOML file. The file overrides the defaults (see `stepspec.settings`)::
 
         async with Solver(
@@ -224,7 +224,7 @@ class Solver:
 
     @property
     def connections(self) -> Connections:
-        """The connections to the models, from which those of each run are opened."""
+        """The connections that all runs share. Each run makes its models from them."""
         return Connections(self.small, self.large, self.critic)
 
     @property
@@ -327,11 +327,11 @@ class Solver:
         Only the large model's answer may call a tool (see `Solution.calls`).
 
         *seed* is the seed of the sampling. If *seed* is None, the run draws a seed, and
-        `Solution.seed` is the drawn seed. With ``auto``, or with one model alone, no seed is drawn.
-        Without a seed, one open request can write several steps, which is faster. If the servers
-        answer equal requests with equal tokens, two runs with the same seed write the same chain.
-        The number of drafts ahead does not matter. With ``auto``, the chain depends on measured
-        times, and *seed* is not used.
+        `Solution.seed` is the drawn seed. With ``auto``, or with one model alone, no seed is drawn,
+        because without a seed one open request can write several steps, which is faster. If the
+        servers answer equal requests with equal tokens, two runs with the same seed write the same
+        chain. The number of drafts ahead does not matter. With ``auto``, the chain depends on
+        measured times, and *seed* is not used.
 
         *observe* is called with every event. *clock* gives the times in events and in the trace. By
         default it is a new clock. Two runs must not share a clock. *trace_to* is the file of the
@@ -409,11 +409,11 @@ class Solver:
         """
         Build the parts of the run, and run it from *chain*, which has no steps.
 
-        Because of a *small_model_error*, the run leaves out the small model.
+        If there is a *small_model_error*, the run leaves out the small model.
         """
 
-        # `watch` uses `auto`, which is assigned further down, because `auto` needs the models and
-        # the models need `watch`. No event comes before `auto` is assigned.
+        # `auto` needs the models, and the models need `watch`. So `watch` uses `auto` before its
+        # assignment below. No event comes before this assignment.
         def watch(event: Event) -> None:
             recorder(event)
             auto.read(recorder.last)

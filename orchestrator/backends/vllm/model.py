@@ -168,8 +168,8 @@ class VllmModel(SingleModel):
         tokenizer = self._endpoint.tokenizer
         markers, is_thinking = await tokenizer.thinking_block(chain)
         ending = "" if chain.tools else tokenizer.template.ending
-        # If the template has no end of a reply, the model may still open a block. Then stop at the
-        # closing marker of this block.
+        # If no text ends the reply, the model can still open a block. Then stop at the closing
+        # marker of this block.
         may_open = not chain.closed and not ending
         if is_thinking or may_open:
             mark = markers.closing
@@ -230,7 +230,7 @@ class VllmModel(SingleModel):
         Read *spans* as `Model.score` says.
 
         The server reads the whole chain again, prefix cache or not, unless the endpoint allows
-        `suffix_scoring`. Raise `ConfigurationError` if it refuses to score a suffix.
+        `suffix_scoring`. Raise `ConfigurationError` if the server then refuses.
         """
         tokenizer = self._endpoint.tokenizer
         call = self._call("score")
@@ -264,7 +264,8 @@ class VllmModel(SingleModel):
         """
         prompt = before.plus(ids)
         body = bodies.suffix_scoring_body(self._endpoint.name, prompt, top)
-        # One row more than *ids* proves to `computed_rows` that the server computed all of *ids*.
+        # Keep the row before *ids*, too. If the server computed this row, it computed all rows
+        # after it (`computed_rows`).
         shorten = partial(replies.with_last_rows, count=len(ids) + 1)
         try:
             reply = await self._post(
@@ -443,9 +444,9 @@ class VllmModel(SingleModel):
                 shorten=shorten,
             )
             usage = replies.usage(reply)
-            # All prompts begin with the final prompt, which is the chain. vLLM reports only the
-            # cached tokens of the final prompt. Each prompt has one written token. Some servers
-            # report more, so cut the number.
+            # If there are two prompts, the second is the chain, and the first begins with the
+            # chain. vLLM reports only the cached tokens of the last prompt. Each prompt has one
+            # written token. Some servers report more, so cut the number.
             meter.add(min(usage.written, len(prompts)), len(prompts) * usage.cached)
             return reply
 

@@ -1,8 +1,8 @@
 """
 Encode chains to token ids with the tokenizer and the chat template of one model.
 
-Each new text takes one request. Its ids are then cached. A marker is the text that opens or closes
-the thinking block.
+The server encodes: each new text takes one request, and its ids are cached. A marker is the text
+that opens or closes the thinking block.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class ModelTokenizer(TextTokenizer):
         """
         Encode an empty thinking block.
 
-        If a parser of answers reads this block at the beginning, it expects no thinking after it.
+        A parser that finds this block at the beginning of an answer expects no more thinking.
         """
         markers = self.template.markers
         return await self.encode_special(f"{markers.opening}\n\n{markers.closing}\n\n")
@@ -247,8 +247,8 @@ class ModelTokenizer(TextTokenizer):
                 continue
             encoded = await self.tokens_of_text(text_of(group))
             if len(encoded) == 1 and encoded[0].text == group[-1].text:
-                # The whole text belongs to the last token, and the other tokens have none. Keep
-                # the log-probabilities of the last token.
+                # The last token has the text of the group, and the tokens before it have no text.
+                # Keep the log-probabilities of the last token.
                 encoded = [replace(group[-1], id=encoded[0].id)]
             tokens += encoded
         return tokens
@@ -257,10 +257,11 @@ class ModelTokenizer(TextTokenizer):
         """
         Encode *step* of a chain. Its tokens keep their ids if possible.
 
-        The thinking must not begin a turn. So the ids of special tokens that stand between turns
-        are not kept in the thinking, and the texts of these tokens are encoded as ordinary text.
-        The answer keeps these ids, because it may need them for the calls of tools. A token that
-        ends the thinking keeps its id. *closing* has the same meaning as in `encode`.
+        A special token in the thinking could begin a new turn. So the ids of special tokens that
+        stand between turns are not kept in the thinking, and the texts of these tokens are encoded
+        as ordinary text. The answer keeps these ids, because it may need them for the calls of
+        tools. A token that ends the thinking keeps its id. *closing* has the same meaning as in
+        `encode`.
         """
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.encode(step.text, closing=closing)
@@ -380,8 +381,8 @@ class ModelTokenizer(TextTokenizer):
         Encode the template's rendering of *messages* and *tools*.
 
         The chat template looks for some texts in the assistant's content. With these texts the
-        template finds the thinking of earlier turns, and leaves it out. So these texts are encoded
-        as special tokens (*whole*).
+        template finds the thinking of earlier turns, and leaves it out. The server has to
+        see these texts as the model wrote them, so they are encoded as special tokens (*whole*).
         """
         markers = self.template.markers
         sought = (markers.opening, markers.closing, self.template.head, self.template.ending)
@@ -447,7 +448,7 @@ class _EncodedChain(NamedTuple):
     prompt: EncodedPrompt
     """The ids of the whole chain."""
     sizes: Sequence[tuple[int, int]]
-    """Index i has the number of tokens before step i, and the length of their JSON in bytes."""
+    """For each step: the number of ids before it, and their bytes in the body of a request."""
 
 
 def with_leading_system(messages: Messages) -> Messages:
@@ -474,8 +475,8 @@ class ChainPromptCache:
         tokenizer = self._get_tokenizer()
         conversation = _conversation(chain)
         prefix, opened_by_prompt = await tokenizer.conversation(conversation)
-        # The last step can change whether the chain has a block, and then the encoding of earlier
-        # steps. So `has_block` is a part of the key.
+        # The last step can open a block. This changes the encoding of earlier steps. So `has_block`
+        # is a part of the key.
         has_block = opened_by_prompt or opens_block(chain.text)
         key = (tokenizer, conversation, has_block)
         last = self._last  # Another call may replace `_last` while this call waits.
