@@ -142,16 +142,22 @@ async def run(
             queue.put_nowait(entry)
     lost_with: defaultdict[Place, list[str]] = defaultdict(list)
     """The names of the workers that were lost with a trial."""
+    lost_workers: set[str] = set()
 
     async def work(worker: Worker) -> None:
         while True:
             turn, trial = await queue.get()
+            if worker.name in lost_workers:  # Another task of this worker has noticed the loss.
+                queue.put_nowait((turn, trial))
+                queue.task_done()
+                return
             trace_to = traces / trace_name(trial.number, trial.arm.name) if traces else None
             try:
                 solution = await worker.solve(trial, trace_to)
                 sample = await _graded(trial, solution, graders)
             # The loss of the worker in another task cancels this one.
             except (WorkerLost, asyncio.CancelledError):
+                lost_workers.add(worker.name)
                 lost_with[trial.place].append(worker.name)
                 queue.put_nowait((turn, trial))
                 queue.task_done()

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepspec import Sampling, Solution
@@ -302,6 +302,7 @@ async def test_the_trials_of_a_dead_worker_are_solved_by_others_once(
     st.integers(1, 4),
     st.integers(0, 4),
 )
+@example({(2, "specreason"): 2}, 4, 2, 3)
 def test_whoever_dies_every_trial_has_one_sample_and_the_run_ends(
     deadly: dict[tuple[int, str], int], posts: int, concurrency: int, problems: int
 ) -> None:
