@@ -24,9 +24,6 @@ from .report import (
     Finding,
     FindingOutcome,
     PairReport,
-    WritePace,
-    milliseconds,
-    tokens_read,
 )
 
 Findings: TypeAlias = Iterator[Finding]
@@ -37,13 +34,10 @@ CHAIN_CONTEXT_TOKENS = 2048
 """For a chain of thought, at least."""
 VERSIONS_WITH_CACHE_MODE = re.compile(r"v?0\.([0-2]?\d|3[0-2])\b")
 """The versions of vLLM before 0.33, which ignores ``--mamba-cache-mode``."""
-MAX_PACE_RATIO = 0.7
-"""The most seconds for a token of a faster small model, as a share of the large model's."""
 MIN_DIGITS_PROBABILITY = 0.5
 
 AGAIN = "look into the server's log, and run `stepspec doctor` again"
 LARGER_CONTEXT = "start vLLM with a larger --max-model-len"
-FASTER_SMALL = "choose a smaller small model, or give it a faster server"
 SUFFIX_CURE = (
     "start vLLM with --enable-scale-out --enable-prompt-tokens-details and set suffix_scoring ="
     " true"
@@ -69,13 +63,6 @@ FAILURES: Mapping[str, Finding] = {
         "it cannot judge",
         "serve it with vLLM, or choose a policy without a judge",
     ),
-    "scoring": Finding(
-        "costs",
-        "scoring",
-        "policies that score drafts (BiLD, reading, reflective) cannot use it",
-        "choose a policy that scores nothing",
-    ),
-    "verdicts": Finding("unknown", "verdicts", "the time of a verdict is not known", AGAIN),
 }
 """What it means that a measurement of the report failed. Its reason is added to the message."""
 SMALL_CANNOT_JUDGE = Finding(
@@ -218,9 +205,6 @@ def _about_cache(report: EndpointReport, can: Capabilities) -> Findings:
             cure = "start vLLM without --speculative-config"
     else:
         return
-    if report.reading:
-        again = tokens_read(report.reading)
-        found += f"; a verdict takes {report.reading}, and what it reads again is {again}"
     yield Finding("costs", "prefix_cache", f"the prefix cache is on, but {found}", cure)
 
 
@@ -257,13 +241,12 @@ def _about_replica(other: EndpointReport, first: EndpointReport) -> Findings:
 
 def _about_judge(large: EndpointReport) -> Findings:
     """Report a large model that scores slowly, or does not understand a judge's question."""
-    is_off = large.can is not None and large.can.suffix_scoring is None
-    if is_off and large.scoring is not None:
+    can = large.can
+    if can and can.prompt_logprobs and can.suffix_scoring is None:
         yield Finding(
             "costs",
             "suffix_scoring",
-            "suffix scoring is off: to score a step it reads the whole chain again,"
-            f" {milliseconds(large.scoring)} after {LONG_PROMPT_TOKENS} tokens",
+            "suffix scoring is off: to score a step, each verdict reads the whole chain again",
             SUFFIX_CURE,
         )
     if large.digits is not None and large.digits < MIN_DIGITS_PROBABILITY:
@@ -307,38 +290,6 @@ def _about_pair(
             "the vocabularies differ: every step is encoded anew for the other model, one request"
             " each",
             "choose two models of one family",
-        )
-    if small.pace and large.pace:
-        yield from _about_speed(small.pace, large.pace)
-
-
-def _about_speed(small: WritePace, large: WritePace) -> Findings:
-    """Report a small model that is not much faster, if the noise of the timings allows to tell."""
-    noise = max(small.noise, large.noise)
-    slower = large.between * (1 + noise)
-    if small.between <= large.between * MAX_PACE_RATIO:
-        return
-    if 0 < slower < small.between:
-        yield Finding(
-            "costs",
-            "speed",
-            "the small model is slower than the large one: speculation cannot pay",
-            f"swap the two, or {FASTER_SMALL}",
-        )
-    elif 0 < slower * MAX_PACE_RATIO < small.between:
-        yield Finding(
-            "costs",
-            "speed",
-            "the small model is hardly faster than the large one: speculation cannot pay",
-            FASTER_SMALL,
-        )
-    else:
-        yield Finding(
-            "unknown",
-            "speed",
-            "could not tell on these servers whether the small model is faster than the large one:"
-            f" from one measurement to the next, the seconds for a token changed by {noise:.0%}",
-            "run `stepspec doctor` again when the servers are idle",
         )
 
 

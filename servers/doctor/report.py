@@ -1,5 +1,5 @@
 """
-What the doctor reports: findings, and the measurements of each server and critic.
+What the doctor reports: findings, and what is known of each server and critic.
 
 A report can be written as JSON and as tables for a terminal. Each `Finding` has one of four
 outcomes: "works", "costs" (it works, but slower, or less exactly), "cannot work", and "unknown".
@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
+from stepspec.orchestrator.endpoints.capabilities import Capabilities
 from stepspec.orchestrator.endpoints.chat_template import Source
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 
@@ -105,36 +105,6 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class WritePace:
-    """How fast a server writes: the median of several writes."""
-
-    first: float
-    """Seconds to the first token."""
-    between: float
-    """Seconds between two tokens."""
-    noise: float = 0.0
-    """The range of the seconds between tokens over the writes, as a share of the median."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The measured cost of one more verdict about a long chain."""
-
-    chain: int
-    """Tokens of the chain."""
-    read: int | None
-    """Prompt tokens that were not in the server's cache; None if the server does not tell."""
-    seconds: float
-    """Seconds of the verdict."""
-    first: float
-    """Seconds of the first verdict about the chain, which reads all of it."""
-
-    def __str__(self) -> str:
-        first = milliseconds(self.first)
-        return f"{milliseconds(self.seconds)} (the first one, which reads all: {first})"
-
-
-@dataclass(frozen=True, slots=True)
 class EndpointReport:
     """What is known of one endpoint. None stands for unknown."""
 
@@ -156,22 +126,16 @@ class EndpointReport:
     """Whether the encoded text of the chat template has the template's ids."""
     digits: float | None = None
     """The probability that the model's grade of a step is a digit."""
-    pace: WritePace | None = None
-    """How fast it writes."""
     can: Capabilities | None = None
     """Its capabilities."""
-    scoring: float | None = None
-    """Seconds to score a step after `LONG_PROMPT_TOKENS` cached tokens."""
     acceptance: Acceptance | None = None
     """Counters of its own speculative decoding since its start; None without it."""
     thinks_by: Source = "unknown"
     """How it is known whether the model thinks."""
     block: str = ""
     """The mark that opens the thinking block; "" without one."""
-    reading: Reading | None = None
-    """The cost of a verdict."""
     failures: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why a measurement failed, by name: "writing", "judging", "scoring", "verdicts"."""
+    """Why a request failed, by name: "writing" or "judging"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +265,6 @@ def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
     unknown = _mark(None)
     if can is None:
         return {"server": report.url, "model": UNUSABLE_MARK}
-    pace = report.pace
-    reading = report.reading
     return {
         "server": report.url,
         "model": report.model or unknown,
@@ -318,12 +280,7 @@ def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
             for name, lack in LACKS.items()
         },
         "probability of digits": _figure(report.digits, "{:.1%}"),
-        "first token": milliseconds(pace.first if pace else None),
-        "each further token": milliseconds(pace.between if pace else None, "{:.1f} ms"),
-        "a verdict reads": tokens_read(reading),
-        "a verdict takes": milliseconds(reading.seconds if reading else None),
         "suffix scoring": SUFFIX_SCORING_WORDS[can.suffix_scoring],
-        f"scoring a step after {LONG_PROMPT_TOKENS} tokens": milliseconds(report.scoring),
     }
 
 
@@ -342,13 +299,3 @@ def _mark(value: bool | None, *, missing: FindingOutcome = "unknown") -> Text:
 
 def _figure(value: float | None, layout: str) -> str:
     return "unknown" if value is None else layout.format(value)
-
-
-def milliseconds(seconds: float | None, layout: str = "{:.0f} ms") -> str:
-    return _figure(seconds and seconds * 1000, layout)
-
-
-def tokens_read(reading: Reading | None) -> str:
-    if reading is None or reading.read is None:
-        return "unknown"
-    return f"{reading.read} of {reading.chain} tokens"

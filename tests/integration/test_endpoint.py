@@ -311,17 +311,12 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
         assert can.speculation is False
         assert all((can.token_ids, can.chosen_logprobs, can.prompt_logprobs, can.metrics))
         assert (can.prefix_cache, can.cached_tokens, examined.faithful) == (True, True, True)
-        assert examined.scoring is not None
         assert can.suffix_scoring is (True if examined.role == "large" else None)
     assert diagnosis.large.digits is not None
     assert 0 < diagnosis.large.digits <= 1
-    # Beside other tests, a server's pace changes too much for the speed of the pair to be known.
-    known = [
-        finding
-        for finding in diagnosis.findings
-        if (finding.check, finding.outcome) != ("speed", "unknown")
+    assert not [
+        finding for finding in diagnosis.findings if finding.outcome in ("cannot work", "unknown")
     ]
-    assert not [finding for finding in known if finding.outcome in ("cannot work", "unknown")]
     assert len([*render(report)]) > len(diagnosis.findings)
 
 
