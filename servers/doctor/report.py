@@ -1,7 +1,7 @@
 """
 What the doctor reports: findings, and what is known of each server and critic.
 
-A report can be written as JSON and as tables for a terminal. Each `Finding` has one of four
+A report can be written as JSON and as lines for a terminal. Each `Finding` has one of four
 outcomes: "works", "costs" (it works, but slower, or less exactly), "cannot work", and "unknown".
 """
 
@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from rich.console import RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from stepspec.orchestrator.chain import Role
@@ -82,7 +80,7 @@ LACKS: Mapping[str, Lack] = {
         "let the proxy forward /metrics, and start vLLM without --disable-log-stats",
     ),
 }
-"""What each capability means where it is missing, in the order of the table."""
+"""What each capability means where it is missing, in the order of the findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +211,14 @@ def report_json(report: Diagnosis) -> dict[str, Any]:
     return asdict(report)
 
 
-def render(report: Diagnosis) -> Iterator[RenderableType]:
-    """Yield the tables and lines of *report* for a terminal. The last line is its summary."""
-    yield _table(report.pair)
-    yield from _lines(report.pair.findings)
+def render(report: Diagnosis) -> Iterator[Text]:
+    """Yield the lines of *report* for a terminal. The last line is its summary."""
+    pair = report.pair
+    for server in (pair.small, pair.large, *pair.others):
+        yield Text(_server_line(server))
+    yield from _lines(pair.findings)
     if report.critic:
-        yield _critic_table(report.critic)
+        yield Text(_critic_line(report.critic))
         yield from _lines(report.critic.findings)
     yield Text(report.summary, "bold green" if report.ok else "bold red")
 
@@ -234,68 +234,26 @@ def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
         yield Text()
 
 
-def _table(pair: PairReport) -> Table:
-    reports = (pair.small, pair.large, *pair.others)
-    table = _columns(*(report.role for report in reports))
-    cells = [table_cells(report) for report in reports]
-    for name in max(cells, key=len):
-        table.add_row(name, *(column.get(name, _mark(None)) for column in cells))
-    if any(report.can for report in reports):
-        table.add_row("one vocabulary", _mark(pair.same_vocabulary, missing="costs"))
-    return table
-
-
-def _columns(*names: str) -> Table:
-    columns = [Column(name, overflow="fold") for name in ("", *names)]
-    return Table(*columns, box=None, pad_edge=False)
-
-
-def _critic_table(critic: CriticReport) -> Table:
-    table = _columns("critic")
-    table.add_row("server", critic.url or "a function")
-    table.add_row("model", UNUSABLE_MARK if critic.problem else critic.model or _mark(None))
-    table.add_row("rates a right one", _figure(critic.right, "{:.2f}"))
-    table.add_row("rates a wrong one", _figure(critic.wrong, "{:.2f}"))
-    return table
-
-
-def table_cells(report: EndpointReport) -> dict[str, RenderableType]:
-    """Return the cells of a server by the names of their rows."""
+def _server_line(report: EndpointReport) -> str:
+    """Describe a server in one line. The findings say what it lacks."""
     can = report.can
-    unknown = _mark(None)
     if can is None:
-        return {"server": report.url, "model": UNUSABLE_MARK}
-    return {
-        "server": report.url,
-        "model": report.model or unknown,
-        "vLLM": can.version or unknown,
-        "context": _figure(report.context, "{} tokens"),
-        "thinks": _mark(report.thinks, missing="works").append(f" ({report.thinks_by})"),
-        "speculative decoding": _mark(can.speculation, missing="works"),
-        "drafted tokens accepted": str(
-            report.acceptance or ("none" if can.speculation is False else unknown),
-        ),
-        **{
-            name.replace("_", " "): _mark(getattr(can, name), missing=lack.outcome)
-            for name, lack in LACKS.items()
-        },
-        "probability of digits": _figure(report.digits, "{:.1%}"),
-        "suffix scoring": SUFFIX_SCORING_WORDS[can.suffix_scoring],
-    }
+        return f"{report.role}  {report.url}: cannot be used"
+    words = [f"{report.role}  {report.url}: {report.model}"]
+    if can.version:
+        words.append(f"vLLM {can.version}")
+    words.append(f"context of {report.context} tokens")
+    words.append(f"{'thinks' if report.thinks else 'does not think'} ({report.thinks_by})")
+    if report.digits is not None:
+        words.append(f"{report.digits:.1%} of a grade's probability on digits")
+    if report.acceptance:
+        words.append(f"drafted tokens accepted: {report.acceptance}")
+    return ", ".join(words)
 
 
-UNUSABLE_MARK = Text("cannot be used", COLOURS["cannot work"])
-SUFFIX_SCORING_WORDS: Mapping[bool | None, str] = {True: "on", False: "refused", None: "off"}
-
-
-def _mark(value: bool | None, *, missing: FindingOutcome = "unknown") -> Text:
-    """Return yes, no or unknown in the colour of its outcome. *missing* is the outcome of a no."""
-    if value is None:
-        return Text("unknown", COLOURS["unknown"])
-    if value:
-        return Text("yes", COLOURS["works"])
-    return Text("no", COLOURS[missing])
-
-
-def _figure(value: float | None, layout: str) -> str:
-    return "unknown" if value is None else layout.format(value)
+def _critic_line(critic: CriticReport) -> str:
+    server = f"critic  {critic.url or 'a function'}"
+    if critic.right is None or critic.wrong is None:
+        return f"{server}: cannot be used"
+    rates = f"rates a right one {critic.right:.2f}, a wrong one {critic.wrong:.2f}"
+    return f"{server}: {critic.model}, {rates}"

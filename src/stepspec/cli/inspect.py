@@ -113,10 +113,9 @@ def doctor(json: Json = False) -> None:
     if json:
         print_json(report_json(report))
     else:
-        for part in render(report):
-            # A finding is one line for grep, and wrapped for a reader.
-            one_line = isinstance(part, Text) and not stdout.is_terminal
-            stdout.print(part, soft_wrap=one_line)
+        for line in render(report):
+            # It is one line for grep, and wrapped for a reader.
+            stdout.print(line, soft_wrap=not stdout.is_terminal)
     if not report.ok:
         raise typer.Exit(1)
 

@@ -80,10 +80,10 @@ def notes(diagnosis: PairReport, subject: str = "") -> list[str]:
     ]
 
 
-def row(name: str, *diagnoses: PairReport) -> list[str]:
-    """The words of the row called *name* in the table of *diagnoses*."""
-    (found,) = [line for line in shown(*diagnoses).splitlines() if line.startswith(f"{name} ")]
-    return found.split()
+def server_line(diagnosis: PairReport) -> str:
+    """The line of the large server."""
+    (found,) = [line for line in shown(diagnosis).splitlines() if line.startswith("large ")]
+    return found
 
 
 def test_a_complete_pair_has_no_notes() -> None:
@@ -102,14 +102,34 @@ def test_missing_features_are_named_with_their_cost_and_unknown_ones_as_unknown(
     unknown = conclude(FAST, replace(GOOD, can=without(name, None)))
     assert outcomes(unknown) == {name: "unknown"}
     assert unknown.findings[0].cure
-    for diagnosis, mark in ((lacking, "no"), (unknown, "unknown")):
-        assert row(name.replace("_", " "), diagnosis)[-2:] == ["yes", mark]
 
 
 def test_what_was_not_reported_is_unknown() -> None:
     diagnosis = conclude(FAST, replace(GOOD, can=without("version", None)))
     assert outcomes(diagnosis) == {"version": "unknown"}
-    assert row("vLLM", diagnosis) == ["vLLM", "0.32.0", "unknown"]
+    assert "vLLM" not in server_line(diagnosis)
+
+
+def test_a_line_describes_each_server() -> None:
+    thinks = "context of 4096 tokens, thinks (template), 97.0% of a grade's probability on digits"
+    speculating = replace(GOOD, thinks_by="template", acceptance=Acceptance(10, 40, 20))
+    assert server_line(conclude(FAST, speculating)) == (
+        f"large  http://l: big, vLLM 0.32.0, {thinks}, drafted tokens accepted: 50%, 3.00 a pass"
+    )
+    silent = replace(GOOD, thinks=False, thinks_by="template", digits=None)
+    assert server_line(conclude(FAST, silent)) == (
+        "large  http://l: big, vLLM 0.32.0, context of 4096 tokens, does not think (template)"
+    )
+
+
+def test_a_line_says_how_the_critic_rates() -> None:
+    pair = conclude(FAST, GOOD)
+    for critic, words in (
+        (CriticReport("http://c", "", "prm", 0.9, 0.1), "prm, rates a right one 0.90, a wrong one"),
+        (CriticReport("http://c", "no connection"), "cannot be used"),
+    ):
+        lines = [str(line) for line in render(Diagnosis.of(pair, critic))]
+        assert any(line.startswith(f"critic  http://c: {words}") for line in lines)
 
 
 COSTS = ("costs", "It works: 1 costs speed or accuracy.")
@@ -205,22 +225,17 @@ def test_what_cannot_work_is_printed_first_and_brackets_are_no_markup() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "mark", "note"),
+    ("found", "note"),
     [
-        (True, "on", None),
-        (
-            None,
-            "off",
-            "to score a step, each verdict reads the whole chain again: start vLLM",
-        ),
-        (False, "refused", "suffix scoring is set, but the server does not do it"),
+        (True, None),
+        (None, "to score a step, each verdict reads the whole chain again: start vLLM"),
+        (False, "suffix scoring is set, but the server does not do it"),
     ],
 )
-def test_the_cost_of_scoring_is_reported(found: bool | None, mark: str, note: str | None) -> None:
+def test_the_cost_of_scoring_is_reported(found: bool | None, note: str | None) -> None:
     diagnosis = conclude(FAST, replace(GOOD, can=without("suffix_scoring", found)))
     assert len(notes(diagnosis)) == (note is not None)
     assert (note or "") in "".join(notes(diagnosis))
-    assert row("suffix scoring", diagnosis)[-1] == mark
 
 
 class Misreading(FakeVllm):
@@ -258,8 +273,7 @@ async def test_a_server_that_is_not_there_is_a_finding_at_once() -> None:
     assert "connection refused" in notes(diagnosis)[0]
     assert diagnosis.same_vocabulary is None
     lines = shown(diagnosis).splitlines()
-    assert "cannot be used" in lines[2]
-    assert not any(line.startswith("vLLM") for line in lines)
+    assert lines[:2] == [f"{role}  {GONE.url}: cannot be used" for role in ("small", "large")]
     assert lines[-1] == "It cannot work like this: 2 things cannot work."
 
 
@@ -267,7 +281,9 @@ async def test_the_other_server_is_examined_all_the_same() -> None:
     diagnosis = await examined(serving())
     assert (diagnosis.large.model, diagnosis.large.problem) == ("fake", "")
     assert diagnosis.small.problem
-    assert row("token ids", diagnosis) == ["token", "ids", "unknown", "yes"]
+    assert diagnosis.large.can is not None
+    assert diagnosis.large.can.token_ids
+    assert server_line(diagnosis).startswith(f"large  {diagnosis.large.url}: fake, ")
 
 
 class Dying(FakeVllm):
