@@ -1,6 +1,6 @@
 """
-Verifiers through the whole program: settings, solver, service, doctor and command line, over
-stand-in servers.
+Verifiers through the whole program: settings, solver, service and command line, over stand-in
+servers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import AnswerJudged, Event, FellBack
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
-from stepspec.servers.doctor import diagnose_critic, render
-from stepspec.servers.doctor.report import Diagnosis, EndpointReport, PairReport
 from stepspec.settings import load
 
 from .stand_in import StandIn
@@ -166,46 +164,6 @@ def test_an_unknown_function_is_refused_before_any_run(nowhere: Path) -> None:
     critic = Solver("http://a:1/v1", "http://b:1/v1", critic=says_42).settings.critic
     assert isinstance(critic, FunctionVerifier)
     assert critic.function == "says_42"
-
-
-@pytest.mark.parametrize(
-    ("verifier", "settings", "outcome", "ratings"),
-    [
-        (says_42, {}, "unknown", (0.0, 0.0)),
-        (broken, {}, "costs", (None, None)),
-        (broken, {"fallback": "fail"}, "cannot work", (None, None)),
-    ],
-)
-async def test_the_doctor_asks_a_verifier(
-    verifier: Any,
-    settings: dict[str, Any],
-    outcome: str,
-    ratings: tuple[float | None, float | None],
-) -> None:
-    report = await diagnose_critic(FunctionVerifier(function=verifier, **settings))
-    assert [finding.outcome for finding in report.findings] == [outcome]
-    assert (report.right, report.wrong) == ratings
-    pair = PairReport(EndpointReport("small", ""), EndpointReport("large", ""), None, ())
-    assert Diagnosis.of(pair, report).ok is (outcome != "cannot work")
-    assert list(render(Diagnosis.of(pair, report)))
-
-
-async def test_the_doctor_finds_a_verifier_of_sums_right() -> None:
-    def sums(candidate: Candidate) -> bool:
-        return "is 4." in candidate.text
-
-    def upside_down(candidate: Candidate) -> bool:
-        return not sums(candidate)
-
-    for judges in ("answer", "step"):
-        verifiers = [
-            FunctionVerifier.model_validate({"function": function, "judges": judges})
-            for function in (sums, upside_down)
-        ]
-        verifier, reversed_verifier = verifiers
-        assert not (await diagnose_critic(verifier)).findings
-        (finding,) = (await diagnose_critic(reversed_verifier)).findings
-        assert finding.outcome == "costs"
 
 
 def test_the_command_line_prints_what_the_verifier_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,6 @@ from typing import TypeAlias
 from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from stepspec.orchestrator.endpoints.chat_template import Source, disagreement
 from stepspec.orchestrator.endpoints.metrics import FINE_BLOCK_TOKENS, MATCH_UNIT, CacheConfig
-from stepspec.orchestrator.events import Fallback
 
 from .report import (
     LACKS,
@@ -293,14 +292,13 @@ def _about_pair(
         )
 
 
-def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> CriticReport:
+def conclude_critic(report: CriticReport) -> CriticReport:
     """
-    Add the finding to the *report* of a reward model or a verifier.
+    Add the finding to the *report* of a reward model.
 
-    The *fallback* decides in place of a verifier that fails. Ratings that are no numbers from 0 to
-    1 become None.
+    Ratings that are no numbers from 0 to 1 become None.
     """
-    finding = _about_critic(report, fallback)
+    finding = _about_critic(report)
     if finding is None:
         return report
     if finding.outcome == "cannot work":
@@ -308,12 +306,9 @@ def conclude_critic(report: CriticReport, fallback: Fallback | None = None) -> C
     return replace(report, findings=(replace(finding, subject="critic"),))
 
 
-def _about_critic(report: CriticReport, fallback: Fallback | None) -> Finding | None:
-    if report.problem and fallback in (None, "fail"):
-        return Finding("cannot work", "connection", report.problem)
+def _about_critic(report: CriticReport) -> Finding | None:
     if report.problem:
-        cure = f"repair it: until then its fallback, {fallback}, decides"
-        return Finding("costs", "connection", report.problem, cure)
+        return Finding("cannot work", "connection", report.problem)
     right = report.right
     wrong = report.wrong
     if right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
@@ -325,12 +320,9 @@ def _about_critic(report: CriticReport, fallback: Fallback | None) -> Finding | 
         )
     if right > wrong:
         return None
-    message = f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}"
-    if fallback is None:
-        cure = "set delimiter, layout and prefix in [critic] as the reward model was trained"
-        return Finding("costs", "rating", message, cure)
-    if right < wrong:
-        cure = "is the score the other way round? 1 has to mean correct"
-        return Finding("costs", "rating", message, cure)
-    cure = "nothing to cure if it judges other problems, such as programs"
-    return Finding("unknown", "rating", message, cure)
+    return Finding(
+        "costs",
+        "rating",
+        f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}",
+        "set delimiter, layout and prefix in [critic] as the reward model was trained",
+    )

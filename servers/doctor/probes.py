@@ -13,9 +13,6 @@ from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.endpoints.settings import Address
 from stepspec.orchestrator.errors import EndpointError, EndpointUnreachable, StepspecError
-from stepspec.orchestrator.events import Fallback
-from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier
-from stepspec.orchestrator.verifiers.verifier import AnyVerifier
 from stepspec.prompts import load
 
 from .advice import conclude, conclude_critic
@@ -39,7 +36,7 @@ WRITTEN_TOKENS = 32
 async def examine(
     small: Endpoint,
     large: Endpoint,
-    critic: CriticEndpoint | AnyVerifier | None = None,
+    critic: CriticEndpoint | None = None,
 ) -> Diagnosis:
     """Examine both endpoints, then the *critic*."""
     pair = await diagnose(small, large)
@@ -61,37 +58,21 @@ async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
     return conclude(small_report, large_report, *small_replicas, *large_replicas)
 
 
-async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticReport:
+async def diagnose_critic(settings: CriticEndpoint) -> CriticReport:
     """
-    Have the critic rate a right and a wrong step or answer.
+    Have the reward model rate a right and a wrong step.
 
-    A critic that cannot be used is reported, not raised.
+    A reward model that cannot be used is reported, not raised.
     """
-    report = CriticReport(getattr(settings, "url", ""))
-    fallback: Fallback | None = None
+    report = CriticReport(settings.url)
     try:
-        if isinstance(settings, CriticEndpoint):
-            async with RewardModelEndpoint(_hasty(settings)) as endpoint:
-                report = replace(report, model=endpoint.name)
-                critic = endpoint.critic()
-                ratings = [await critic.rate(PROBLEM.extend(step)) for step in RATED]
-        else:
-            fallback = settings.fallback
-            report = replace(report, model=settings.name)
-            async with ConnectedVerifier(settings) as verifier:
-                ratings = [await verifier.rate(_candidate(settings, step)) for step in RATED]
-        right, wrong = [rating.score for rating in ratings]
-        report = replace(report, right=right, wrong=wrong)
+        async with RewardModelEndpoint(_hasty(settings)) as endpoint:
+            report = replace(report, model=endpoint.name)
+            critic = endpoint.critic()
+            right, wrong = [await critic.rate(PROBLEM.extend(step)) for step in RATED]
     except StepspecError as exc:
-        report = replace(report, problem=_cause(exc))
-    return conclude_critic(report, fallback)
-
-
-def _candidate(settings: AnyVerifier, step: Step) -> Candidate:
-    """Return *step* as what the verifier judges, a step or an answer."""
-    if settings.judges == "step":
-        return Candidate.step(PROBLEM.extend(step))
-    return Candidate.final(PROBLEM, step.text.strip())
+        return conclude_critic(replace(report, problem=_cause(exc)))
+    return conclude_critic(replace(report, right=right.score, wrong=wrong.score))
 
 
 def _hasty(settings: A) -> A:

@@ -154,18 +154,18 @@ class PairReport:
 
 @dataclass(frozen=True, slots=True)
 class CriticReport:
-    """What is known of a reward model or a verifier."""
+    """What is known of a reward model."""
 
     url: str
-    """The base URL; "" for a function."""
+    """The base URL."""
     problem: str = ""
     """Why it cannot be used; "": it can be used."""
     model: str | None = None
     """Its name; None: unknown."""
     right: float | None = None
-    """Its rating, 0 to 1, of a right step or answer; None: unknown."""
+    """Its rating, 0 to 1, of a right step; None: unknown."""
     wrong: float | None = None
-    """Its rating, 0 to 1, of an obviously wrong step or answer; None: unknown."""
+    """Its rating, 0 to 1, of an obviously wrong step; None: unknown."""
     findings: tuple[Finding, ...] = ()
     """What was found: at most one finding."""
 
@@ -181,7 +181,7 @@ class Diagnosis:
     pair: PairReport
     """Both models."""
     critic: CriticReport | None = None
-    """The reward model or verifier; None without one."""
+    """The reward model; None without one."""
 
     @classmethod
     def of(cls, pair: PairReport, critic: CriticReport | None = None) -> Diagnosis:
@@ -252,7 +252,7 @@ def _server_line(report: EndpointReport) -> str:
 
 
 def _critic_line(critic: CriticReport) -> str:
-    server = f"critic  {critic.url or 'a function'}"
+    server = f"critic  {critic.url}"
     if critic.right is None or critic.wrong is None:
         return f"{server}: cannot be used"
     rates = f"rates a right one {critic.right:.2f}, a wrong one {critic.wrong:.2f}"

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.prompts import replacing
 from stepspec.servers.doctor import examine, render, report_json
@@ -107,7 +108,7 @@ def doctor(json: Json = False) -> None:
             examine(
                 solver.small.settings,
                 solver.large.settings,
-                settings.critic,
+                settings.critic if isinstance(settings.critic, CriticEndpoint) else None,
             )
         )
     if json:
