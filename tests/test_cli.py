@@ -310,7 +310,7 @@ def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(
         assert printed[-1].startswith("It cannot work like this: 1 thing cannot work, ")
     assert call("doctor", "--small", small, "--large", large, "--json") == 1
     found = orjson.loads(capfd.readouterr().out)
-    assert [finding["check"] for finding in found["pair"]["findings"]] == [
+    assert [finding["check"] for finding in found["findings"]] == [
         "connection",
         "connection",
     ]

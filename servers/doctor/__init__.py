@@ -3,7 +3,7 @@ Diagnose a pair of endpoints and a critic: what each can do, what does not work,
 what helps.
 """
 
-from .probes import diagnose, diagnose_critic, examine
-from .report import render, report_json
+from .probes import diagnose
+from .report import render
 
-__all__ = ["diagnose", "diagnose_critic", "examine", "render", "report_json"]
+__all__ = ["diagnose", "render"]

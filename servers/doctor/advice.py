@@ -1,13 +1,13 @@
 """
-Conclude from the doctor's measurements: findings with their cost and their cure.
+Conclude from what the doctor saw: findings with their cost and their cure.
 
-Cures are flags of the vLLM that was found. `conclude` is about a pair, `conclude_critic` about the
-critic. Nothing is asked of a server here.
+Cures are flags of the vLLM that was found. Nothing is asked of a server here.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
@@ -19,10 +19,11 @@ from stepspec.orchestrator.endpoints.metrics import FINE_BLOCK_TOKENS, MATCH_UNI
 from .report import (
     LACKS,
     CriticReport,
+    Diagnosis,
     EndpointReport,
     Finding,
     FindingOutcome,
-    PairReport,
+    summary,
 )
 
 Findings: TypeAlias = Iterator[Finding]
@@ -96,8 +97,18 @@ THINKING: Mapping[tuple[Source, bool | None], Finding] = {
 """By how it is known, and by whether the model thinks. A block in the template is no finding."""
 
 
-def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> PairReport:
-    """Make the diagnosis from the reports of both endpoints and of the *others*, their replicas."""
+def conclude(
+    small: EndpointReport,
+    large: EndpointReport,
+    *others: EndpointReport,
+    critic: CriticReport | None = None,
+) -> Diagnosis:
+    """
+    Make the diagnosis from the reports of both endpoints, of the *others*, their replicas, and of
+    the *critic*.
+
+    Ratings of a critic that are no numbers from 0 to 1 become None.
+    """
     same_vocabulary = None
     if small.vocabulary and large.vocabulary:
         same_vocabulary = small.vocabulary == large.vocabulary
@@ -108,8 +119,23 @@ def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointRepo
     for other in others:
         first = small if other.role == "small" else large
         found.append((f"{other.role} at {other.url}", _about_replica(other, first)))
+    if critic:
+        found.append(("critic", _about_critic(critic)))
     findings = [replace(finding, subject=subject) for subject, about in found for finding in about]
-    return PairReport(small, large, same_vocabulary, tuple(findings), others)
+    refused = ("critic", "cannot work")
+    if critic and refused in [(finding.subject, finding.outcome) for finding in findings]:
+        critic = replace(critic, right=None, wrong=None)
+    counts = Counter(finding.outcome for finding in findings)
+    return Diagnosis(
+        ok=not counts["cannot work"],
+        summary=summary(counts),
+        small=small,
+        large=large,
+        others=others,
+        same_vocabulary=same_vocabulary,
+        critic=critic,
+        findings=tuple(findings),
+    )
 
 
 def _about_server(report: EndpointReport) -> Findings:
@@ -292,37 +318,22 @@ def _about_pair(
         )
 
 
-def conclude_critic(report: CriticReport) -> CriticReport:
-    """
-    Add the finding to the *report* of a reward model.
-
-    Ratings that are no numbers from 0 to 1 become None.
-    """
-    finding = _about_critic(report)
-    if finding is None:
-        return report
-    if finding.outcome == "cannot work":
-        report = replace(report, right=None, wrong=None)
-    return replace(report, findings=(replace(finding, subject="critic"),))
-
-
-def _about_critic(report: CriticReport) -> Finding | None:
-    if report.problem:
-        return Finding("cannot work", "connection", report.problem)
+def _about_critic(report: CriticReport) -> Findings:
     right = report.right
     wrong = report.wrong
-    if right is None or wrong is None or not (0 <= right <= 1 and 0 <= wrong <= 1):
-        return Finding(
+    if report.problem or right is None or wrong is None:
+        yield Finding("cannot work", "connection", report.problem)
+    elif not (0 <= right <= 1 and 0 <= wrong <= 1):
+        yield Finding(
             "cannot work",
             "rating",
             f"its ratings are not numbers from 0 to 1 but {right} and {wrong}",
             "serve a reward model with one or two labels, with vLLM's --runner pooling",
         )
-    if right > wrong:
-        return None
-    return Finding(
-        "costs",
-        "rating",
-        f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}",
-        "set delimiter, layout and prefix in [critic] as the reward model was trained",
-    )
+    elif right <= wrong:
+        yield Finding(
+            "costs",
+            "rating",
+            f"it rates a right one {right:.2f} and an obviously wrong one {wrong:.2f}",
+            "set delimiter, layout and prefix in [critic] as the reward model was trained",
+        )

@@ -15,8 +15,8 @@ from stepspec.orchestrator.endpoints.settings import Address
 from stepspec.orchestrator.errors import EndpointError, EndpointUnreachable, StepspecError
 from stepspec.prompts import load
 
-from .advice import conclude, conclude_critic
-from .report import CriticReport, Diagnosis, EndpointReport, PairReport
+from .advice import conclude
+from .report import CriticReport, Diagnosis, EndpointReport
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Address)
@@ -33,19 +33,13 @@ WRITTEN_TOKENS = 32
 """Of the write that is tried."""
 
 
-async def examine(
+async def diagnose(
     small: Endpoint,
     large: Endpoint,
     critic: CriticEndpoint | None = None,
 ) -> Diagnosis:
-    """Examine both endpoints, then the *critic*."""
-    pair = await diagnose(small, large)
-    return Diagnosis.of(pair, await diagnose_critic(critic) if critic else None)
-
-
-async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
     """
-    Examine all servers of both endpoints at once.
+    Examine all servers of both endpoints at once, then the *critic*.
 
     A server that cannot be used is reported, not raised.
     """
@@ -55,15 +49,13 @@ async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
     reports.sort(key=lambda report: report.problem != "")  # The first that can be used comes first.
     small_report, *small_replicas = [report for report in reports if report.role == "small"]
     large_report, *large_replicas = [report for report in reports if report.role == "large"]
-    return conclude(small_report, large_report, *small_replicas, *large_replicas)
+    others = (*small_replicas, *large_replicas)
+    critic_report = await _examine_critic(critic) if critic else None
+    return conclude(small_report, large_report, *others, critic=critic_report)
 
 
-async def diagnose_critic(settings: CriticEndpoint) -> CriticReport:
-    """
-    Have the reward model rate a right and a wrong step.
-
-    A reward model that cannot be used is reported, not raised.
-    """
+async def _examine_critic(settings: CriticEndpoint) -> CriticReport:
+    """Have the reward model rate a right and a wrong step."""
     report = CriticReport(settings.url)
     try:
         async with RewardModelEndpoint(_hasty(settings)) as endpoint:
@@ -71,8 +63,8 @@ async def diagnose_critic(settings: CriticEndpoint) -> CriticReport:
             critic = endpoint.critic()
             right, wrong = [await critic.rate(PROBLEM.extend(step)) for step in RATED]
     except StepspecError as exc:
-        return conclude_critic(replace(report, problem=_cause(exc)))
-    return conclude_critic(replace(report, right=right.score, wrong=wrong.score))
+        return replace(report, problem=_cause(exc))
+    return replace(report, right=right.score, wrong=wrong.score)
 
 
 def _hasty(settings: A) -> A:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
 
 from rich.text import Text
 
@@ -137,22 +137,6 @@ class EndpointReport:
 
 
 @dataclass(frozen=True, slots=True)
-class PairReport:
-    """What is known of a pair."""
-
-    small: EndpointReport
-    """The small endpoint, or the first of its replicas that can be used."""
-    large: EndpointReport
-    """The large endpoint, or the first of its replicas that can be used."""
-    same_vocabulary: bool | None
-    """Whether both have the same token ids; None: unknown."""
-    findings: tuple[Finding, ...]
-    """What was found at the servers and between both models."""
-    others: tuple[EndpointReport, ...] = ()
-    """The other replicas."""
-
-
-@dataclass(frozen=True, slots=True)
 class CriticReport:
     """What is known of a reward model."""
 
@@ -166,8 +150,6 @@ class CriticReport:
     """Its rating, 0 to 1, of a right step; None: unknown."""
     wrong: float | None = None
     """Its rating, 0 to 1, of an obviously wrong step; None: unknown."""
-    findings: tuple[Finding, ...] = ()
-    """What was found: at most one finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,24 +160,22 @@ class Diagnosis:
     """Whether everything that was checked can work."""
     summary: str
     """How many findings there are of each kind, in words."""
-    pair: PairReport
-    """Both models."""
-    critic: CriticReport | None = None
+    small: EndpointReport
+    """The small endpoint, or the first of its replicas that can be used."""
+    large: EndpointReport
+    """The large endpoint, or the first of its replicas that can be used."""
+    others: tuple[EndpointReport, ...]
+    """The other replicas."""
+    same_vocabulary: bool | None
+    """Whether both models have the same token ids; None: unknown."""
+    critic: CriticReport | None
     """The reward model; None without one."""
-
-    @classmethod
-    def of(cls, pair: PairReport, critic: CriticReport | None = None) -> Diagnosis:
-        findings = [*pair.findings, *(critic.findings if critic else ())]
-        counts: Counter[FindingOutcome] = Counter(finding.outcome for finding in findings)
-        return cls(
-            ok=not counts["cannot work"],
-            summary=_summary(counts),
-            pair=pair,
-            critic=critic,
-        )
+    findings: tuple[Finding, ...]
+    """What was found at the servers and between both models."""
 
 
-def _summary(counts: Counter[FindingOutcome]) -> str:
+def summary(counts: Counter[FindingOutcome]) -> str:
+    """Say how many findings there are of each outcome."""
     phrases = [
         f"{counts[outcome]} {one if counts[outcome] == 1 else several}"
         for outcome, (one, several) in PHRASES.items()
@@ -207,19 +187,13 @@ def _summary(counts: Counter[FindingOutcome]) -> str:
     return f"It {works}: {', '.join(phrases)}."
 
 
-def report_json(report: Diagnosis) -> dict[str, Any]:
-    return asdict(report)
-
-
 def render(report: Diagnosis) -> Iterator[Text]:
     """Yield the lines of *report* for a terminal. The last line is its summary."""
-    pair = report.pair
-    for server in (pair.small, pair.large, *pair.others):
+    for server in (report.small, report.large, *report.others):
         yield Text(_server_line(server))
-    yield from _lines(pair.findings)
     if report.critic:
         yield Text(_critic_line(report.critic))
-        yield from _lines(report.critic.findings)
+    yield from _lines(report.findings)
     yield Text(report.summary, "bold green" if report.ok else "bold red")
 
 

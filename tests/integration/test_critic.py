@@ -21,10 +21,11 @@ from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint
 from stepspec.orchestrator.backends.vllm.replies import pooled_values
 from stepspec.orchestrator.backends.vllm.reward_model import sigmoid
-from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint, Endpoint
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
-from stepspec.servers.doctor import diagnose_critic
+from stepspec.servers.doctor import diagnose
+from stepspec.servers.doctor.report import Diagnosis, FindingOutcome
 from stepspec.servers.launcher import Served, ServerCommand
 from stepspec.servers.launcher.commands import arguments
 
@@ -209,19 +210,36 @@ async def test_a_problem_is_solved_under_a_critics_eyes(
     assert solution.ledger.critic.written == solution.ledger.critic.failed == 0
 
 
-async def test_the_doctor_examines_every_kind_of_head(critics: Mapping[str, Served]) -> None:
+async def test_the_doctor_examines_every_kind_of_head(
+    pair: Pair, critics: Mapping[str, Served]
+) -> None:
     for served in critics.values():
-        report = await diagnose_critic(CriticEndpoint(url=served.base_url))
+        diagnosis = await diagnosed(pair, served)
+        report = diagnosis.critic
+        assert report is not None
         assert (report.problem, report.model) == ("", served.served_name)
         assert report.right is not None
         assert report.wrong is not None
         assert 0 < report.right < 1
         assert 0 < report.wrong < 1
         expected = [] if report.right > report.wrong else ["costs"]  # The weights are random.
-        assert [finding.outcome for finding in report.findings] == expected
+        assert outcomes_of_the_critic(diagnosis) == expected
 
 
 async def test_the_doctor_distinguishes_a_writing_model_from_a_reward_model(pair: Pair) -> None:
-    report = await diagnose_critic(CriticEndpoint(url=pair.small.base_url))
-    assert "--runner pooling" in report.problem
-    assert [finding.outcome for finding in report.findings] == ["cannot work"]
+    diagnosis = await diagnosed(pair, pair.small)
+    assert diagnosis.critic is not None
+    assert "--runner pooling" in diagnosis.critic.problem
+    assert outcomes_of_the_critic(diagnosis) == ["cannot work"]
+
+
+async def diagnosed(pair: Pair, critic: Served) -> Diagnosis:
+    return await diagnose(
+        Endpoint(role="small", url=pair.small.base_url),
+        Endpoint(role="large", url=pair.large.base_url),
+        CriticEndpoint(url=critic.base_url),
+    )
+
+
+def outcomes_of_the_critic(diagnosis: Diagnosis) -> list[FindingOutcome]:
+    return [finding.outcome for finding in diagnosis.findings if finding.subject == "critic"]

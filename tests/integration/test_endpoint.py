@@ -28,7 +28,7 @@ from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
-from stepspec.servers.doctor import diagnose, examine, render, report_json
+from stepspec.servers.doctor import diagnose, render
 from stepspec.servers.launcher import Served
 from tests.templates import ask, learn
 
@@ -299,10 +299,8 @@ async def test_a_chain_crosses_between_vocabularies_as_text(small_other: Pair) -
 async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
     small = Endpoint(role="small", url=pair.small.base_url)
     large = endpoint_of(pair.large, "large")
-    report = await examine(small, large)
-    assert report.ok
-    diagnosis = report.pair
-    assert report_json(report)["ok"]
+    diagnosis = await diagnose(small, large)
+    assert diagnosis.ok
     assert diagnosis.same_vocabulary
     for examined in (diagnosis.small, diagnosis.large):
         can = examined.can
@@ -317,7 +315,7 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
     assert not [
         finding for finding in diagnosis.findings if finding.outcome in ("cannot work", "unknown")
     ]
-    assert len([*render(report)]) > len(diagnosis.findings)
+    assert len([*render(diagnosis)]) > len(diagnosis.findings)
 
 
 async def test_a_model_without_a_chat_template_is_refused_with_the_cure(

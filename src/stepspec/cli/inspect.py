@@ -15,7 +15,7 @@ from typer import Argument, Option
 from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.prompts import replacing
-from stepspec.servers.doctor import examine, render, report_json
+from stepspec.servers.doctor import diagnose, render
 from stepspec.service.watch.page import html
 
 from .. import policies
@@ -51,7 +51,7 @@ Examples:
       --large http://localhost:8002/v1
 
   # servers of stepspec.toml
-  stepspec doctor --json | jq '.pair.findings[]'
+  stepspec doctor --json | jq '.findings[]'
 
   # before a run that needs the reward model
   stepspec doctor --critic http://localhost:8003/v1 || exit 1
@@ -105,14 +105,14 @@ def doctor(json: Json = False) -> None:
     settings = solver.settings
     with stderr.status("examining the servers"), replacing(settings.prompts):
         report = wait(
-            examine(
+            diagnose(
                 solver.small.settings,
                 solver.large.settings,
                 settings.critic if isinstance(settings.critic, CriticEndpoint) else None,
             )
         )
     if json:
-        print_json(report_json(report))
+        print_json(dataclasses.asdict(report))
     else:
         for line in render(report):
             # It is one line for grep, and wrapped for a reader.

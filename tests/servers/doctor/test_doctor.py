@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from io import StringIO
 from typing import Any
 
@@ -18,15 +18,15 @@ from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint
 from stepspec.orchestrator.endpoints.capabilities import Capabilities
 from stepspec.orchestrator.endpoints.metrics import Acceptance, CacheConfig
-from stepspec.servers.doctor import diagnose, diagnose_critic, render, report_json
-from stepspec.servers.doctor.advice import AGAIN, conclude, conclude_critic
+from stepspec.servers.doctor import diagnose, render
+from stepspec.servers.doctor.advice import AGAIN, conclude
 from stepspec.servers.doctor.report import (
     LACKS,
     CriticReport,
     Diagnosis,
     EndpointReport,
+    Finding,
     FindingOutcome,
-    PairReport,
 )
 
 from ...orchestrator.backends.test_reward_model import FakePooling
@@ -37,6 +37,7 @@ ALL = Capabilities("0.32.0", True, True, True, True, True, True, False, suffix_s
 GOOD = EndpointReport("large", "http://l", "", "big", 4096, "v", True, True, 0.97, ALL)
 FAST = replace(GOOD, role="small", url="http://s", model="tiny")
 GONE = Endpoint(role="small", url="http://127.0.0.1:9", retries=1000)
+GONE_LARGE = GONE.model_copy(update={"role": "large"})
 
 
 def without(name: str, value: bool | None) -> Capabilities:
@@ -48,7 +49,7 @@ def serving(kind: type[FakeVllm] = FakeVllm, **fields: Any) -> Any:
     return kind(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, **fields)
 
 
-async def examined(server: FakeVllm, *, both: bool = False, **settings: Any) -> PairReport:
+async def examined(server: FakeVllm, *, both: bool = False, **settings: Any) -> Diagnosis:
     """
     Diagnose a pair whose large model is at *server*; with *both* the small one is too, else it is
     not there.
@@ -57,10 +58,10 @@ async def examined(server: FakeVllm, *, both: bool = False, **settings: Any) -> 
         return await diagnose(small if both else GONE, large)
 
 
-def shown(diagnosis: PairReport) -> str:
+def shown(diagnosis: Diagnosis) -> str:
     console = Console(width=160, file=StringIO())
     with console.capture() as capture:
-        for part in render(Diagnosis.of(diagnosis)):
+        for part in render(diagnosis):
             console.print(part, soft_wrap=True)
     return capture.get()
 
@@ -69,18 +70,18 @@ def note(name: str) -> str:
     return f"no {name.replace('_', ' ')}: {LACKS[name].cost}: {LACKS[name].cure}"
 
 
-def outcomes(diagnosis: PairReport) -> dict[str, FindingOutcome]:
+def outcomes(diagnosis: Diagnosis) -> dict[str, FindingOutcome]:
     return {finding.check: finding.outcome for finding in diagnosis.findings}
 
 
-def notes(diagnosis: PairReport, subject: str = "") -> list[str]:
+def notes(diagnosis: Diagnosis, subject: str = "") -> list[str]:
     """The findings as text, those about *subject*, or all."""
     return [
         str(finding) for finding in diagnosis.findings if not subject or finding.subject == subject
     ]
 
 
-def server_line(diagnosis: PairReport) -> str:
+def server_line(diagnosis: Diagnosis) -> str:
     """The line of the large server."""
     (found,) = [line for line in shown(diagnosis).splitlines() if line.startswith("large ")]
     return found
@@ -123,12 +124,11 @@ def test_a_line_describes_each_server() -> None:
 
 
 def test_a_line_says_how_the_critic_rates() -> None:
-    pair = conclude(FAST, GOOD)
     for critic, words in (
         (CriticReport("http://c", "", "prm", 0.9, 0.1), "prm, rates a right one 0.90, a wrong one"),
         (CriticReport("http://c", "no connection"), "cannot be used"),
     ):
-        lines = [str(line) for line in render(Diagnosis.of(pair, critic))]
+        lines = [str(line) for line in render(conclude(FAST, GOOD, critic=critic))]
         assert any(line.startswith(f"critic  http://c: {words}") for line in lines)
 
 
@@ -188,8 +188,8 @@ def test_each_fault_is_a_finding_with_its_outcome_and_its_cure(
     assert finding.outcome == outcome[0]
     assert str(finding).startswith(words)
     assert finding.cure or "problem" in change
-    report = Diagnosis.of(diagnosis)
-    assert (report.ok, report.summary.startswith(outcome[1])) == (outcome == COSTS, True)
+    assert diagnosis.ok is (outcome == COSTS)
+    assert diagnosis.summary.startswith(outcome[1])
 
 
 def test_a_pair_of_which_only_the_small_model_thinks_is_refused() -> None:
@@ -209,7 +209,7 @@ def test_the_summary_counts_every_outcome_once() -> None:
         can=replace(ALL, metrics=False, cached_tokens=False, version=None),
         failures={"judging": "no"},
     )
-    summary = Diagnosis.of(conclude(FAST, weak)).summary
+    summary = conclude(FAST, weak).summary
     assert (
         summary
         == "It cannot work like this: 1 thing cannot work, 2 cost speed or accuracy, 1 is unknown."
@@ -268,7 +268,7 @@ async def test_suffix_scoring_is_tried_only_where_it_is_allowed(
 
 async def test_a_server_that_is_not_there_is_a_finding_at_once() -> None:
     async with asyncio.timeout(30):  # A thousand retries would take hours.
-        diagnosis = await diagnose(GONE, GONE.model_copy(update={"role": "large"}))
+        diagnosis = await diagnose(GONE, GONE_LARGE)
     assert [note.split(":")[0] for note in notes(diagnosis)] == ["small", "large"]
     assert "connection refused" in notes(diagnosis)[0]
     assert diagnosis.same_vocabulary is None
@@ -362,7 +362,7 @@ async def test_a_judge_without_log_probabilities_cannot_work() -> None:
 
 def check(report: Diagnosis) -> dict[str, Any]:
     """The JSON of *report*, as it is read again."""
-    values: dict[str, Any] = orjson.loads(orjson.dumps(report_json(report)))
+    values: dict[str, Any] = orjson.loads(orjson.dumps(asdict(report)))
     return values
 
 
@@ -386,18 +386,15 @@ async def test_the_json_has_one_shape_in_every_situation() -> None:
     ]
     critic = CriticReport("http://c", model="prm", right=0.9, wrong=0.1)
     every = [
-        *(Diagnosis.of(pair) for pair in (*pairs, *made)),
-        Diagnosis.of(pairs[0], critic),
-        Diagnosis.of(pairs[0], CriticReport("http://c", "no connection")),
+        *(*pairs, *made),
+        conclude(FAST, GOOD, critic=critic),
+        conclude(FAST, GOOD, critic=CriticReport("http://c", "no connection")),
     ]
     shapes = [check(report) for report in every]
-    assert {tuple(shape) for shape in shapes} == {("ok", "summary", "pair", "critic")}
-    assert {tuple(shape["pair"]) for shape in shapes} == {
-        ("small", "large", "same_vocabulary", "findings", "others")
+    assert {tuple(shape) for shape in shapes} == {tuple(field.name for field in fields(Diagnosis))}
+    assert {tuple(end) for shape in shapes for end in (shape["small"], shape["large"])} == {
+        tuple(field.name for field in fields(EndpointReport))
     }
-    assert {
-        tuple(end) for shape in shapes for end in (shape["pair"]["small"], shape["pair"]["large"])
-    } == {tuple(field.name for field in fields(EndpointReport))}
     assert [shape["ok"] for shape in shapes[:2]] == [True, False]
 
 
@@ -433,6 +430,16 @@ async def test_a_usage_that_counts_no_cached_tokens_where_the_metrics_do_is_foun
     )
 
 
+async def rated(server: FakePooling) -> Diagnosis:
+    """Diagnose the critic at *server*, with a pair that is not there."""
+    async with server.critic() as critic:
+        return await diagnose(GONE, GONE_LARGE, critic)
+
+
+def about_critic(diagnosis: Diagnosis) -> list[Finding]:
+    return [finding for finding in diagnosis.findings if finding.subject == "critic"]
+
+
 def rating(right: float, wrong: float) -> FakePooling:
     """A reward model that gives these logits to a right and to a wrong step."""
     return FakePooling(head=lambda text: [wrong if "7 + 7" in text else right])
@@ -453,25 +460,28 @@ def rating(right: float, wrong: float) -> FakePooling:
 async def test_a_reward_model_is_to_rate_a_right_step_above_a_wrong_one(
     right: float, wrong: float, outcome: FindingOutcome | None, words: str
 ) -> None:
-    async with rating(right, wrong).critic() as settings:
-        critic = await diagnose_critic(settings)
-    assert (critic.problem, critic.model) == ("", "prm")
-    assert [finding.outcome for finding in critic.findings] == ([outcome] if outcome else [])
-    assert all(str(finding).startswith(f"critic: {words}") for finding in critic.findings)
-    report = Diagnosis.of(conclude(FAST, GOOD), critic)
-    assert report.ok
-    check(report)
+    diagnosis = await rated(rating(right, wrong))
+    assert diagnosis.critic is not None
+    assert (diagnosis.critic.problem, diagnosis.critic.model) == ("", "prm")
+    found = about_critic(diagnosis)
+    assert [finding.outcome for finding in found] == ([outcome] if outcome else [])
+    assert all(str(finding).startswith(f"critic: {words}") for finding in found)
+    assert conclude(FAST, GOOD, critic=diagnosis.critic).ok
+    check(diagnosis)
 
 
 @pytest.mark.parametrize(
     ("value", "shown_as"), [(1.5, "1.5"), (-0.1, "-0.1"), (math.nan, "nan"), (math.inf, "inf")]
 )
 async def test_values_outside_of_0_to_1_are_no_ratings(value: float, shown_as: str) -> None:
-    critic = conclude_critic(CriticReport("http://c", model="prm", right=value, wrong=0.5))
-    (finding,) = critic.findings
+    critic = CriticReport("http://c", model="prm", right=value, wrong=0.5)
+    diagnosis = conclude(FAST, GOOD, critic=critic)
+    (finding,) = diagnosis.findings
     assert finding.outcome == "cannot work"
     assert finding.message == f"its ratings are not numbers from 0 to 1 but {shown_as} and 0.5"
-    assert not check(Diagnosis.of(conclude(FAST, GOOD), critic))["ok"]
+    written = check(diagnosis)
+    assert not written["ok"]
+    assert (written["critic"]["right"], written["critic"]["wrong"]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -479,11 +489,13 @@ async def test_values_outside_of_0_to_1_are_no_ratings(value: float, shown_as: s
     [FakePooling(pools=False), FakePooling(names=()), FakePooling(head=lambda text: "high")],
 )
 async def test_a_reward_model_that_cannot_be_used_is_a_finding(server: FakePooling) -> None:
-    async with server.critic() as settings:
-        critic = await diagnose_critic(settings)
-    assert critic.problem
-    assert not Diagnosis.of(conclude(FAST, GOOD), critic).ok
-    gone = await diagnose_critic(CriticEndpoint(url="http://127.0.0.1:9", retries=1000))
+    diagnosis = await rated(server)
+    assert diagnosis.critic is not None
+    assert diagnosis.critic.problem
+    assert not conclude(FAST, GOOD, critic=diagnosis.critic).ok
+    there_is_none = CriticEndpoint(url="http://127.0.0.1:9", retries=1000)
+    gone = (await diagnose(GONE, GONE_LARGE, there_is_none)).critic
+    assert gone is not None
     assert "connection refused" in gone.problem
 
 
