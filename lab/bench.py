@@ -33,6 +33,7 @@ from stepspec.evals.testbed.servers import (
     NO_SPECULATION,
     PAIR,
     SPECULATIONS,
+    Speculation,
     endpoint,
     running,
     weights_digest,
@@ -41,7 +42,6 @@ from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.servers.launcher import TokenSpeculation
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import Sheet
@@ -115,7 +115,7 @@ async def solvers(
     console: Console,
     warm_up: tuple[Arm, ...],
     seed: int,
-    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
+    speculation: Speculation = NO_SPECULATION,
 ) -> AsyncGenerator[Solver]:
     """
     Start the pair, and yield a greedy solver over it.
@@ -145,18 +145,6 @@ def arms(method: str) -> tuple[Arm, ...]:
     if method == "none":
         return STACKED
     return tuple(replace(arm, name=f"{arm.name} + {method}") for arm in STACKED)
-
-
-def server_settings() -> dict[str, object]:
-    """
-    Return the speculation settings of the servers.
-
-    Samples with other settings belong to another run.
-    """
-    return {
-        method: {role: settings.configuration("small") for role, settings in speculation.items()}
-        for method, speculation in SPECULATIONS.items()
-    }
 
 
 async def measure_stacked(
@@ -446,7 +434,7 @@ def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
         "models": weights_digest(*PAIR, world=SHORT),
     }
     if stacked:
-        about["stacked"] = server_settings()
+        about["stacked"] = SPECULATIONS
     return about
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from stepspec.orchestrator.events import Observer
-from stepspec.servers.launcher import TokenSpeculation
 from stepspec.servers.launcher.up import until_signalled
 
 from ..arms import PLAIN, SHIPPED, SMALL
 from ..plan import turns
 from ..results import Result, summarise
 from ..sample import Arm, Sample, derive_seed, sample_once
-from .servers import NO_SPECULATION, PAIR, SCORERS, running
+from .servers import NO_SPECULATION, PAIR, SCORERS, Speculation, running
 from .solving_pair import fresh_tasks, pair_solver
 
 SMALL_PRINT = (
@@ -35,7 +34,7 @@ async def up(
     *,
     json_output: bool = False,
     log_dir: Path | None = None,
-    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
+    speculation: Speculation = NO_SPECULATION,
 ) -> None:
     """
     Start the servers of *roles*, print their URLs, and return when a signal has stopped them.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 
@@ -27,7 +27,7 @@ from stepspec.orchestrator.backends.vllm.endpoint import warm_up
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.servers.launcher import Served, ServerCommand, TokenSpeculation, launch
+from stepspec.servers.launcher import Served, ServerCommand, launch
 from stepspec.servers.launcher.commands import (
     ZEROED_MEMORY,
     arguments,
@@ -46,7 +46,9 @@ SERVED = "testbed-"  # the prefix of the names under which the models are served
 # roles whose servers open /inference/v1/generate, which suffix scoring needs
 SCORERS = frozenset({"large"})
 DRAFTER = "small"  # drafts tokens for the large model where `draft_model` speculation is on
-NO_SPECULATION: Mapping[str, TokenSpeculation] = {}
+Speculation: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""vLLM's ``--speculative-config`` by role."""
+NO_SPECULATION: Speculation = {}
 SEQUENCES = 16  # at once on one server
 
 FLAGS: Mapping[str, Any] = {
@@ -91,10 +93,17 @@ ENVIRONMENT: Mapping[str, str] = {
     "TRANSFORMERS_OFFLINE": "1",
 }
 
-SPECULATIONS: Mapping[str, Mapping[str, TokenSpeculation]] = {
+# vLLM's default of exactly five tokens rarely matches within a step.
+NGRAM: Mapping[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 4,
+}
+SPECULATIONS: Mapping[str, Speculation] = {
     "none": NO_SPECULATION,
-    "ngram": {role: TokenSpeculation(method="ngram") for role in PAIR},
-    "draft_model": {"large": TokenSpeculation(method="draft_model")},
+    "ngram": dict.fromkeys(PAIR, NGRAM),
+    "draft_model": {"large": {"method": "draft_model", "num_speculative_tokens": 4}},
 }
 
 
@@ -212,7 +221,7 @@ def weights_digest(*names: str, world: World = SHORT) -> str:
     return digest.hexdigest()
 
 
-def speculations(method: str) -> Mapping[str, TokenSpeculation]:
+def speculations(method: str) -> Speculation:
     """
     Return the token-level speculation of the pair, by role.
 
@@ -231,7 +240,7 @@ def miniature_servers(
     roles: Sequence[str] = PAIR,
     *,
     world: World = SHORT,
-    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
+    speculation: Speculation = NO_SPECULATION,
     drafter: Path | None = None,
 ) -> tuple[ServerCommand, ...]:
     """
@@ -241,19 +250,18 @@ def miniature_servers(
     *speculation* is by role. *drafter* is the model of ``draft_model``; None: the small model.
     Raise `ConfigurationError` for an unknown profile and for a missing model.
     """
-    drafting = {
-        role: kind.configuration(str(drafter or world.model(DRAFTER)))
-        for role, kind in speculation.items()
-    }
     counts = Counter[str]()
     servers: list[ServerCommand] = []
     for role in roles:
+        drafting = dict(speculation.get(role, {}))
+        if drafting.get("method") == "draft_model":
+            drafting["model"] = str(drafter or world.model(DRAFTER))
         server = _server(
             profile,
             role,
             world.model(role),
             world.flags,
-            drafting.get(role),
+            drafting,
         )
         counts[role] += 1
         if counts[role] > 1:
@@ -267,12 +275,12 @@ def _server(
     role: str,
     model: Path,
     own: Mapping[str, Any],
-    speculation: Mapping[str, Any] | None,
+    drafting: Mapping[str, Any],
 ) -> ServerCommand:
     pace = read_pace(profile, role)
     flags: dict[str, Any] = {**FLAGS, **own, "enable-scale-out": role in SCORERS}
-    if speculation:
-        flags["speculative-config"] = speculation
+    if drafting:
+        flags["speculative-config"] = drafting
     env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
     if pace:
         flags["hf-overrides"] = json.dumps(pace.overrides())
@@ -313,7 +321,7 @@ async def running(
     console: Console,
     world: World = SHORT,
     log_dir: Path | None = None,
-    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
+    speculation: Speculation = NO_SPECULATION,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
     Start the servers of *roles* with progress on *console*, and stop them on exit.

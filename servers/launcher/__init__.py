@@ -1,6 +1,5 @@
 """Start vLLM servers as children of this program, and never leave one behind."""
 
 from .launch import Progress, Served, ServerCommand, launch
-from .pair import TokenSpeculation
 
-__all__ = ["Progress", "Served", "ServerCommand", "TokenSpeculation", "launch"]
+__all__ = ["Progress", "Served", "ServerCommand", "launch"]

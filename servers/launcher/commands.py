@@ -48,7 +48,7 @@ def servers(pair: Pair, visible: Visible = None) -> tuple[ServerCommand, ...]:
             name=role,
             model=server.model,
             served_name=server.served_name,
-            args=tuple(_arguments(pair, server)),
+            args=tuple(_arguments(server)),
             env={**_environment(server, visible), **server.environment},
             host=server.host,
             port=server.port,
@@ -95,9 +95,8 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _arguments(pair: Pair, server: StartedServer) -> Sequence[str]:
+def _arguments(server: StartedServer) -> Sequence[str]:
     cards = len(server.gpus)
-    speculation = server.speculation.configuration(pair.small.model, pair.small.revision)
     flags: dict[str, Any] = {
         "revision": server.revision or False,
         "dtype": server.dtype,
@@ -111,7 +110,7 @@ def _arguments(pair: Pair, server: StartedServer) -> Sequence[str]:
         "generation-config": "vllm",
         "scheduling-policy": "priority",  # verdicts before drafts, and both before bets
         "enable-scale-out": server.suffix_scoring,
-        "speculative-config": speculation or False,
+        "speculative-config": server.speculation or False,
     }
     flags.update(server.flags)
     return arguments(known_flags(flags, vllm_version()))

@@ -20,6 +20,7 @@ from pydantic import (
     PositiveInt,
     ValidationError,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -27,13 +28,6 @@ from stepspec.orchestrator.endpoints.settings import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import explain_error
 
-Method: TypeAlias = Literal["none", "ngram", "suffix", "draft_model", "eagle3", "mtp", "dflash"]
-
-METHODS_WITH_TRAINED_DRAFTER = frozenset({"eagle3", "dflash"})
-DEFAULT_TOKENS: Mapping[str, int] = {"ngram": 4, "draft_model": 4, "eagle3": 3, "mtp": 1}
-"""Tokens that a method drafts at a time. vLLM chooses the number for other methods."""
-NGRAM_LOOKUP: Mapping[str, int] = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-"""The tokens that ngram matches. vLLM's default of exactly five rarely matches within a step."""
 MODEL_FOLDER_STARTS = (".", "/")
 """A model whose name begins with one of these is a folder."""
 
@@ -47,67 +41,6 @@ def _resolve(model: str, info: ValidationInfo) -> str:
 
 
 ModelName: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_resolve)]
-
-
-class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
-    """
-    How a server drafts tokens for its own model, which verifies several of them in one pass.
-
-    A text stands for a table with that method alone. vLLM refuses settings that do not fit
-    together.
-    """
-
-    method: Method = "none"
-    """The method that drafts."""
-    tokens: PositiveInt | None = None
-    """Tokens of a draft, for "suffix" the most tokens. None: the method's default."""
-    model: ModelName | None = None
-    """The model that drafts. None: for "draft_model" the pair's small model."""
-    more: dict[str, Any] = {}
-    """Further keys of ``--speculative-config``."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"method": value}
-        return value
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.model is None and self.method in METHODS_WITH_TRAINED_DRAFTER:
-            raise ValueError(f"{self.method} needs a drafter trained for this model: name it")
-        if self.method == "none" and (self.more or self.tokens or self.model):
-            raise ValueError("the method is none: name one, or leave the other settings out")
-        return self
-
-    def configuration(
-        self,
-        drafter: str | None = None,
-        revision: str | None = None,
-    ) -> dict[str, Any] | None:
-        """
-        Return vLLM's ``--speculative-config``; None without speculation.
-
-        The model *drafter* of this *revision* drafts for "draft_model" if the settings name none.
-        """
-        if self.method == "none":
-            return None
-        config: dict[str, Any] = {
-            "method": self.method,
-            "num_speculative_tokens": self.tokens or DEFAULT_TOKENS.get(self.method),
-            "model": self.model,
-        }
-        if self.method == "ngram":
-            config.update(NGRAM_LOOKUP)
-        if self.needs_drafter:
-            config.update(model=drafter, revision=revision)
-        return {name: value for name, value in config.items() if value} | self.more
-
-    @property
-    def needs_drafter(self) -> bool:
-        """Whether a model drafts that these settings do not name."""
-        return self.method == "draft_model" and self.model is None
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -169,8 +102,12 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
     """As in `Endpoint`: arguments of the chat template."""
     thinks: bool | None = None
     """As in `Endpoint`: whether the model thinks; None: as its chat template shows."""
-    speculation: TokenSpeculation = TokenSpeculation()
-    """How the server drafts tokens for its own model."""
+    speculation: dict[str, Any] = {}
+    """
+    vLLM's own ``--speculative-config``: how the server drafts tokens for its own model.
+
+    Its ``model`` is a name on the hub or a folder, as the `model` above.
+    """
     host: str = "127.0.0.1"
     """The address that the server listens at."""
     port: int = Field(default=0, ge=0, le=65535)
@@ -187,6 +124,13 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
         if self.model.startswith(MODEL_FOLDER_STARTS):
             return Path(self.model).name
         return self.model
+
+    @field_validator("speculation")
+    @classmethod
+    def _with_drafter(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "model" in value:
+            return {**value, "model": _resolve(str(value["model"]), info)}
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -228,12 +172,6 @@ class Pair(BaseModel, frozen=True, extra="forbid"):
 
     A first start downloads the weights.
     """
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.small.speculation.needs_drafter:
-            raise ValueError("small.speculation: no smaller model could draft: set `model`")
-        return self
 
     @property
     def models(self) -> Mapping[str, StartedServer]:

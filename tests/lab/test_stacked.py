@@ -5,7 +5,7 @@ measured twice.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +16,14 @@ from rich.console import Console
 
 from lab import bench as module
 from lab.arms import acceptances_between, read_acceptances
-from lab.bench import COLUMNS, arms, markdown, measure_stacked, server_settings
+from lab.bench import COLUMNS, arms, markdown, measure_stacked
 from stepspec import Solution
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.sample import sum_acceptances
 from stepspec.evals.store import SampleStore
+from stepspec.evals.testbed.servers import SPECULATIONS, Speculation
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance
-from stepspec.servers.launcher import TokenSpeculation
 
 from ..evals.scripted import ScriptedSolver, SolveCall, solution
 
@@ -50,8 +50,8 @@ class Pairs:
     up.
     """
 
-    started: list[tuple[Mapping[str, TokenSpeculation], tuple[str, ...]]] = field(
-        default_factory=list[tuple[Mapping[str, TokenSpeculation], tuple[str, ...]]]
+    started: list[tuple[Speculation, tuple[str, ...]]] = field(
+        default_factory=list[tuple[Speculation, tuple[str, ...]]]
     )
     solved: int = 0
 
@@ -120,10 +120,9 @@ async def test_a_measured_method_is_skipped_and_its_pair_is_not_started(
     assert pairs.solved == 13
 
 
-def test_the_settings_of_the_servers_are_part_of_the_measurement() -> None:
-    settings: Any = server_settings()
-    assert settings["none"] == {}
-    assert settings["draft_model"]["large"]["num_speculative_tokens"] == 4
+def test_every_method_has_settings_of_the_servers() -> None:
+    assert SPECULATIONS["none"] == {}
+    assert SPECULATIONS["draft_model"]["large"]["num_speculative_tokens"] == 4
     assert [arm.name for arm in arms("none")] == [LARGE.name, SHIPPED.name]
 
 
@@ -137,9 +136,7 @@ async def test_the_tables_show_the_acceptance_of_the_servers(pairs: Pairs, tmp_p
 
 
 async def test_looks_are_by_role_and_add_up() -> None:
-    async with Pairs().solvers(
-        "", CONSOLE, (), 0, {"large": TokenSpeculation(method="ngram")}
-    ) as solver:
+    async with Pairs().solvers("", CONSOLE, (), 0, {"large": {"method": "ngram"}}) as solver:
         earlier = await read_acceptances(solver)
         later = await read_acceptances(solver)
     assert acceptances_between(earlier, later) == {"large": Acceptance(1, 4, 2)}

@@ -35,7 +35,7 @@ environment = {{ NASTY = {json.dumps(NASTY)}, EMPTY = "" }}
 model = "org/tiny"
 gpus = [1]
 suffix_scoring = true
-speculation = {{ method = "ngram", more = {{ prompt_lookup_note = "x y" }} }}
+speculation = {{ method = "ngram", prompt_lookup_note = "x y" }}
 """
 
 

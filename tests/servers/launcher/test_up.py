@@ -25,7 +25,7 @@ from .running import members, scripted
 
 CONSOLE = Console(quiet=True)
 PAIR = Pair.model_validate(
-    {"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}}
+    {"large": {"model": "big", "speculation": {"method": "ngram"}}, "small": {"model": "tiny"}}
 )
 MODEL = {"model": "any"}
 ON_ONE_CARD = Pair.model_validate({"large": MODEL, "small": MODEL})
