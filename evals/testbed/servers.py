@@ -339,11 +339,11 @@ async def running(
             speculation=speculation,
             drafter=drafter,
         )
-        with show_progress(console) as on_progress:
+        with show_progress(console) as on_ready:
             launching = launch(
                 servers,
                 log_dir=log_dir,
-                on_progress=on_progress,
+                on_ready=on_ready,
                 prepare=_warm_up,
             )
             served = await stack.enter_async_context(launching)

@@ -65,12 +65,12 @@ async def served(small: Path, large: Path, logs: Path) -> AsyncGenerator[dict[st
         }
         return ServerCommand(role, model, role, tuple(FLAGS.split()), env)
 
-    with show_progress(stderr) as on_progress:
+    with show_progress(stderr) as on_ready:
         async with launch(
             [server("small", small), server("large", large)],
             log_dir=logs,
             ready_timeout=READY,
-            on_progress=on_progress,
+            on_ready=on_ready,
         ) as running:
             yield {role: one.base_url for role, one in running.items()}
 

@@ -1,5 +1,5 @@
 """Start vLLM servers as children of this program, and never leave one behind."""
 
-from .launch import Progress, Served, ServerCommand, launch
+from .launch import Served, ServerCommand, launch
 
-__all__ = ["Progress", "Served", "ServerCommand", "launch"]
+__all__ = ["Served", "ServerCommand", "launch"]

@@ -11,12 +11,11 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import aiohttp
 
@@ -31,8 +30,6 @@ from stepspec.orchestrator.errors import (
 )
 
 from .process import Child, child, failure_lines, reserve_port
-
-State: TypeAlias = Literal["starting", "ready"]
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 
@@ -115,18 +112,6 @@ class Served:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The state of a server while it starts."""
-
-    name: str
-    """The server's name."""
-    seconds: float
-    """Seconds since it was launched."""
-    state: State
-    """Whether it can be used."""
-
-
 POLL_SECONDS = 0.2
 """Between two requests to a server that is starting."""
 LOG_CHARACTERS = 65536
@@ -142,7 +127,7 @@ async def launch(
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
     grace: float = 5.0,
-    on_progress: Callable[[Progress], object] = lambda progress: None,
+    on_ready: Callable[[str], object] = lambda name: None,
     prepare: Prepare | None = None,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
@@ -169,15 +154,10 @@ async def launch(
             async with child(server.command(port), env=env, log=log, grace=grace) as process:
                 url = f"http://{server.host}:{port}/v1"
                 served = Served(server.name, url, server.served_name, process.pid, log)
-                is_ready = await _wait_until_ready(
-                    served,
-                    process,
-                    prepare,
-                    on_progress,
-                    ready_timeout,
-                )
+                await _wait_until_ready(served, process, prepare, ready_timeout)
                 # The future is cancelled if the block is cancelled just when the server is ready.
-                if is_ready and not future.done():
+                if not process.ended.done() and not future.done():
+                    on_ready(server.name)
                     future.set_result(served)
                 await asyncio.wait({process.ended})
         when = "while it was in use" if future.done() else "before it answered"
@@ -233,32 +213,20 @@ async def _wait_until_ready(
     served: Served,
     process: Child,
     prepare: Prepare | None,
-    on_progress: Callable[[Progress], object],
     ready_timeout: float,
-) -> bool:
-    """Wait until the server answers and is prepared; return False if it ends instead."""
-    began = time.monotonic()
-    seconds = 0.0
-    ended = process.ended
+) -> None:
+    """Wait until the server answers and is prepared, or ends."""
     async with background(_become_ready(served, prepare)) as (ready,):
-        tasks: set[asyncio.Task[Any]] = {ready, ended}
-        while not (ready.done() or ended.done()):
-            if seconds > ready_timeout:
-                raise ServerNotReady(
-                    _failure(served, f"did not answer within {ready_timeout:g} s"),
-                )
-            on_progress(Progress(served.name, seconds, "starting"))
-            await asyncio.wait(
-                tasks,
-                timeout=POLL_SECONDS,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            seconds = time.monotonic() - began
-    if ended.done():
-        return False
-    ready.result()
-    on_progress(Progress(served.name, seconds, "ready"))
-    return True
+        tasks: set[asyncio.Task[Any]] = {ready, process.ended}
+        done, _ = await asyncio.wait(
+            tasks,
+            timeout=ready_timeout,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not done:
+            raise ServerNotReady(_failure(served, f"did not answer within {ready_timeout:g} s"))
+    if not process.ended.done():
+        ready.result()
 
 
 async def _become_ready(served: Served, prepare: Prepare | None) -> None:

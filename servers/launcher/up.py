@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from stepspec.orchestrator.backends.vllm.endpoint import warm_up
 from stepspec.orchestrator.concurrency import background
@@ -21,7 +22,7 @@ from stepspec.orchestrator.toml import document
 
 from .check import check_pair, why_taken
 from .commands import shell_line, solver_settings, visible_cards, waves
-from .launch import Progress, Served, launch
+from .launch import Served, launch
 from .pair import Pair, StartedServer, load
 
 FIRST_PORT = 8001  # of the ports in printed commands
@@ -88,8 +89,8 @@ async def up(
 
     async def serve() -> None:
         async with AsyncExitStack() as stack:
-            with show_progress(console) as on_progress:
-                starting = running(pair, log_dir=log_dir, on_progress=on_progress)
+            with show_progress(console) as on_ready:
+                starting = running(pair, log_dir=log_dir, on_ready=on_ready)
                 models = await stack.enter_async_context(starting)
             if json_output:
                 text = json.dumps({role: served.record for role, served in models.items()})
@@ -111,7 +112,7 @@ async def running(
     pair: Pair,
     *,
     log_dir: Path | None = None,
-    on_progress: Callable[[Progress], object] = lambda progress: None,
+    on_ready: Callable[[str], object] = lambda name: None,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
     Yield the servers by role once all answer. Servers that share a card start one by one.
@@ -125,7 +126,7 @@ async def running(
                 wave,
                 log_dir=log_dir,
                 ready_timeout=pair.ready_seconds,
-                on_progress=on_progress,
+                on_ready=on_ready,
                 prepare=partial(_warm_up, pair),
             )
             found.update(await stack.enter_async_context(launching))
@@ -166,26 +167,9 @@ async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
 
 
 @contextmanager
-def show_progress(console: Console) -> Generator[Callable[[Progress], None]]:
-    """Show in a status line which servers are starting. Yield the callback that updates it."""
-    waiting: dict[str, float] = {}
-    with console.status("starting vLLM") as status:
-
-        def on_progress(progress: Progress) -> None:
-            waiting[progress.name] = progress.seconds
-            if progress.state == "ready":
-                del waiting[progress.name]
-                console.print(
-                    f"{progress.name} is ready after {progress.seconds:.0f} s",
-                    style="dim",
-                )
-            status.update(progress_line(waiting))
-
-        yield on_progress
-
-
-def progress_line(waiting: Mapping[str, float]) -> str:
-    """Name the servers that are still starting, and for how many seconds; "" if all are ready."""
-    if not waiting:
-        return ""
-    return f"starting {' and '.join(waiting)}: {max(waiting.values()):.0f} s"
+def show_progress(console: Console) -> Generator[Callable[[str], None]]:
+    """Show how long servers have been starting. Yield the callback that reports a ready one."""
+    columns = (SpinnerColumn(), TextColumn("starting vLLM"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task("")
+        yield lambda name: console.print(f"{name} is ready", style="dim")

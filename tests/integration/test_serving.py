@@ -56,7 +56,7 @@ async def test_up_starts_models_that_solve_by_its_settings_and_ends_when_an_engi
     )
     try:
         output = await up_to(program, b"Ctrl-C stops them.")
-        assert all(f"{role} is ready after".encode() in output for role in ("large", "small"))
+        assert all(f"{role} is ready".encode() in output for role in ("large", "small"))
         leaders = [leader for guard in children(program.pid) for leader in children(guard)]
         assert len(leaders) == 2
         assert all(forked[-1] in title(leader) for leader in leaders)

@@ -27,7 +27,7 @@ from stepspec.orchestrator.errors import (
     ServerNotReady,
     install_command,
 )
-from stepspec.servers.launcher import Progress, Served, ServerCommand, launch
+from stepspec.servers.launcher import Served, ServerCommand, launch
 from stepspec.servers.launcher.launch import ENTRY, vllm_program
 from stepspec.servers.launcher.process import failure_lines
 
@@ -71,25 +71,18 @@ async def test_ready_servers_are_yielded_by_name_and_leave_no_process(tmp_path: 
 
 
 async def test_a_server_is_ready_once_it_is_prepared(tmp_path: Path) -> None:
-    updates: list[Progress] = []
-    ready = asyncio.Event()
+    steps: list[str] = []
 
     async def prepare(served: Served) -> None:
         assert (served.name, served.served_name) == ("large", "toy-large")
-        await ready.wait()
+        await asyncio.sleep(0)
+        steps.append("prepared")
 
-    def on_progress(progress: Progress) -> None:
-        updates.append(progress)
-        # at least one of them after the server has answered, or the test would hang
-        if len(updates) == 3:
-            ready.set()
+    def on_ready(name: str) -> None:
+        steps.append(f"{name} is ready")
 
-    async with launch([scripted()], log_dir=tmp_path, on_progress=on_progress, prepare=prepare):
-        assert ready.is_set()
-    assert [progress.state for progress in updates] == ["starting"] * (len(updates) - 1) + ["ready"]
-    assert [progress.seconds for progress in updates] == sorted(
-        progress.seconds for progress in updates
-    )
+    async with launch([scripted()], log_dir=tmp_path, on_ready=on_ready, prepare=prepare):
+        assert steps == ["prepared", "large is ready"]
 
 
 async def die_early(served: Served) -> None:
@@ -167,23 +160,22 @@ async def test_cancelling_ends_children_of_children_and_a_start(
     groups: list[int] = []
     begun = asyncio.Event()
 
-    def on_progress(progress: Progress) -> None:
+    async def prepare(served: Served) -> None:
+        groups.append(served.pid)
         if not ready:
             begun.set()
+            await asyncio.Event().wait()
 
     async def run() -> None:
-        server = scripted("family" if ready else "mute")
-        async with launch(
-            [server], log_dir=tmp_path, grace=0.2, on_progress=on_progress
-        ) as running:
-            assert ready, "it never answers"
-            groups.extend(served.pid for served in running.values())
+        server = scripted("family")
+        async with launch([server], log_dir=tmp_path, grace=0.2, prepare=prepare):
+            assert ready, "it is never prepared"
             begun.set()
             await asyncio.Event().wait()
 
     task = asyncio.create_task(run())
     await begun.wait()
-    assert [len(members(group)) for group in groups] == [2] * ready
+    assert [len(members(group)) for group in groups] == [2]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

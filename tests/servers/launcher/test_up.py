@@ -46,23 +46,25 @@ def waves(monkeypatch: pytest.MonkeyPatch) -> list[list[ServerCommand]]:
 async def test_waves_start_in_order_are_warmed_up_and_reported(
     waves: list[list[ServerCommand]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready: list[tuple[str, str]] = []
+    ready: list[tuple[str, bool]] = []
     warmed: list[Endpoint] = []
 
     async def warm_up(settings: Endpoint) -> None:
         warmed.append(settings)
 
+    def on_ready(name: str) -> None:
+        small_has_begun = (tmp_path / "small.log").exists()
+        ready.append((name, small_has_begun))
+
     monkeypatch.setattr(module, "warm_up", warm_up)
-    async with running(
-        PAIR, log_dir=tmp_path, on_progress=lambda one: ready.append((one.name, one.state))
-    ) as standing:
+    async with running(PAIR, log_dir=tmp_path, on_ready=on_ready) as standing:
         large = standing["large"]
         small = standing["small"]
         assert (large.served_name, small.served_name) == ("toy-large", "toy-small")
         assert large.log == tmp_path / "large.log"
         pids = [large.pid, small.pid]
         assert all(members(pid) for pid in pids)
-    assert ready.index(("large", "ready")) < ready.index(("small", "starting"))
+    assert ready == [("large", False), ("small", True)]
     assert [(one.role, one.model, one.v1) for one in warmed] == [
         ("large", "toy-large", large.base_url),
         ("small", "toy-small", small.base_url),
