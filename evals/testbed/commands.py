@@ -1,23 +1,18 @@
-"""The commands ``stepspec up --testbed`` and ``stepspec demo``, on the miniature pair."""
+"""The command ``stepspec demo``, on the miniature pair."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.text import Text
 
 from stepspec.orchestrator.events import Observer
-from stepspec.servers.launcher.up import until_signalled
 
 from ..arms import PLAIN, SHIPPED, SMALL
 from ..plan import turns
 from ..results import Result, summarise
 from ..sample import Arm, Sample, derive_seed, sample_once
-from .servers import NO_SPECULATION, PAIR, SCORERS, Speculation, running
 from .solving_pair import fresh_tasks, pair_solver
 
 SMALL_PRINT = (
@@ -26,46 +21,6 @@ SMALL_PRINT = (
     " Plain: the large model as one ordinary request. docs/evals.md explains each column."
 )
 """Explains the tables of `demo`."""
-
-
-async def up(
-    profile: str = "paced",
-    roles: Sequence[str] = PAIR,
-    *,
-    json_output: bool = False,
-    log_dir: Path | None = None,
-    speculation: Speculation = NO_SPECULATION,
-) -> None:
-    """
-    Start the servers of *roles*, print their URLs, and return when a signal has stopped them.
-
-    *speculation* is by role. Progress goes to standard error. With *json_output* a JSON object of
-    the servers is printed. Raise `ServerError` if a server does not start, or ends by itself.
-    """
-    console = Console(stderr=True)
-
-    async def serve() -> None:
-        starting = running(
-            profile,
-            roles,
-            console=console,
-            log_dir=log_dir,
-            speculation=speculation,
-        )
-        async with starting as served:
-            if json_output:
-                text = json.dumps({name: server.record for name, server in served.items()})
-            else:
-                width = max(map(len, served))
-                lines = [f"{name:<{width}}  {server.base_url}" for name, server in served.items()]
-                text = "\n".join(lines)
-            print(text, flush=True)
-            for name in SCORERS & served.keys():
-                console.print(f"{name} can score suffixes: suffix_scoring = true", style="dim")
-            console.print("Ctrl-C stops them.", style="dim")
-            await asyncio.Event().wait()
-
-    await until_signalled(serve())
 
 
 ARMS = (PLAIN, SMALL, Arm.of(SHIPPED.name, "specreason", auto=True))

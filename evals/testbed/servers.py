@@ -309,6 +309,11 @@ def endpoint(served: Served, role: Role) -> Endpoint:
     )
 
 
+def solver_settings(urls: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of a solver for the servers of the pair, which answer at these *urls*."""
+    return {role: {"url": url, "suffix_scoring": role in SCORERS} for role, url in urls.items()}
+
+
 async def _warm_up(served: Served) -> None:
     await warm_up(endpoint(served, "large" if served.name in SCORERS else "small"))
 

@@ -7,10 +7,16 @@ import json
 import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -21,14 +27,14 @@ from stepspec.orchestrator.endpoints.settings import Endpoint
 from stepspec.orchestrator.toml import document
 
 from .check import check_pair, why_taken
-from .commands import shell_line, solver_settings, visible_cards, waves
+from .commands import shell_line, visible_cards, waves
 from .launch import Served, launch
 from .pair import Pair, StartedServer, load
 
 FIRST_PORT = 8001  # of the ports in printed commands
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SETTINGS_NOTE = "These are settings of a solver: write them to a file, and name it with --config."
-STOP_NOTE = "Ctrl-C stops them."
+STOP_NOTE = "Ctrl-C stops the servers."
 
 
 def load_checked(path: Path) -> Pair:
@@ -74,34 +80,31 @@ def with_ports(pair: Pair) -> Pair:
 
 
 async def up(
-    pair: Pair,
+    starting: AbstractAsyncContextManager[Mapping[str, Served]],
+    settings: Callable[[Mapping[str, str]], dict[str, Any]],
     console: Console,
     *,
     json_output: bool = False,
-    log_dir: Path | None = None,
 ) -> None:
     """
-    Start *pair*, print where its models are, and return when a signal has stopped the servers.
+    Start servers, print where they are, and return when a signal has stopped them.
 
-    The settings of a solver are printed, with *json_output* a JSON object of the servers. Progress
-    goes to *console*. Raise `ServerDied` if a server dies. The other is then stopped.
+    *starting* yields them by role. Of their URLs *settings* makes the settings of a solver, which
+    are printed, with *json_output* a JSON object of the servers. Notes go to *console*. Raise
+    `ServerError` if a server does not start, or ends by itself. The other is then stopped.
     """
 
     async def serve() -> None:
-        async with AsyncExitStack() as stack:
-            with show_progress(console) as on_ready:
-                starting = running(pair, log_dir=log_dir, on_ready=on_ready)
-                models = await stack.enter_async_context(starting)
+        async with starting as models:
             if json_output:
                 text = json.dumps({role: served.record for role, served in models.items()})
-                notes = [STOP_NOTE]
+                notes = STOP_NOTE
             else:
                 urls = {role: served.base_url for role, served in models.items()}
-                text = document(solver_settings(pair, urls)).rstrip()
-                notes = [SETTINGS_NOTE, STOP_NOTE]
+                text = document(settings(urls)).rstrip()
+                notes = f"{SETTINGS_NOTE}\n{STOP_NOTE}"
             print(text, flush=True)
-            for note in notes:
-                console.print(note, style="dim", highlight=False, soft_wrap=True)
+            console.print(notes, style="dim", highlight=False, soft_wrap=True)
             await asyncio.Event().wait()
 
     await until_signalled(serve())
@@ -110,26 +113,27 @@ async def up(
 @asynccontextmanager
 async def running(
     pair: Pair,
+    console: Console,
     *,
     log_dir: Path | None = None,
-    on_ready: Callable[[str], object] = lambda name: None,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
     Yield the servers by role once all answer. Servers that share a card start one by one.
 
-    Raise `ServerError` as `launch` does.
+    Progress goes to *console*. Raise `ServerError` as `launch` does.
     """
     found: dict[str, Served] = {}
     async with AsyncExitStack() as stack:
-        for wave in waves(pair, visible_cards(os.environ)):
-            launching = launch(
-                wave,
-                log_dir=log_dir,
-                ready_timeout=pair.ready_seconds,
-                on_ready=on_ready,
-                prepare=partial(_warm_up, pair),
-            )
-            found.update(await stack.enter_async_context(launching))
+        with show_progress(console) as on_ready:
+            for wave in waves(pair, visible_cards(os.environ)):
+                launching = launch(
+                    wave,
+                    log_dir=log_dir,
+                    ready_timeout=pair.ready_seconds,
+                    on_ready=on_ready,
+                    prepare=partial(_warm_up, pair),
+                )
+                found.update(await stack.enter_async_context(launching))
         yield found
 
 

@@ -34,8 +34,12 @@ ServerCommand.command = lambda server, port: command(replace(server, program=pro
 sys.argv = ["stepspec", "up", sys.argv[1]]
 main()"""
 UP = """import asyncio
-from stepspec.evals.testbed.commands import up
-asyncio.run(up('off', ['small'], json_output=True))"""
+from rich.console import Console
+from stepspec.evals.testbed.servers import running, solver_settings
+from stepspec.servers.launcher.up import up
+console = Console(stderr=True)
+starting = running("off", ["small"], console=console)
+asyncio.run(up(starting, solver_settings, console, json_output=True))"""
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ async def test_up_starts_models_that_solve_by_its_settings_and_ends_when_an_engi
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        output = await up_to(program, b"Ctrl-C stops them.")
+        output = await up_to(program, b"Ctrl-C stops the servers.")
         assert all(f"{role} is ready".encode() in output for role in ("large", "small"))
         leaders = [leader for guard in children(program.pid) for leader in children(guard)]
         assert len(leaders) == 2

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from stepspec.evals.arms import PLAIN
-from stepspec.evals.testbed import commands as testbed
-from stepspec.evals.testbed.commands import SMALL_PRINT
-from stepspec.evals.testbed.servers import speculations
+from stepspec.evals.testbed import commands
+from stepspec.evals.testbed import servers as testbed
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import up as launcher
+from stepspec.servers.launcher.commands import solver_settings
 
 from .command_line import writable
 from .eval import show_results
@@ -66,9 +67,10 @@ def up(
     json: Json = False,
 ) -> None:
     """
-    Start the vLLM servers of a pair, print where they are, and stop them on Ctrl-C.
+    Start the vLLM servers of a pair, print settings of a solver that uses them, and stop them on
+    Ctrl-C.
 
-    For a file, the settings of a solver are printed. A pair that cannot run is refused before
+    A pair that cannot run is refused before
     anything is downloaded or started, with what to change. If a server dies, all stop, the end of
     its log is printed, and the exit code is 1.
     """
@@ -89,20 +91,20 @@ def up(
             # A console would change tabs, and words such as :key: to emoji.
             print(launcher.command_lines(checked))
         else:
-            wait(launcher.up(checked, stderr, json_output=json, log_dir=log_dir))
+            starting = launcher.running(checked, stderr, log_dir=log_dir)
+            wait(launcher.up(starting, partial(solver_settings, checked), stderr, json_output=json))
         return
     if dry_run:
         raise ConfigurationError(
             "--dry-run is for a pair's file: recipes/miniature.toml has the miniature pair"
         )
-    wait(
-        testbed.up(
-            profile,
-            json_output=json,
-            log_dir=log_dir,
-            speculation=speculations(speculation),
-        )
+    starting = testbed.running(
+        profile,
+        console=stderr,
+        log_dir=log_dir,
+        speculation=testbed.speculations(speculation),
     )
+    wait(launcher.up(starting, testbed.solver_settings, stderr, json_output=json))
 
 
 def demo(
@@ -126,6 +128,6 @@ def demo(
     The models are tiny and their passes are paced like a GPU's, so that it runs anywhere; all else
     is real.
     """
-    results = wait(testbed.demo(limit, seed, profile, stderr, RunPrinter))
-    note = SMALL_PRINT.format(profile=profile)
+    results = wait(commands.demo(limit, seed, profile, stderr, RunPrinter))
+    note = commands.SMALL_PRINT.format(profile=profile)
     show_results(results, PLAIN.name, note, as_json=json)

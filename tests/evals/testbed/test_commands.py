@@ -1,6 +1,4 @@
-"""
-The command ``up --testbed`` over scripted servers, and the lines that tell how far servers are.
-"""
+"""The command ``up`` over scripted servers of the testbed."""
 
 from __future__ import annotations
 
@@ -9,15 +7,18 @@ import io
 import json
 import os
 import signal
+import tomllib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from stepspec.evals.testbed import commands as module
+from stepspec.evals.testbed.servers import PAIR, solver_settings
 from stepspec.servers.launcher import Served, launch
-from stepspec.servers.launcher.up import STOP_SIGNALS, show_progress
+from stepspec.servers.launcher.up import STOP_SIGNALS, show_progress, up
+from stepspec.settings import load
 
 from ...servers.launcher.running import members, scripted
 
@@ -29,11 +30,13 @@ class Stand:
         self.ready = asyncio.Event()
         self.served = dict[str, Served]()
 
+    async def up(self, *roles: str, json_output: bool = False) -> None:
+        console = Console(stderr=True)
+        await up(self.running(roles), solver_settings, console, json_output=json_output)
+
     @asynccontextmanager
-    async def running(
-        self, profile: str, roles: Sequence[str], **_: object
-    ) -> AsyncGenerator[Mapping[str, Served]]:
-        async with launch([scripted(name=role) for role in roles]) as served:
+    async def running(self, roles: Sequence[str]) -> AsyncGenerator[Mapping[str, Served]]:
+        async with launch([scripted(name=role) for role in roles or PAIR]) as served:
             self.served |= served
             asyncio.get_running_loop().call_soon(self.ready.set)
             yield served
@@ -48,29 +51,42 @@ class Stand:
 
 
 @pytest.fixture
-def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
-    stand = Stand()
-    monkeypatch.setattr(module, "running", stand.running)
-    return stand
+def stand() -> Stand:
+    return Stand()
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 async def test_a_signal_stops_the_servers_and_is_no_error(
     stand: Stand, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await asyncio.gather(module.up(), stand.signal(number))
+    await asyncio.gather(stand.up(), stand.signal(number))
     assert stand.gone
     large, small = (stand.served[name].base_url for name in ("large", "small"))
-    captured = capsys.readouterr()
-    assert captured.out == f"large  {large}\nsmall  {small}\n"
-    assert "large can score suffixes: suffix_scoring = true" in captured.err
+    assert tomllib.loads(capsys.readouterr().out) == {
+        "large": {"url": large, "suffix_scoring": True},
+        "small": {"url": small, "suffix_scoring": False},
+    }
+
+
+async def test_what_is_printed_is_a_settings_file(
+    stand: Stand, nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await asyncio.gather(stand.up(), stand.signal(signal.SIGTERM))
+    (nowhere / "stepspec.toml").write_text(capsys.readouterr().out)
+    settings = load()
+    assert settings.large is not None
+    assert settings.small is not None
+    assert settings.large.v1 == stand.served["large"].base_url
+    assert settings.small.v1 == stand.served["small"].base_url
+    assert (settings.large.suffix_scoring, settings.small.suffix_scoring) == (True, False)
 
 
 async def test_prints_one_line_of_json_with_every_server(
     stand: Stand, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await asyncio.gather(
-        module.up(roles=["small-other"], json_output=True), stand.signal(signal.SIGTERM)
+        stand.up("small-other", json_output=True),
+        stand.signal(signal.SIGTERM),
     )
     out = capsys.readouterr().out
     assert out.count("\n") == 1
@@ -88,7 +104,7 @@ async def test_prints_one_line_of_json_with_every_server(
 async def test_cancelled_from_outside_it_stops_the_servers_and_stays_cancelled(
     stand: Stand,
 ) -> None:
-    task = asyncio.create_task(module.up())
+    task = asyncio.create_task(stand.up())
     await stand.ready.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -8,6 +8,9 @@ import json
 import os
 import signal
 import tomllib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +21,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, ServerDied
 from stepspec.servers.launcher import ServerCommand
 from stepspec.servers.launcher import up as module
+from stepspec.servers.launcher.commands import solver_settings
 from stepspec.servers.launcher.pair import Pair
 from stepspec.servers.launcher.up import command_lines, load_checked, running, up
 
@@ -56,8 +60,14 @@ async def test_waves_start_in_order_are_warmed_up_and_reported(
         small_has_begun = (tmp_path / "small.log").exists()
         ready.append((name, small_has_begun))
 
+    @contextmanager
+    def show_progress(console: Console) -> Generator[Callable[[str], None]]:
+        assert console is CONSOLE
+        yield on_ready
+
     monkeypatch.setattr(module, "warm_up", warm_up)
-    async with running(PAIR, log_dir=tmp_path, on_ready=on_ready) as standing:
+    monkeypatch.setattr(module, "show_progress", show_progress)
+    async with running(PAIR, CONSOLE, log_dir=tmp_path) as standing:
         large = standing["large"]
         small = standing["small"]
         assert (large.served_name, small.served_name) == ("toy-large", "toy-small")
@@ -77,7 +87,7 @@ async def test_a_second_wave_that_fails_takes_the_first_along(
 ) -> None:
     waves[1] = [scripted("crash", "small")]
     with pytest.raises(ServerDied, match="the small server ended before it answered"):
-        async with running(PAIR, log_dir=tmp_path):
+        async with running(PAIR, CONSOLE, log_dir=tmp_path):
             pytest.fail("one of them is not running")
 
 
@@ -86,7 +96,7 @@ async def test_a_pair_is_reported_and_stopped_by_a_signal(
 ) -> None:
     outputs = list[str]()
     asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs)
-    await up(ON_ONE_CARD, CONSOLE, json_output=True, log_dir=tmp_path)
+    await started(CONSOLE, tmp_path, json_output=True)
     models = json.loads(outputs[0])
     assert {role: one["model"] for role, one in models.items()} == {
         "large": "toy-large",
@@ -102,13 +112,19 @@ async def test_notes_are_separate_from_the_settings_of_a_solver(
     outputs = list[str]()
     asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs)
     console = Console(file=io.StringIO(), width=200)
-    await up(ON_ONE_CARD, console, log_dir=tmp_path)
+    await started(console, tmp_path)
     shown = cast("io.StringIO", console.file).getvalue()
     settings = tomllib.loads(outputs[0])
     assert settings.keys() == {"large", "small"}
     assert all(url.startswith("http://127.0.0.1:") for url in settings.values())
     assert "name it with --config" in shown
-    assert "Ctrl-C stops them." in shown
+    assert "Ctrl-C stops the servers." in shown
+
+
+async def started(console: Console, logs: Path, *, json_output: bool = False) -> None:
+    """Start the servers of a pair, and return when a signal has stopped them."""
+    starting = running(ON_ONE_CARD, console, log_dir=logs)
+    await up(starting, partial(solver_settings, ON_ONE_CARD), console, json_output=json_output)
 
 
 def _collect_output(capsys: pytest.CaptureFixture[str], outputs: list[str]) -> None:
