@@ -67,7 +67,7 @@ class Evaluation:
             "prompt": template.sha256 if template else None,
             "system": solver.settings.system,
             "models": dict(solver.models),
-            "weights": weights_digest("large", "small") if self.profile else None,
+            "weights": weights_digest() if self.profile else None,
             "prompts": {name: prompt.sha256 for name, prompt in solver.prompts.items()},
             "templates": solver.templates,
             **identity(self.plan),

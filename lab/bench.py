@@ -29,9 +29,9 @@ from stepspec.evals.progress import progress_bars
 from stepspec.evals.results import Result, summarise
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
+from stepspec.evals.testbed import Profile
 from stepspec.evals.testbed.servers import (
     NO_SPECULATION,
-    PAIR,
     SPECULATIONS,
     Speculation,
     endpoint,
@@ -45,7 +45,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import Sheet
-from .worlds import SHORT, describe_pace
+from .worlds import describe_pace
 
 ROLES: tuple[Role, ...] = ("large", "small")
 COLUMNS = (
@@ -85,7 +85,7 @@ def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
     )
 
 
-def small_print(profile: str) -> str:
+def small_print(profile: Profile) -> str:
     """Return the explanation of the table: the models, their *profile*, and the columns."""
     pace = describe_pace(profile, "large", "small")
     return (
@@ -111,7 +111,7 @@ STACKED_SMALL_PRINT = (
 
 @asynccontextmanager
 async def solvers(
-    profile: str,
+    profile: Profile,
     console: Console,
     warm_up: tuple[Arm, ...],
     seed: int,
@@ -123,13 +123,7 @@ async def solvers(
     Each of the arms *warm_up* solves a few problems of *seed* first.
     """
     async with (
-        running(
-            profile,
-            PAIR,
-            console=console,
-            world=SHORT,
-            speculation=speculation,
-        ) as served,
+        running(profile, console=console, speculation=speculation) as served,
         Solver(
             endpoint(served["small"], "small"),
             endpoint(served["large"], "large"),
@@ -149,7 +143,7 @@ def arms(method: str) -> tuple[Arm, ...]:
 
 async def measure_stacked(
     problems: int,
-    profile: str,
+    profile: Profile,
     seed: int,
     samples: SampleStore,
     console: Console,
@@ -265,7 +259,7 @@ async def bench(
     arms: Sequence[Arm],
     samplings: Sequence[str],
     problems: int,
-    profile: str,
+    profile: Profile,
     samples: SampleStore,
     console: Console,
 ) -> Mapping[str, list[Result]]:
@@ -312,7 +306,7 @@ async def bench(
 
 def main(
     problems: Annotated[int, typer.Option(min=2, help="Number of fresh problems.")] = 200,
-    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
+    profile: Annotated[Profile, typer.Option(help="Pace of the miniature models.")] = "paced",
     arm: Annotated[
         list[str] | None,
         typer.Option(help="Measure this arm and the baselines; by default all arms."),
@@ -415,12 +409,8 @@ def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
     return (*BASELINES, *(known[name] for name in others))
 
 
-def note(profile: str, *, stacked: bool) -> str:
-    """
-    Return the explanation of the figures.
-
-    Raise `ConfigurationError` for an unknown *profile*.
-    """
+def note(profile: Profile, *, stacked: bool) -> str:
+    """Return the explanation of the figures."""
     if stacked:
         return f"{small_print(profile)} {STACKED_SMALL_PRINT}"
     return small_print(profile)
@@ -431,7 +421,7 @@ def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
     about: dict[str, Any] = {
         "profile": profile,
         "seed": SEED,
-        "models": weights_digest(*PAIR, world=SHORT),
+        "models": weights_digest(),
     }
     if stacked:
         about["stacked"] = SPECULATIONS

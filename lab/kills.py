@@ -27,7 +27,8 @@ from rich.table import Table
 from stepspec.api import Solver
 from stepspec.cli.program import script
 from stepspec.evals.progress import progress_bars
-from stepspec.evals.testbed.servers import PAIR, endpoint, miniature_servers
+from stepspec.evals.testbed import Profile
+from stepspec.evals.testbed.servers import endpoint, miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.concurrency import background
@@ -119,9 +120,10 @@ class Undisturbed:
 
 
 @asynccontextmanager
-async def immortals(profile: str) -> AsyncGenerator[dict[Role, list[Immortal]]]:
+async def immortals(profile: Profile) -> AsyncGenerator[dict[Role, list[Immortal]]]:
     """Start two servers of each model."""
-    described = miniature_servers(profile, (*PAIR, *PAIR))
+    pair = miniature_servers(profile)
+    described = (*pair, *(replace(server, name=f"{server.name}-2") for server in pair))
     with TemporaryDirectory(prefix="stepspec-kills-") as name:
         ports = free_ports(len(described))
         servers = [
@@ -148,7 +150,7 @@ def settings(role: Role, servers: Sequence[Immortal]) -> Endpoint:
 
 async def measure(
     solutions: int,
-    profile: str,
+    profile: Profile,
     policy: str,
     seed: int,
     tick: Callable[[], object],
@@ -239,7 +241,7 @@ def main(
         int,
         typer.Option(min=1, help="Number of solutions, each with a kill."),
     ] = 50,
-    profile: Annotated[str, typer.Option(help="Pacing profile of the servers.")] = "paced",
+    profile: Annotated[Profile, typer.Option(help="Pacing profile of the servers.")] = "paced",
     policy: Annotated[
         str,
         typer.Option("--policy", "-p", help="The method."),

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from stepspec.evals.testbed import servers
-from stepspec.evals.testbed.servers import World, read_pace
+from stepspec.evals.testbed import Profile
+from stepspec.evals.testbed.servers import FLAGS, SEQUENCES, paced_configuration
 
 MODELS = Path(__file__).parent / "models"
-SHORT = replace(servers.SHORT, folders=(*servers.SHORT.folders, MODELS))
-"""The world of the package, and its model that no user needs: ``small-other``."""
-TOOLS = World("tools", (MODELS / "tools",), context=4096, cache=384)
+SMALL_OTHER = MODELS / "small-other"
+"""A small model of another vocabulary."""
+TOOLS = (MODELS / "tools" / "large", MODELS / "tools" / "small")
 """The models for problems that need tools (`tests/tool_problems.py`)."""
+TOOLS_CONTEXT = 4096  # tokens
+TOOLS_FLAGS: Mapping[str, Any] = {
+    **FLAGS,
+    "max-model-len": TOOLS_CONTEXT,
+    "kv-cache-memory-bytes": 384 * 2**20,
+    "max-num-batched-tokens": SEQUENCES * TOOLS_CONTEXT,
+}
+"""The flags of servers of `TOOLS`."""
 
 
-def describe_pace(profile: str, *roles: str) -> str:
+def describe_pace(profile: Profile, *roles: str) -> str:
     """Describe the pace of each of *roles* in words, for the small print of tables."""
-    paces = [(role, pace) for role in roles if (pace := read_pace(profile, role)) is not None]
-    if not paces:
+    paces = {role: paced_configuration(profile, role) for role in roles}
+    if not any(paces.values()):
         return "passes are not paced"
     parts = (
-        f"{role} {p.seconds_per_pass * 1e3:g} ms + {p.seconds_per_token * 1e6:g} us a token"
-        for role, p in paces
+        f"{role} {pace['paced_seconds_per_pass'] * 1e3:g} ms"
+        f" + {pace['paced_seconds_per_token'] * 1e6:g} us a token"
+        for role, pace in paces.items()
     )
     return (
         f"only the cost of a forward pass is set ({', '.join(parts)}), to have the shape of a GPU's"

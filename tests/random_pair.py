@@ -128,7 +128,12 @@ def _server(name: str, model: Path, extra: Mapping[str, Any]) -> ServerCommand:
         for key, value in FLAGS.items()
         if name != "critic" or key not in LANGUAGE_MODEL_FLAGS
     }
-    flags |= {"max-model-len": CONTEXT, "max-num-seqs": 32, **extra}
+    flags |= {
+        "max-model-len": CONTEXT,
+        "kv-cache-memory-bytes": 256 * 2**20,
+        "max-num-seqs": 32,
+        **extra,
+    }
     env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **(ZEROED_MEMORY if name == "large" else {})}
     return ServerCommand(name, model, f"random-{name}", tuple(arguments(flags)), env)
 

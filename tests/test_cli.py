@@ -111,8 +111,14 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "--profile and --speculation are only for --testbed: write",
         ),
         (["up", "--testbed", "--dry-run"], "recipes/miniature.toml has the miniature pair"),
-        (["up", "--testbed", "--profile", "foo"], "--profile: there is no pacing profile 'foo'"),
-        (["up", "--testbed", "--speculation", "foo"], "--speculation: the miniature pair has no"),
+        (
+            ["up", "--testbed", "--profile", "foo"],
+            "'foo' is not one of 'paced', 'slow', 'off'",
+        ),
+        (
+            ["up", "--testbed", "--speculation", "foo"],
+            "'foo' is not one of 'none', 'ngram', 'draft_model'",
+        ),
         (["eval", "math-50"], "did you mean 'math500'"),
         (
             ["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"],

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.worlds import SHORT
 from stepspec import policies
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.servers.launcher.check import check_pair
@@ -25,7 +24,7 @@ SAMPLING: dict[str, dict[str, float]] = {
     "gpt-oss-120b": {"temperature": 1.0, "top_p": 1.0},
     "glm-4.7": {"temperature": 1.0, "top_p": 0.95},
 }
-MINIATURE = {"miniature": ("large", "small")}
+MINIATURE = ("miniature",)
 HUB = [path for path in ALL if path.stem not in MINIATURE]
 each_recipe = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 each_of_the_hub = pytest.mark.parametrize("path", HUB, ids=lambda path: path.stem)
@@ -86,7 +85,7 @@ def test_a_miniature_recipe_equals_the_pair_of_the_testbed(name: str) -> None:
     check_pair(pair)
     for ours, theirs in zip(
         servers(pair),
-        miniature_servers("off", MINIATURE[name], world=SHORT),
+        miniature_servers("off"),
         strict=True,
     ):
         assert Path(ours.model) == Path(theirs.model).resolve()

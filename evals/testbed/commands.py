@@ -13,6 +13,7 @@ from ..arms import PLAIN, SHIPPED, SMALL
 from ..plan import turns
 from ..results import Result, summarise
 from ..sample import Arm, Sample, derive_seed, sample_once
+from . import Profile
 from .solving_pair import fresh_tasks, pair_solver
 
 SMALL_PRINT = (
@@ -29,7 +30,7 @@ ARMS = (PLAIN, SMALL, Arm.of(SHIPPED.name, "specreason", auto=True))
 async def demo(
     problems: int,
     seed: int,
-    profile: str,
+    profile: Profile,
     console: Console,
     printer: Callable[[Console], Observer],
 ) -> list[Result]:

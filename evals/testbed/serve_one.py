@@ -1,7 +1,7 @@
 """
 Replace this process with the server of one miniature model, for containers with one model each.
 
-``python -m stepspec.evals.testbed.serve_one large --port 8000``
+``python -m stepspec.evals.testbed.serve_one large``
 """
 
 from __future__ import annotations
@@ -9,28 +9,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from typing import get_args
 
+from . import Profile
 from .servers import PAIR, miniature_servers
+
+PORT = 8000
 
 
 def main() -> None:
-    """Execute the server of a role. Raise `ConfigurationError` for an unknown profile."""
+    """Execute the server of a role. It listens at all addresses."""
+    models = {model.name: model for model in PAIR}
     parser = argparse.ArgumentParser(description="Serve one model of the miniature pair.")
-    parser.add_argument("role", choices=PAIR)
-    parser.add_argument(
-        "--host",
-        default="0.0.0.0",
-        help="the address to listen on (default: all)",
-    )
-    parser.add_argument("--port", type=int, default=8000, help="default: 8000")
-    parser.add_argument(
-        "--profile",
-        default="paced",
-        help="the pacing profile, from profiles.toml",
-    )
+    parser.add_argument("role", choices=models)
+    parser.add_argument("--profile", choices=get_args(Profile), default="paced")
     options = parser.parse_args()
-    (server,) = miniature_servers(options.profile, (options.role,))
-    command = dataclasses.replace(server, host=options.host).command(options.port)
+    (server,) = miniature_servers(options.profile, (models[options.role],))
+    command = dataclasses.replace(server, host="0.0.0.0").command(PORT)
     os.execvpe(command[0], command, {**os.environ, **server.env})
 
 

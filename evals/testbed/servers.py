@@ -1,10 +1,9 @@
 """
 Start the servers of the miniature models.
 
-A world is a kind of problems with the models that were trained on them. A profile of
-``profiles.toml`` sets the duration of a forward pass of each model, so that latency on a CPU has
-the shape of a GPU's. The vLLM plugin in ``plugin/`` implements that pace. Only the servers started
-here load it.
+A profile of ``profiles.toml`` sets the duration of a forward pass of each model, so that latency on
+a CPU has the shape of a GPU's. The vLLM plugin in ``plugin/`` implements that pace. Only the
+servers started here load it.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,16 +33,19 @@ from stepspec.servers.launcher.commands import (
 )
 from stepspec.servers.launcher.up import show_progress
 
+from . import Profile, SpeculationMethod
+
 MODELS = Path(__file__).with_name("models")
 PROFILES = Path(__file__).with_name("profiles.toml")
 # a folder with the metadata of a distribution, for the servers' PYTHONPATH
 PLUGIN = Path(__file__).with_name("plugin")
 ARCHITECTURE = "PacedQwen3ForCausalLM"
-PAIR = ("large", "small")
+LARGE = MODELS / "large"
+SMALL = MODELS / "small"
+PAIR = (LARGE, SMALL)
 SERVED = "testbed-"  # the prefix of the names under which the models are served
 # roles whose servers open /inference/v1/generate, which suffix scoring needs
 SCORERS = frozenset({"large"})
-DRAFTER = "small"  # drafts tokens for the large model where `draft_model` speculation is on
 Speculation: TypeAlias = Mapping[str, Mapping[str, Any]]
 """vLLM's ``--speculative-config`` by role."""
 NO_SPECULATION: Speculation = {}
@@ -57,7 +57,8 @@ FLAGS: Mapping[str, Any] = {
     # Otherwise a third process for each server: eight seconds of imports, and 2 ms more for every
     # token.
     "distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-    "kv-cache-memory-bytes": 256 * 2**20,
+    "kv-cache-memory-bytes": 64 * 2**20,
+    "max-model-len": 2048,
     "block-size": 32,  # tokens, of the prefix cache; vLLM's default is 128 on a CPU, 16 on a GPU
     "max-num-seqs": SEQUENCES,
     # The tokens of as many prompts of the longest context, so that no prompt is read in parts: on a
@@ -100,50 +101,11 @@ NGRAM: Mapping[str, Any] = {
     "prompt_lookup_min": 2,
     "prompt_lookup_max": 4,
 }
-SPECULATIONS: Mapping[str, Speculation] = {
+SPECULATIONS: Mapping[SpeculationMethod, Speculation] = {
     "none": NO_SPECULATION,
-    "ngram": dict.fromkeys(PAIR, NGRAM),
+    "ngram": {model.name: NGRAM for model in PAIR},
     "draft_model": {"large": {"method": "draft_model", "num_speculative_tokens": 4}},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """One kind of problems, with the models that were trained on them."""
-
-    name: str
-    """The name of the world."""
-    folders: tuple[Path, ...]
-    """The folders of its models. The first folder that has a model counts."""
-    context: int
-    """The longest context, in tokens."""
-    cache: int
-    """The size of a server's key-value cache, in MiB."""
-    sequences: int = SEQUENCES
-    """Requests that a server runs at the same time."""
-
-    def model(self, name: str) -> Path:
-        """Return the folder of the model *name*. Raise `ConfigurationError` if there is none."""
-        for folder in self.folders:
-            if (folder / name / "config.json").is_file():
-                return folder / name
-        raise ConfigurationError(
-            f"no miniature model at {self.folders[0] / name}: install stepspec again, which brings"
-            " the models along"
-        )
-
-    @property
-    def flags(self) -> dict[str, Any]:
-        """The flags that depend on the world."""
-        return {
-            "max-model-len": self.context,
-            "max-num-seqs": self.sequences,
-            "kv-cache-memory-bytes": self.cache * 2**20,
-            "max-num-batched-tokens": self.sequences * self.context,
-        }
-
-
-SHORT = World("short", (MODELS,), context=2048, cache=64)
 
 
 def miniature(names: Iterable[str]) -> bool:
@@ -151,55 +113,25 @@ def miniature(names: Iterable[str]) -> bool:
     return all(name.startswith(SERVED) for name in names)
 
 
-@dataclass(frozen=True, slots=True)
-class PassPace:
-    """The least duration of a forward pass: a constant, and a duration for each of its tokens."""
-
-    seconds_per_pass: float
-    """The constant, in seconds."""
-    seconds_per_token: float
-    """Seconds for each token of the pass."""
-
-    def overrides(self) -> dict[str, Any]:
-        """Return the values of a Qwen3's configuration with which vLLM serves at this pace."""
-        return {
-            "architectures": [ARCHITECTURE],
-            "paced_seconds_per_pass": self.seconds_per_pass,
-            "paced_seconds_per_token": self.seconds_per_token,
-        }
-
-
-def read_pace(profile: str, role: str) -> PassPace | None:
+def paced_configuration(profile: Profile, role: str) -> dict[str, Any]:
     """
-    Return the pace of *role* in *profile*; None if the profile has no paces.
+    Return the values of a Qwen3's configuration with which vLLM serves *role* at its pace.
 
-    Raise `ConfigurationError` for an unknown profile, and for a role that the profile lacks.
+    Return {} if *profile* has no paces.
     """
-    profiles = tomllib.loads(PROFILES.read_text(encoding="utf-8"))
-    if profile not in profiles:
-        raise ConfigurationError(
-            f"--profile: there is no pacing profile {profile!r}; there are:"
-            f" {', '.join(sorted(profiles))}"
-        )
-    paces = profiles[profile]
-    if not paces:
-        return None
-    if role not in paces:
-        raise ConfigurationError(
-            f"the pacing profile {profile!r} has no pace for {role!r}; it has: {', '.join(paces)}"
-        )
-    return PassPace(**paces[role])
+    paces = tomllib.loads(PROFILES.read_text(encoding="utf-8"))[profile]
+    return {"architectures": [ARCHITECTURE], **paces[role]} if paces else {}
 
 
 @contextmanager
-def paced_drafter(model: Path, pace: PassPace | None) -> Generator[Path]:
+def paced_drafter(model: Path, overrides: Mapping[str, Any]) -> Generator[Path]:
     """
-    Yield a copy of the folder *model* with the *pace* in its configuration.
+    Yield a copy of the folder *model* with the *overrides* in its configuration.
 
     vLLM applies the overrides of its command line to the model that it serves, not to the model
-    that drafts for it. Without a pace yield *model* itself.
+    that drafts for it. Without overrides yield *model* itself.
     """
-    if pace is None or not model.is_dir():
+    if not overrides or not model.is_dir():
         yield model
         return
     with TemporaryDirectory(prefix="stepspec-drafter-") as name:
@@ -208,82 +140,60 @@ def paced_drafter(model: Path, pace: PassPace | None) -> Generator[Path]:
             if file.name != "config.json":
                 (folder / file.name).symlink_to(file.resolve())
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        config.update(pace.overrides())
+        config.update(overrides)
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield folder
 
 
-def weights_digest(*names: str, world: World = SHORT) -> str:
-    """Return a digest of the weights of the models *names*. Raise `ConfigurationError`."""
+def weights_digest() -> str:
+    """Return a digest of the weights of the pair."""
     digest = blake2b(digest_size=8)
-    for name in names:
-        digest.update((world.model(name) / "model.safetensors").read_bytes())
+    for model in PAIR:
+        digest.update((model / "model.safetensors").read_bytes())
     return digest.hexdigest()
 
 
-def speculations(method: str) -> Speculation:
-    """
-    Return the token-level speculation of the pair, by role.
-
-    Raise `ConfigurationError` for a *method* for which the miniature pair has no drafter.
-    """
-    if method not in SPECULATIONS:
-        raise ConfigurationError(
-            f"--speculation: the miniature pair has no speculation method {method!r}; it has:"
-            f" {', '.join(SPECULATIONS)}"
-        )
-    return SPECULATIONS[method]
-
-
 def miniature_servers(
-    profile: str = "paced",
-    roles: Sequence[str] = PAIR,
+    profile: Profile = "paced",
+    models: Sequence[Path] = PAIR,
     *,
-    world: World = SHORT,
     speculation: Speculation = NO_SPECULATION,
-    drafter: Path | None = None,
+    drafter: Path = SMALL,
+    flags: Mapping[str, Any] = FLAGS,
 ) -> tuple[ServerCommand, ...]:
     """
-    Describe the servers of *roles*, which are names of the world's models.
+    Describe the servers of *models*, which are folders. The name of a folder is the role.
 
-    A server serves ``testbed-<role>``. The second server of a role is called ``<role>-2``.
-    *speculation* is by role. *drafter* is the model of ``draft_model``; None: the small model.
-    Raise `ConfigurationError` for an unknown profile and for a missing model.
+    A server serves ``testbed-<role>``. *speculation* is by role. *drafter* is the model of
+    ``draft_model``. Raise `ConfigurationError` for a missing model.
     """
-    counts = Counter[str]()
     servers: list[ServerCommand] = []
-    for role in roles:
-        drafting = dict(speculation.get(role, {}))
+    for model in models:
+        drafting = dict(speculation.get(model.name, {}))
         if drafting.get("method") == "draft_model":
-            drafting["model"] = str(drafter or world.model(DRAFTER))
-        server = _server(
-            profile,
-            role,
-            world.model(role),
-            world.flags,
-            drafting,
-        )
-        counts[role] += 1
-        if counts[role] > 1:
-            server = replace(server, name=f"{role}-{counts[role]}")
-        servers.append(server)
+            drafting["model"] = str(drafter)
+        pace = paced_configuration(profile, model.name)
+        servers.append(_server(model, flags, pace, drafting))
     return tuple(servers)
 
 
 def _server(
-    profile: str,
-    role: str,
     model: Path,
-    own: Mapping[str, Any],
+    common: Mapping[str, Any],
+    pace: Mapping[str, Any],
     drafting: Mapping[str, Any],
 ) -> ServerCommand:
-    pace = read_pace(profile, role)
-    flags: dict[str, Any] = {**FLAGS, **own, "enable-scale-out": role in SCORERS}
+    role = model.name
+    if not (model / "config.json").is_file():
+        raise ConfigurationError(
+            f"no miniature model at {model}: install stepspec again, which brings the models along"
+        )
+    flags: dict[str, Any] = {**common, "enable-scale-out": role in SCORERS}
     if drafting:
         flags["speculative-config"] = drafting
     env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
     if pace:
-        flags["hf-overrides"] = json.dumps(pace.overrides())
+        flags["hf-overrides"] = json.dumps(pace)
         env["VLLM_PLUGINS"] = "stepspec_paced"
         # An empty entry at the end would be the working directory.
         paths = (str(PLUGIN), os.environ.get("PYTHONPATH"))
@@ -293,7 +203,7 @@ def _server(
     return ServerCommand(
         name=role,
         model=model,
-        served_name=f"{SERVED}{model.name}",
+        served_name=f"{SERVED}{role}",
         args=tuple(arguments(known_flags(flags, vllm_version()))),
         env=env,
     )
@@ -320,30 +230,21 @@ async def _warm_up(served: Served) -> None:
 
 @asynccontextmanager
 async def running(
-    profile: str = "paced",
-    roles: Sequence[str] = PAIR,
+    profile: Profile,
     *,
     console: Console,
-    world: World = SHORT,
     log_dir: Path | None = None,
     speculation: Speculation = NO_SPECULATION,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
-    Start the servers of *roles* with progress on *console*, and stop them on exit.
+    Start the servers of the pair with progress on *console*, and stop them on exit.
 
-    The arguments are those of `miniature_servers` and of `launch`.
+    *speculation* is by role. Logs go to *log_dir*, as those of `launch`.
     """
     async with AsyncExitStack() as stack:
-        drafter = stack.enter_context(
-            paced_drafter(world.model(DRAFTER), read_pace(profile, DRAFTER))
-        )
-        servers = miniature_servers(
-            profile,
-            roles,
-            world=world,
-            speculation=speculation,
-            drafter=drafter,
-        )
+        pace = paced_configuration(profile, SMALL.name)
+        drafter = stack.enter_context(paced_drafter(SMALL, pace))
+        servers = miniature_servers(profile, speculation=speculation, drafter=drafter)
         with show_progress(console) as on_ready:
             launching = launch(
                 servers,

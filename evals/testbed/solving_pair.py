@@ -12,6 +12,7 @@ from stepspec.orchestrator.endpoints import GREEDY
 
 from ..benchmarks.built_in import made
 from ..sample import Task
+from . import Profile
 from .servers import endpoint, running
 
 
@@ -21,7 +22,7 @@ def fresh_tasks(count: int, seed: int) -> list[Task]:
 
 
 @asynccontextmanager
-async def pair_solver(profile: str, console: Console) -> AsyncGenerator[Solver]:
+async def pair_solver(profile: Profile, console: Console) -> AsyncGenerator[Solver]:
     """Start the pair, and yield a greedy solver that uses it."""
     async with (
         running(profile, console=console) as served,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint
-from stepspec.evals.testbed.servers import PAIR, read_pace
+from stepspec.evals.testbed.servers import PAIR, paced_configuration
 from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.settings import load
 
@@ -153,9 +153,9 @@ def test_the_miniature_models_are_there() -> None:
         one = services("compose.cpu.yaml")[role]
         argument, flag, profile = one["command"]
         assert argument == role
-        assert argument in PAIR
+        assert argument in [model.name for model in PAIR]
         assert flag == "--profile"
-        assert read_pace(profile, role) is not None
+        assert paced_configuration(profile, role)
         assert one["build"]["target"] == "testbed"
 
 

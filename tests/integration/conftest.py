@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from lab.worlds import SHORT, TOOLS
+from lab.worlds import SMALL_OTHER, TOOLS, TOOLS_FLAGS
 from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ServerDied
@@ -69,14 +69,14 @@ def pair(forked: tuple[str, ...]) -> Generator[Pair]:
 @pytest.fixture(scope="session")
 def small_other(pair: Pair, forked: tuple[str, ...]) -> Generator[Pair]:
     """The same large model with the small one of another vocabulary."""
-    with serving(miniature_servers("off", ["small-other"], world=SHORT), forked) as served:
+    with serving(miniature_servers("off", [SMALL_OTHER]), forked) as served:
         yield replace(pair, small=served["small-other"])
 
 
 @pytest.fixture(scope="module")
 def tool_pair(forked: tuple[str, ...]) -> Generator[Pair]:
     """The pair that calls tools; it makes room for others after each file."""
-    with serving(miniature_servers("off", world=TOOLS), forked) as served:
+    with serving(miniature_servers("off", TOOLS, flags=TOOLS_FLAGS), forked) as served:
         yield Pair(served["large"], served["small"])
 
 

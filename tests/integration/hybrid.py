@@ -77,6 +77,7 @@ def hybrid_server(model: Path, name: str, flags: Mapping[str, Any] | None = None
         **FLAGS,
         "dtype": "bfloat16",
         "max-model-len": CONTEXT,
+        "kv-cache-memory-bytes": 256 * 2**20,
         "enable-scale-out": True,
     }
     # vLLM chooses the size so that a block can store the recurrent state

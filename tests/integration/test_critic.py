@@ -69,6 +69,7 @@ def critics(
             "convert": "classify",
             "pooler-config": {"task": task},
             "max-model-len": 1024,
+            "kv-cache-memory-bytes": 256 * 2**20,
         }
         env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
         servers.append(ServerCommand(name, folder, f"prm-{name}", tuple(arguments(flags)), env))

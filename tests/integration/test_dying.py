@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from stepspec import Budget, Endpoint, Solution, Solver
-from stepspec.evals.testbed.servers import miniature_servers
+from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.replicas import in_order
@@ -35,7 +35,7 @@ def doomed(role: str, forked: tuple[str, ...]) -> Generator[Served]:
     """Start a server that is going to be killed."""
     with (
         suppress(ServerDied),
-        serving(miniature_servers("paced", [role]), forked, doomed=True) as served,
+        serving(miniature_servers("paced", [MODELS / role]), forked, doomed=True) as served,
     ):
         yield served[role]
 

@@ -321,7 +321,7 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
 async def test_a_model_without_a_chat_template_is_refused_with_the_cure(
     pair: Pair, forked: tuple[str, ...], tmp_path: Path
 ) -> None:
-    (plain,) = servers.miniature_servers("off", ["small"])
+    (plain,) = servers.miniature_servers("off", [servers.SMALL])
     shutil.copytree(
         plain.model, tmp_path / "base", ignore=shutil.ignore_patterns("chat_template.jinja")
     )

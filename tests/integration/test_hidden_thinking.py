@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepspec import Endpoint, Sampling, Solver
-from stepspec.evals.testbed.servers import MODELS, miniature_servers
+from stepspec.evals.testbed.servers import LARGE, miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import THINK_END, Chain
@@ -33,10 +33,10 @@ def hidden(
     shows none.
     """
     template = tmp_path_factory.mktemp("hidden") / "chat_template.jinja"
-    shown = (MODELS / "large" / "chat_template.jinja").read_text()
+    shown = (LARGE / "chat_template.jinja").read_text()
     assert SHOWN in shown
     template.write_text(shown.replace(SHOWN, SHOWN.removesuffix("<think>\\n")))
-    (server,) = miniature_servers("off", ("large",))
+    (server,) = miniature_servers("off", [LARGE])
     flags = (
         "--chat-template",
         str(template),

@@ -38,7 +38,7 @@ from rich.console import Console
 from stepspec.evals.testbed.servers import running, solver_settings
 from stepspec.servers.launcher.up import up
 console = Console(stderr=True)
-starting = running("off", ["small"], console=console)
+starting = running("off", console=console)
 asyncio.run(up(starting, solver_settings, console, json_output=True))"""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lab.arms import acceptances_between, read_acceptances
 from stepspec import Solution, Solver
-from stepspec.evals.testbed.servers import endpoint, miniature_servers, speculations
+from stepspec.evals.testbed.servers import SPECULATIONS, endpoint, miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import GREEDY
@@ -22,8 +22,8 @@ from .conftest import Pair, serving
 pytestmark = pytest.mark.servers
 COUNT = 12
 SPECULATION = {
-    "large": speculations("draft_model")["large"],
-    "small": speculations("ngram")["small"],
+    "large": SPECULATIONS["draft_model"]["large"],
+    "small": SPECULATIONS["ngram"]["small"],
 }
 JUDGING = [
     name

@@ -146,7 +146,7 @@ def calibrate(
         "values": threshold.values,
         "seed": seed,
         "testbed": testbed,
-        "weights": weights_digest("large", "small") if testbed else None,
+        "weights": weights_digest() if testbed else None,
         "max_loss": max_loss,
         "confidence": confidence,
         "besides": changes,

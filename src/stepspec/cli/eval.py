@@ -33,6 +33,7 @@ from stepspec.evals.plan import Plan, check_arm, configured_arm, testbed_setting
 from stepspec.evals.results import SMALL_PRINT, Result, tables
 from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
+from stepspec.evals.testbed import Profile
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.orchestrator.run_options import arm_options
@@ -386,7 +387,7 @@ def _check_arms(competing: tuple[Arm, ...], settings: Settings, samples: int) ->
 
 
 def configured(
-    profile: str, *, testbed: bool
+    profile: Profile, *, testbed: bool
 ) -> tuple[AbstractAsyncContextManager[Solver], Settings]:
     """Return what opens the configured solver, or the miniature pair, with its settings."""
     if testbed:

@@ -21,6 +21,7 @@ from typer import Argument, Option
 
 from stepspec import policies
 from stepspec.evals.benchmarks import BENCHMARKS
+from stepspec.evals.testbed import Profile
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import RunOption, option_types, run_options
 from stepspec.setting_sources import CommandLine, Place, with_command_line
@@ -138,7 +139,7 @@ Testbed = Annotated[
 ]
 
 
-def _of_testbed(context: typer.Context, pace: str) -> str:
+def _of_testbed(context: typer.Context, pace: Profile) -> Profile:
     source = context.get_parameter_source("profile")
     # `demo` has no --testbed.
     if source and source.name == "COMMANDLINE" and context.params.get("testbed") is False:
@@ -149,10 +150,10 @@ def _of_testbed(context: typer.Context, pace: str) -> str:
 
 
 Pace = Annotated[
-    str,
+    Profile,
     Option(
         "--profile",
-        help="The pace of the miniature models: paced, slow, off.",
+        help="The pace of the miniature models.",
         callback=_of_testbed,
     ),
 ]

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from stepspec.evals.arms import PLAIN
-from stepspec.evals.testbed import commands
+from stepspec.evals.testbed import SpeculationMethod, commands
 from stepspec.evals.testbed import servers as testbed
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import up as launcher
@@ -55,8 +55,8 @@ def up(
     ] = False,
     profile: Pace = "paced",
     speculation: Annotated[
-        str,
-        Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model."),
+        SpeculationMethod,
+        Option(help="Token-level speculation under the miniature pair."),
     ] = "none",
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only check the file and print the commands.")
@@ -102,7 +102,7 @@ def up(
         profile,
         console=stderr,
         log_dir=log_dir,
-        speculation=testbed.speculations(speculation),
+        speculation=testbed.SPECULATIONS[speculation],
     )
     wait(launcher.up(starting, testbed.solver_settings, stderr, json_output=json))
 

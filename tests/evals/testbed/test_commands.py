@@ -22,6 +22,8 @@ from stepspec.settings import load
 
 from ...servers.launcher.running import members, scripted
 
+ROLES = [model.name for model in PAIR]
+
 
 class Stand:
     """Scripted servers in the place of vLLM's."""
@@ -36,7 +38,7 @@ class Stand:
 
     @asynccontextmanager
     async def running(self, roles: Sequence[str]) -> AsyncGenerator[Mapping[str, Served]]:
-        async with launch([scripted(name=role) for role in roles or PAIR]) as served:
+        async with launch([scripted(name=role) for role in roles or ROLES]) as served:
             self.served |= served
             asyncio.get_running_loop().call_soon(self.ready.set)
             yield served

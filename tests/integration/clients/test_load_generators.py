@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.testbed.servers import SHORT
+from stepspec.evals.testbed.servers import LARGE
 
 from .conftest import EXAMPLES, MARKS, PROBLEM, Service, solved
 
 pytestmark = MARKS
-TOKENIZER = str(SHORT.model("large"))
+TOKENIZER = str(LARGE)
 PROBLEMS = [PROBLEM, *EXAMPLES][:3]
 ROOM = 400  # tokens, which are asked for with ignore_eos
 
