@@ -202,7 +202,8 @@ async def test_the_doctor_reports_its_findings_and_their_evidence() -> None:
     async with servers[0].serve("small") as small, servers[1].serve("large") as large:
         diagnosis = await diagnose(small, large)
         reverse = await diagnose(
-            *(one.model_copy(update={"role": r}) for one, r in ((large, "small"), (small, "large")))
+            large.model_copy(update={"role": "small"}),
+            small.model_copy(update={"role": "large"}),
         )
     assert (diagnosis.small.thinks, diagnosis.large.thinks) == (False, True)
     assert (diagnosis.small.thinks_by, diagnosis.large.thinks_by, diagnosis.large.block) == (

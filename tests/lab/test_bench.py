@@ -17,6 +17,7 @@ from rich.console import Console
 from lab import bench
 from stepspec import Solution, Solver
 from stepspec.evals.sample import Arm
+from stepspec.evals.testbed import Profile
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
@@ -83,7 +84,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Servers:
     return servers
 
 
-def measured(*arm: str, problems: int = 2, profile: str = "paced", **changed: Any) -> None:
+def measured(*arm: str, problems: int = 2, profile: Profile = "paced", **changed: Any) -> None:
     usual: dict[str, Any] = {
         "baselines": not arm,
         "stacked": False,
