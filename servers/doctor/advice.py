@@ -125,7 +125,7 @@ def conclude(
     refused = ("critic", "cannot work")
     if critic and refused in [(finding.subject, finding.outcome) for finding in findings]:
         critic = replace(critic, right=None, wrong=None)
-    counts = Counter(finding.outcome for finding in findings)
+    counts: Counter[FindingOutcome] = Counter(finding.outcome for finding in findings)
     return Diagnosis(
         ok=not counts["cannot work"],
         summary=summary(counts),

@@ -153,7 +153,8 @@ Pace = Annotated[
     Profile,
     Option(
         "--profile",
-        help="The pace of the miniature models.",
+        help="The pace of the miniature models: paced, slow, off.",
+        metavar="PACE",
         callback=_of_testbed,
     ),
 ]

@@ -56,7 +56,10 @@ def up(
     profile: Pace = "paced",
     speculation: Annotated[
         SpeculationMethod,
-        Option(help="Token-level speculation under the miniature pair."),
+        Option(
+            help="Token-level speculation under the miniature pair: none, ngram, draft_model.",
+            metavar="METHOD",
+        ),
     ] = "none",
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only check the file and print the commands.")
