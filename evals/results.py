@@ -12,20 +12,19 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist, fmean, median
 from typing import Any, Literal, TypeAlias
 
 from rich.table import Table
 
-from stepspec.orchestrator.chain import Party, Role
-from stepspec.orchestrator.endpoints.metrics import Acceptance
+from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.ledger import COUNTED, Account
 
 from .arms import LARGE, PLAIN, SMALL
 from .grading.answers import extract_answer
 from .grading.normal import normal
-from .sample import Arm, ByRole, Outcome, Sample, sum_acceptances
+from .sample import Arm, Outcome, Sample
 from .store import Place
 
 Z = 1.96  # standard deviations from the mean; 95% of a normal distribution lie within them
@@ -127,8 +126,6 @@ class Result:
     """The number of samples with each outcome. A degraded sample counts under two outcomes."""
     several: SeveralSamples | None = None
     """pass@k and maj@k; None with one sample of each problem."""
-    speculation: ByRole = field(default_factory=dict[Role, Acceptance])
-    """The tokens that vLLM's token-level speculation drafted and accepted, by role."""
 
     @property
     def name(self) -> str:
@@ -290,7 +287,6 @@ def _result(
         steps=_mean_steps(samples),
         outcomes=dict(outcomes),
         several=several_samples(samples, repeats) if repeats > 1 else None,
-        speculation=sum_acceptances(sample.speculation for sample in samples),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 from stepspec.api import Solver
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Observer
@@ -22,17 +21,7 @@ from stepspec.orchestrator.trace import Stopwatch
 from .grading.graders import Gold, Graders
 from .plain import PLAIN, solve_plain
 
-ByRole: TypeAlias = Mapping[Role, Acceptance]
 R = TypeVar("R", bound=RunOptions)
-
-
-def sum_acceptances(readings: Iterable[ByRole]) -> ByRole:
-    """Add up the *readings*, role by role."""
-    sums: dict[Role, Acceptance] = {}
-    for reading in readings:
-        for role, acceptance in reading.items():
-            sums[role] = sums.get(role, Acceptance()) + acceptance
-    return sums
 
 
 Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed", "degraded"]
@@ -163,8 +152,6 @@ class Sample:
     """The steps of the run."""
     degraded: bool = False
     """Whether the run went on without the small model or its verifier."""
-    speculation: Mapping[Role, Acceptance] = field(default_factory=dict[Role, Acceptance])
-    """The tokens that a server drafted and accepted itself, by role."""
 
     @classmethod
     def of(

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from stepspec.api import Solver
 from stepspec.evals.plan import turns
-from stepspec.evals.sample import Arm, ByRole, Sample, Task, derive_seed, sample_once
-from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.metrics import Acceptance
+from stepspec.evals.sample import Arm, Sample, Task, derive_seed, sample_once
 
 SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
@@ -47,33 +45,5 @@ async def measure(
         for arm in turns(arms, number):
             if (number, arm.name) in done:
                 continue
-            sample = await _sample(solver, arm, task, seed)
+            sample = await sample_once(solver, arm, task, seed)
             on_sample(number, sample)
-
-
-async def read_acceptances(solver: Solver) -> ByRole:
-    """Read the servers' counters of drafted and accepted tokens, by the roles that speculate."""
-    found: dict[Role, Acceptance] = {}
-    for endpoint in (solver.large, solver.small):
-        acceptance = await endpoint.acceptance()
-        if acceptance is not None:
-            found[endpoint.role] = acceptance
-    return found
-
-
-def acceptances_between(earlier: ByRole, later: ByRole) -> ByRole:
-    """Return the tokens that were drafted and accepted between two readings."""
-    return {
-        role: acceptance - earlier.get(role, Acceptance()) for role, acceptance in later.items()
-    }
-
-
-async def _sample(
-    solver: Solver,
-    arm: Arm,
-    task: Task,
-    seed: int,
-) -> Sample:
-    before = await read_acceptances(solver)
-    sample = await sample_once(solver, arm, task, seed)
-    return replace(sample, speculation=acceptances_between(before, await read_acceptances(solver)))

@@ -38,7 +38,6 @@ from stepspec.evals.testbed.servers import (
     weights_digest,
 )
 from stepspec.evals.testbed.solving_pair import fresh_tasks
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import TokenSpeculation
@@ -47,7 +46,6 @@ from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQU
 from .tables import Sheet
 from .worlds import SHORT, describe_pace
 
-ROLES: tuple[Role, ...] = ("large", "small")
 COLUMNS = (
     "",
     "n",
@@ -63,14 +61,10 @@ COLUMNS = (
 
 def markdown(results: Sequence[Result]) -> str:
     """A table with one row per arm; `small_print` explains the columns."""
-    speculating: list[Role] = [
-        role for role in ROLES if any(role in result.speculation for result in results)
-    ]
-    columns = (*COLUMNS, *(f"tokens of {role}" for role in speculating))
-    return Sheet(columns, [_row(result, speculating) for result in results]).markdown()
+    return Sheet(COLUMNS, [_row(result) for result in results]).markdown()
 
 
-def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
+def _row(r: Result) -> tuple[str, ...]:
     return (
         r.name,
         str(r.n),
@@ -81,7 +75,6 @@ def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
         "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
         f"{r.waste:.0%}",
         f"{r.total('judging'):.0f}" if r.total("judging") else "",
-        *(str(r.speculation[role]) if role in r.speculation else "" for role in speculating),
     )
 
 
@@ -104,8 +97,7 @@ WARM_UP_PROBLEMS = 2
 STACKED_SMALL_PRINT = (
     "With ngram, both servers draft from what was written before; with draft_model, the small model"
     " drafts for the large one as well, within its server, each of its passes at the small model's"
-    " pace. Tokens of a role: the share of the drafted tokens that its model accepted, and the"
-    " tokens that a pass with a draft gave, its own included."
+    " pace."
 )
 
 

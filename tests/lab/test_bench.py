@@ -17,7 +17,6 @@ from rich.console import Console
 from lab import bench
 from stepspec import Solution, Solver
 from stepspec.evals.sample import Arm
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
@@ -29,22 +28,10 @@ STACKED = Path("build/bench-stacked.json")
 
 
 @dataclass
-class Silent:
-    """An endpoint that drafts no tokens in its server."""
-
-    role: Role
-
-    async def acceptance(self) -> None:
-        return None
-
-
-@dataclass
 class Pair(ScriptedSolver):
-    """A solver that has endpoints, and settings."""
+    """A solver that has settings."""
 
     settings: Settings = SETTINGS
-    small: Silent = field(default_factory=lambda: Silent("small"))
-    large: Silent = field(default_factory=lambda: Silent("large"))
 
 
 def script(call: SolveCall) -> Solution:
