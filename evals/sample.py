@@ -99,8 +99,6 @@ class Task:
     """Grades answers to it."""
     name: str = ""
     """Its name in the data set; "" without one."""
-    reference: str = ""
-    """A worked solution from the data set; "" without one."""
     question: str = ""
     """The text of the data set: no prompt template, and choices in the original order."""
 

@@ -12,7 +12,7 @@ from ..grading.answers import HASHES, LETTERS
 from ..grading.graders import Answer
 from ..sample import Task
 from .loading import Benchmark, Row
-from .miniature import final_answer, generate, worked_steps
+from .miniature import generate
 
 
 def math500(row: Row, seed: int) -> Task:
@@ -28,7 +28,6 @@ def math500(row: Row, seed: int) -> Task:
         row["problem"],
         Answer(row["answer"]),
         name=row.get("unique_id", ""),
-        reference=row.get("solution", ""),
     )
 
 
@@ -51,7 +50,7 @@ def gsm8k(row: Row, seed: int) -> Task:
     Prompt: eval.boxed.
     """
     gold = Answer(row["answer"].rpartition(HASHES)[2].strip(), "number")
-    return Task(row["question"], gold, reference=row["answer"])
+    return Task(row["question"], gold)
 
 
 GSM8K = Benchmark(
@@ -80,7 +79,6 @@ def aime(row: Row, seed: int) -> Task:
         row["problem"],
         Answer(row["answer"], "number"),
         name=name,
-        reference=row.get("solution", ""),
     )
 
 
@@ -169,7 +167,7 @@ def arithmetic(row: Row, seed: int) -> Task:
     Arithmetic: the miniature pair's own word problems, three to six steps each, as many as wanted.
 
     Dataset: made here from the seed, out of the half that no model was trained on;
-    `testbed/problems.py` says how. Licence: Apache-2.0, like the code. Metric: the same text.
+    `miniature.py` says how. Licence: Apache-2.0, like the code. Metric: the same text.
     Prompt: none, for the pair knows no other words than the problem's.
     """
     return Task(row["problem"], Answer(row["answer"], "exact"))
@@ -177,14 +175,9 @@ def arithmetic(row: Row, seed: int) -> Task:
 
 def made(seed: int, count: int) -> list[Task]:
     """The first *count* problems of *seed*; more of them begin with the same ones."""
-    problems = islice(generate(seed, "test"), count)
     return [
-        Task(
-            p.text,
-            Answer(str(p.answer), "exact"),
-            reference="".join(worked_steps(p)) + final_answer(p.answer),
-        )
-        for p in problems
+        Task(problem.text, Answer(str(problem.answer), "exact"))
+        for problem in islice(generate(seed), count)
     ]
 
 

@@ -28,7 +28,7 @@ async def test_a_problem_is_solved_before_ones_eyes(pair: Pair, tmp_path: Path) 
     if executable is None:
         assert not os.environ.get("CI"), CURE
         pytest.skip(CURE)
-    (problem,) = islice(generate(7, "test"), 1)
+    (problem,) = islice(generate(7), 1)
     with serving_pair(pair, tmp_path / "service.log") as service:
         async with browsing(executable) as browser:
             page = await browser.new_page()
