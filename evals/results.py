@@ -307,7 +307,9 @@ def _accept_rate(samples: Sequence[Sample]) -> float | None:
     drafts = sum(ledger.drafts for ledger in ledgers)
     # If judging costs no tokens, only the repairs tell that drafts were judged.
     judging = any(getattr(ledger, party).judging for ledger in ledgers for party in PARTIES)
-    judged = judging or any(step.repair for sample in samples for step in sample.steps)
+    judged = judging or any(
+        step.fate == "kept" and step.reason for sample in samples for step in sample.steps
+    )
     if not drafts or not judged:
         return None
     return sum(ledger.accepted for ledger in ledgers) / drafts

@@ -8,14 +8,13 @@ from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from stepspec.api import Solver
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
-from stepspec.orchestrator.solution import Solution, StepFate
+from stepspec.orchestrator.solution import Solution, SolvedStep
 from stepspec.orchestrator.trace import Stopwatch
 
 from .grading.graders import Gold, Graders
@@ -104,27 +103,6 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step of a sample, without its text (see `SolvedStep`)."""
-
-    author: Role
-    """The model that wrote it."""
-    fate: StepFate
-    """What became of it."""
-    grade: float | None
-    """Its grade; None if it was not judged."""
-    reason: str
-    """Why it was rejected, or repaired."""
-    at: float
-    """Seconds from the start of the run until the step was kept, rejected or lost."""
-
-    @property
-    def repair(self) -> bool:
-        """Whether the step replaces the rejected part of a draft."""
-        return self.fate == "kept" and bool(self.reason)
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
     """The record of a run: one arm solved one problem, once."""
 
@@ -146,48 +124,10 @@ class Sample:
     """The name of the task."""
     seed: int = 0
     """The sampling seed."""
-    steps: tuple[StepRecord, ...] = ()
-    """The steps of the run."""
+    steps: tuple[SolvedStep, ...] = ()
+    """The steps of the run, without their texts."""
     degraded: bool = False
     """Whether the run went on without the small model or its verifier."""
-
-    @classmethod
-    def of(
-        cls,
-        solution: Solution | None,
-        arm: Arm,
-        *,
-        correct: bool,
-        **more: Any,
-    ) -> Sample:
-        """
-        Return the sample of a run with this *solution*. *more* are other fields of the sample.
-
-        If *solution* is None, the problem was too long for the context.
-        """
-        if solution is None:
-            return cls(arm.name, False, 0.0, EMPTY_LEDGER, FAILED, **more)
-        steps = [
-            StepRecord(
-                step.author,
-                step.fate,
-                step.grade,
-                step.reason,
-                round(step.at, 4),
-            )
-            for step in solution.steps
-        ]
-        return cls(
-            arm=arm.name,
-            correct=correct,
-            seconds=solution.seconds,
-            ledger=solution.ledger,
-            finish=solution.finish_reason,
-            answer=solution.text,
-            steps=tuple(steps),
-            degraded=bool(solution.degraded),
-            **more,
-        )
 
     @property
     def outcome(self) -> Outcome:
@@ -243,19 +183,34 @@ async def solve_once(
         return None
 
 
-async def is_right(
-    solver: Solver,
+async def graded(
+    solution: Solution | None,
     arm: Arm,
     task: Task,
     seed: int,
     graders: Graders,
-) -> bool:
-    """Whether *arm* solves *task* with this sampling *seed*. An ungraded answer is not right."""
-    sampling = solver.settings.run.sampling.with_seed(seed)
-    solution = await solve_once(solver, arm, task.problem, sampling=sampling)
-    if solution is None or not solution.text:
-        return False
-    return await task.gold.grade(solution.text, graders) == "right"
+) -> Sample:
+    """
+    Grade the *solution* of a run, and return its sample.
+
+    If *solution* is None, the problem was too long for the context.
+    """
+    if solution is None:
+        return Sample(arm.name, False, 0.0, EMPTY_LEDGER, FAILED, name=task.name, seed=seed)
+    mark = await task.gold.grade(solution.text, graders)
+    return Sample(
+        arm=arm.name,
+        correct=mark == "right",
+        seconds=solution.seconds,
+        ledger=solution.ledger,
+        finish=solution.finish_reason,
+        graded=mark != "ungraded",
+        answer=solution.text,
+        name=task.name,
+        seed=seed,
+        steps=tuple(replace(step, text="", at=round(step.at, 4)) for step in solution.steps),
+        degraded=bool(solution.degraded),
+    )
 
 
 async def sample_once(
@@ -263,16 +218,10 @@ async def sample_once(
     arm: Arm,
     task: Task,
     seed: int,
+    graders: Graders,
     observe: Observer = lambda event: None,
 ) -> Sample:
-    """Solve *task* with *arm* and this sampling *seed*. Only the text of the gold is right."""
+    """Solve *task* with *arm* and this sampling *seed*, and grade the answer."""
     sampling = solver.settings.run.sampling.with_seed(seed)
-    solution = await solve_once(
-        solver,
-        arm,
-        task.problem,
-        sampling=sampling,
-        observe=observe,
-    )
-    right = solution is not None and solution.answer == str(task.gold)
-    return Sample.of(solution, arm, correct=right, seed=seed)
+    solution = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
+    return await graded(solution, arm, task, seed, graders)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from stepspec.api import Solver
+from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import turns
 from stepspec.evals.sample import Arm, Sample, Task, derive_seed, sample_once
 
@@ -23,6 +24,9 @@ THINKING_SEQUENTIAL = replace(
     name=f"{THINKING.name}, sequential",
     run=THINKING.run.with_overrides({"ahead": 0}),
 )
+
+GRADERS = Graders()
+"""Compares texts. It is never entered: algebra would need processes."""
 
 
 async def measure(
@@ -45,5 +49,5 @@ async def measure(
         for arm in turns(arms, number):
             if (number, arm.name) in done:
                 continue
-            sample = await sample_once(solver, arm, task, seed)
+            sample = await sample_once(solver, arm, task, seed, GRADERS)
             on_sample(number, sample)

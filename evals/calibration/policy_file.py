@@ -25,7 +25,7 @@ from ..arms import LARGE
 from ..grading.graders import Graders
 from ..plan import configured_arm
 from ..results import aligned
-from ..sample import Arm, Task, derive_seed, is_right
+from ..sample import Arm, Task, derive_seed, sample_once
 from .search import CalibrationResult, CalibrationRun, SolveAt
 
 SEED_DISTANCE = 1_000_003
@@ -115,8 +115,8 @@ def solve_on_servers(
     async def solve(problem: int, value: float | None) -> CalibrationRun:
         arm = LARGE if value is None else served_arm(solver.settings, threshold, value)
         seed = derive_seed(base_seed, problem, 0)
-        right = await is_right(solver, arm, tasks[problem], seed, graders)
-        return CalibrationRun(problem, value, right)
+        sample = await sample_once(solver, arm, tasks[problem], seed, graders)
+        return CalibrationRun(problem, value, sample.correct)
 
     return solve
 

@@ -15,6 +15,7 @@ from stepspec.servers.launcher import TokenSpeculation
 from stepspec.servers.launcher.up import until_signalled
 
 from ..arms import PLAIN, SHIPPED, SMALL
+from ..grading.graders import Graders
 from ..plan import turns
 from ..results import Result, summarise
 from ..sample import Arm, Sample, derive_seed, sample_once
@@ -85,9 +86,9 @@ async def demo(
     SpecReason runs with `auto`, as by default. The observer that *printer* makes shows each of its
     runs on *console*.
     """
-    async with pair_solver(profile, console) as solver:
+    async with Graders() as graders, pair_solver(profile, console) as solver:
         for arm in ARMS:  # Warm up.
-            await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0)
+            await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0, graders)
         samples: list[Sample] = []
         for number, task in enumerate(fresh_tasks(problems, seed)):
             console.print()
@@ -100,6 +101,7 @@ async def demo(
                     arm,
                     task,
                     derive_seed(0, number, 0),
+                    graders,
                     observe,
                 )
                 mark = ("right", "green") if sample.correct else ("wrong", "red")
