@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
@@ -38,8 +38,6 @@ class Arm:
     """The name in tables."""
     run: RunOptions
     """The options of its runs."""
-    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The values that differ from the sampling of the solver."""
 
     @classmethod
     def of(
@@ -57,17 +55,10 @@ class Arm:
         run = RunOptions(policy=method, options=dict(choices or {}), auto=False)
         return cls(name, run.with_overrides(overrides))
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Arm:
-        """Make an arm of what `record` returned. Fields that this version lacks are left out."""
-        overrides: Any = {name: record[name] for name in arm_options() if name in record}
-        arm = cls.of(record["name"], record["policy"], record["options"], **overrides)
-        return replace(arm, sampling=record.get("sampling", {}))
-
     def record(self) -> dict[str, Any]:
         """The arm as one table of names and values, for files."""
         options = self.run.model_dump(include={"policy", "options", *arm_options()})
-        return {"name": self.name, **options, "sampling": self.sampling}
+        return {"name": self.name, **options}
 
     @property
     def policy(self) -> str:
@@ -172,7 +163,6 @@ async def solve_once(
     does not use what other arms left in the servers' prefix caches.
     """
     run = arm.resolve(solver.settings.run)
-    sampling = sampling.model_copy(update=dict(arm.sampling))
     run = run.model_copy(update={"sampling": sampling, "budget": budget or run.budget})
     try:
         if arm.policy == PLAIN:

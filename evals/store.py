@@ -55,12 +55,6 @@ class JsonlStore:
         self._content()
         self._read()
 
-    @staticmethod
-    def about(path: Path) -> dict[str, Any]:
-        """Return the header of the file at *path*; {} if the first line is none."""
-        content = path.read_bytes() if path.is_file() else b""
-        return _header(content[: content.rfind(b"\n") + 1])
-
     def records(self, parse: Callable[[bytes], T], name: str) -> Iterator[T]:
         """
         Yield every record, read by *parse*.

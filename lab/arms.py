@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from stepspec.api import Solver
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import turns
-from stepspec.evals.sample import Arm, Sample, Task, derive_seed, sample_once
+from stepspec.evals.sample import Arm, Sample, Task, derive_seed, graded, solve_once
+from stepspec.orchestrator.endpoints import GREEDY, Sampling
 
 SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
@@ -27,6 +28,8 @@ THINKING_SEQUENTIAL = replace(
 
 GRADERS = Graders()
 """Compares texts. It is never entered: algebra would need processes."""
+SEED = 2026  # of the problems and samples; training never uses these problems, with any seed
+GREEDILY: Mapping[str, Sampling] = {}
 
 
 async def measure(
@@ -36,18 +39,19 @@ async def measure(
     *,
     on_sample: Callable[[int, Sample], object] = lambda number, sample: None,
     done: Container[tuple[int, str]] = (),
-    base: int = 0,
+    samplings: Mapping[str, Sampling] = GREEDILY,
 ) -> None:
     """
     Solve every task with every arm, in turns, so that drift of the machine is alike for all arms.
 
-    Samples that are *done* are not taken again. The seed of a sample follows from *base* and the
-    number of its task. It is the same for all arms.
+    Samples that are *done* are not taken again. The seed of a sample follows from the number of its
+    task. It is the same for all arms. An arm without one of the *samplings* is greedy.
     """
     for number, task in enumerate(tasks):
-        seed = derive_seed(base, number, 0)
+        seed = derive_seed(SEED, number, 0)
         for arm in turns(arms, number):
             if (number, arm.name) in done:
                 continue
-            sample = await sample_once(solver, arm, task, seed, GRADERS)
-            on_sample(number, sample)
+            sampling = samplings.get(arm.name, GREEDY).with_seed(seed)
+            solution = await solve_once(solver, arm, task.problem, sampling=sampling)
+            on_sample(number, await graded(solution, arm, task, seed, GRADERS))

@@ -13,7 +13,7 @@ import datetime
 import platform
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from stepspec.api import Solver
 from stepspec.cli.program import script
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.progress import progress_bars
-from stepspec.evals.results import Result, summarise
+from stepspec.evals.results import Result, compare_arms
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.evals.testbed.servers import (
@@ -42,7 +42,16 @@ from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.servers.launcher import TokenSpeculation
 
-from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
+from .arms import (
+    BILD,
+    READING,
+    REFLECTIVE,
+    SEED,
+    SEQUENTIAL,
+    THINKING,
+    THINKING_SEQUENTIAL,
+    measure,
+)
 from .tables import Sheet
 from .worlds import SHORT, describe_pace
 
@@ -177,8 +186,8 @@ async def measure_stacked(
             ) as solver:
                 work = partial(measure, solver, over, tasks)
                 await measure_missing(work, method, left, samples, console)
-    found = [samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms]
-    return summarise(found, all_arms)
+    done = {place: sample for place, sample in samples.done.items() if place[0] < problems}
+    return compare_arms(done, [arm.name for arm in all_arms])
 
 
 def missing(chosen: Sequence[Arm], tasks: Sequence[Task], samples: SampleStore) -> int:
@@ -226,7 +235,6 @@ OTHERS = (
 )
 # in the order of the tables
 SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}
-SEED = 2026  # of the problems; training never uses them, with any seed
 FIGURES = Path("build/bench.json")
 STACKED_FIGURES = Path("build/bench-stacked.json")
 EXAMPLES = """
@@ -242,12 +250,6 @@ Examples:
 
   python -m lab.bench --profile slow --output build/slow.json
 """
-
-
-def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
-    """Return the *arms* at one of `SAMPLINGS`."""
-    own = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
-    return tuple(replace(arm, name=named(arm, sampling), sampling=own) for arm in arms)
 
 
 def named(arm: Arm, sampling: str) -> str:
@@ -279,7 +281,13 @@ async def bench(
     What *samples* have is not run again. Return the results by sampling, with the arms' own names.
     """
     tasks = fresh_tasks(problems, SEED)
-    all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
+    all_arms: list[Arm] = []
+    sampling_of: dict[str, Sampling] = {}
+    for sampling in samplings:
+        for arm in arms:
+            name = named(arm, sampling)
+            all_arms.append(replace(arm, name=name))
+            sampling_of[name] = SAMPLINGS[sampling]
     solving = solvers(
         profile,
         console,
@@ -292,7 +300,7 @@ async def bench(
             solver,
             all_arms,
             tasks,
-            base=SEED,
+            samplings=sampling_of,
         )
         with samples:
             left = missing(all_arms, tasks, samples)
@@ -305,12 +313,13 @@ async def bench(
             )
     results: dict[str, list[Result]] = {}
     for sampling in samplings:
-        renamed = [
-            replace(samples.done[number, named(arm, sampling)], arm=arm.name)
+        done = {
+            (number, arm.name): samples.done[number, named(arm, sampling)]
             for number in range(len(tasks))
             for arm in arms
-        ]
-        results[sampling] = summarise(renamed, arms)
+        }
+        found = compare_arms(done, [arm.name for arm in arms])
+        results[sampling] = [result for result in found if result.kind != "bound"]
     return results
 
 
@@ -458,7 +467,7 @@ def report(
         "note": note,
         "sampling": how,
     }
-    return [{**result.record(), **about} for result in results]
+    return [{**asdict(result), **about} for result in results]
 
 
 if __name__ == "__main__":

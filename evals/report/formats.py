@@ -119,7 +119,7 @@ def _values(section: Section) -> dict[str, Any]:
                 {**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts
             ],
         },
-        "arms": [result.record() for result in section.figures],
+        "arms": section.figures,
         "cases": section.cases,
         "measured": section.run.about,
         "sessions": section.run.sessions,

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..arms import LARGE
 from ..results import Result, by_time, compare_arms, complete
 from ..sample import Sample
 from ..testbed.servers import miniature
@@ -122,14 +121,13 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
     """
     Compute everything about *run*. The verdicts are about a loss of accuracy above *max_loss*.
 
-    The *baseline* is by default the one that the run was measured with. Raise `ConfigurationError`
+    The *baseline* is by default the first arm. Raise `ConfigurationError`
     if the run has no such arm, or if no problem was solved by all of its arms.
     """
-    baseline = baseline or run.baseline
-    known = [arm.name for arm in run.arms]
-    if baseline not in known:
+    baseline = baseline or run.arms[0]
+    if baseline not in run.arms:
         raise ConfigurationError(
-            f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}",
+            f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(run.arms)}",
         )
     figures = compare_arms(run.done, run.arms, run.repeats, baseline)
     if not figures:
@@ -152,7 +150,7 @@ def choose_cases(
     arms: Sequence[Result],
     samples: Mapping[str, Mapping[int, Sample]],
     repeats: int,
-    baseline: str = LARGE.name,
+    baseline: str,
 ) -> Cases:
     """Choose cases of the methods from the *samples* of every arm by their number."""
     cases = [

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..arms import LARGE
 from ..results import Interval, Result, difference
 
 MAX_LOSS = 0.02
@@ -145,7 +144,7 @@ def further_for_loss(
     return least if least <= MAX_FURTHER_PROBLEMS else None
 
 
-def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
+def headline(verdicts: Sequence[Verdict], baseline: str) -> str:
     """Sum up the verdicts on all methods in one sentence; empty if no method was measured."""
     if not verdicts:
         return ""

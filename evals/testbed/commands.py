@@ -17,8 +17,9 @@ from stepspec.servers.launcher.up import until_signalled
 from ..arms import PLAIN, SHIPPED, SMALL
 from ..grading.graders import Graders
 from ..plan import turns
-from ..results import Result, summarise
+from ..results import Result, compare_arms
 from ..sample import Arm, Sample, derive_seed, sample_once
+from ..store import Place
 from .servers import NO_SPECULATION, PAIR, SCORERS, running
 from .solving_pair import fresh_tasks, pair_solver
 
@@ -89,7 +90,7 @@ async def demo(
     async with Graders() as graders, pair_solver(profile, console) as solver:
         for arm in ARMS:  # Warm up.
             await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0, graders)
-        samples: list[Sample] = []
+        samples: dict[Place, Sample] = {}
         for number, task in enumerate(fresh_tasks(problems, seed)):
             console.print()
             console.print(Text(task.problem, "bold"), soft_wrap=True)
@@ -107,5 +108,6 @@ async def demo(
                 mark = ("right", "green") if sample.correct else ("wrong", "red")
                 seconds = (f"{sample.seconds:6.2f} s  {arm.name}: ", "dim")
                 console.print(Text.assemble(seconds, mark))
-                samples.append(sample)
-    return summarise(samples, ARMS)
+                samples[number, arm.name] = sample
+    results = compare_arms(samples, [arm.name for arm in ARMS])
+    return [result for result in results if result.kind != "bound"]

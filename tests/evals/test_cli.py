@@ -21,13 +21,13 @@ from stepspec.evals.arms import LARGE, PLAIN, SMALL
 from stepspec.evals.benchmarks import Half, choose, duplicates, find, half, load, overlaps
 from stepspec.evals.evaluation import Evaluation
 from stepspec.evals.plan import Plan
-from stepspec.evals.results import Result, compare_arms
+from stepspec.evals.results import Result
 from stepspec.evals.sample import Arm
 from stepspec.evals.testbed import solving_pair
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..test_cli import call
-from .scripted import DEAD, Connected
+from .scripted import DEAD, Connected, compared
 from .test_results import ARMS, done
 
 pytestmark = pytest.mark.usefixtures("nowhere")
@@ -56,7 +56,7 @@ def test_sampling_and_budget_come_from_the_settings(monkeypatch: pytest.MonkeyPa
         assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
         assert made.budget.to_budget() == Budget(900, 50)
         assert (made.seed, made.concurrency, made.repeats) == (3, 2, samples)
-        assert (len(made.tasks), made.baseline) == (3, "plain")
+        assert (len(made.tasks), made.arms[0].name) == (3, "plain")
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,10 @@ def test_halves_share_no_problem_and_leave_none_out(
 def test_standings_are_shown_as_a_table_or_as_json(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    standings = compare_arms(done(), ARMS)
+    standings = compared(done(), ARMS)
     eval_cli.show_results(standings, LARGE.name, "a note", as_json=True)
     (line,) = capfdbinary.readouterr().out.splitlines()
-    assert [arm["arm"]["name"] for arm in orjson.loads(line)] == [s.name for s in standings]
+    assert [arm["name"] for arm in orjson.loads(line)] == [s.name for s in standings]
     eval_cli.show_results(standings, LARGE.name, "a note", as_json=False)
     shown = capfdbinary.readouterr().out.decode()
     assert all(s.name in shown for s in standings)

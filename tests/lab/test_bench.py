@@ -96,7 +96,7 @@ def test_a_pair_is_measured_once(servers: Servers) -> None:
     measured("choose")
     measured("choose", "choose")
     assert len(servers.solver.calls) == 12 + 2
-    assert [arm["arm"]["name"] for arm in orjson.loads(FIGURES.read_bytes())][-1] == "choose"
+    assert [arm["name"] for arm in orjson.loads(FIGURES.read_bytes())][-1] == "choose"
     assert {arm["n"] for arm in orjson.loads(FIGURES.read_bytes())} == {2}
 
 

@@ -291,7 +291,6 @@ def command(
             samples,
             seed,
             concurrency,
-            baseline=competing[0].name,
         )
         evaluation = Evaluation(
             chosen,
@@ -313,7 +312,7 @@ def command(
                 return await evaluate(solver, evaluation, stderr, team)
 
         results = wait(work(), resumable=True)
-        show_results(results, plan.baseline, SMALL_PRINT, as_json=json)
+        show_results(results, competing[0].name, SMALL_PRINT, as_json=json)
         stderr.print(f"wrote {folder}; next: stepspec report {folder}", soft_wrap=True)
         _remark(remarks)
 
@@ -421,7 +420,7 @@ def contact_before_download(settings: Settings, benchmark: Benchmark, file: Path
 def show_results(results: list[Result], baseline: str, note: str, *, as_json: bool) -> None:
     """Print the *results*, compared with the *baseline*, and the *note* below."""
     if as_json:
-        print_json([result.record() for result in results])
+        print_json(results)
         return
     for part in tables(results, baseline):
         stdout.print(part)

@@ -18,7 +18,7 @@ from .made import folder, make_section, notices, samples
 def test_written_folders_are_read(tmp_path: Path) -> None:
     found = read_folder(folder(tmp_path))
     assert found.done == samples()
-    assert [arm.name for arm in found.arms] == [LARGE.name, SMALL.name, SHIPPED.name]
+    assert list(found.arms) == [LARGE.name, SMALL.name, SHIPPED.name]
     assert list(found.problems[:2]) == ["What is 1 + 1?", "What is 1 + 2?"]
 
 

@@ -15,9 +15,10 @@ from stepspec.evals import results
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.report.section import build_section
 from stepspec.evals.report.verdict import Verdict, further_for_loss, headline, judge_methods, points
-from stepspec.evals.results import Interval, by_time, compare_arms, difference
+from stepspec.evals.results import Interval, by_time, difference
 from stepspec.evals.sample import Arm, Sample
 
+from ..scripted import compared
 from .made import large, make_section, mixed
 
 METHOD = Arm.of("method", "specreason")
@@ -39,7 +40,7 @@ def measured(arm: Arm, seconds: Sequence[float], correct: Sequence[bool]) -> Mea
 
 def judged(done: Measured, *arms: Arm, repeats: int = 1, max_loss: float = 0.02) -> list[Verdict]:
     every = (LARGE, *arms)
-    figures = by_time(compare_arms(done, every, repeats))
+    figures = by_time(compared(done, every, repeats))
     return judge_methods(figures, repeats, max_loss)
 
 
@@ -150,7 +151,7 @@ def test_the_speedup_is_the_reciprocal_of_the_ratio_of_the_tables() -> None:
         **measured(METHOD, [2.0, 2.0, 2.0, 5.0], [True] * 4),
     }
     (found,) = judged(done, METHOD)
-    tables = compare_arms(done, (LARGE, METHOD))[-1].ratio
+    tables = compared(done, (LARGE, METHOD))[-1].ratio
     assert found.speedup.value == pytest.approx(21 / 11)
     assert (1 / found.speedup.high, 1 / found.speedup.low) == pytest.approx(
         (tables.low, tables.high)
@@ -160,14 +161,14 @@ def test_the_speedup_is_the_reciprocal_of_the_ratio_of_the_tables() -> None:
 def test_the_headline_names_the_fastest_method_that_loses_nothing() -> None:
     done = against(400, 0, 0) | against(400, 0, 40, seconds=1.0, arm=OTHER)
     assert (
-        headline(judged(done, METHOD, OTHER))
+        headline(judged(done, METHOD, OTHER), LARGE.name)
         == "Of 2 methods, method is the fastest that excludes a loss above 2 points: 2.0x faster"
         " [2.0, 2.0]."
     )
-    assert headline(judged(against(400, 0, 0), METHOD)).startswith(
+    assert headline(judged(against(400, 0, 0), METHOD), LARGE.name).startswith(
         "method: 2.0x faster [2.0, 2.0], accuracy +0.0"
     )
-    assert headline([]) == ""
+    assert headline([], LARGE.name) == ""
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_the_headline_names_the_fastest_method_that_loses_nothing() -> None:
 )
 def test_the_headline_promises_nothing(n: int, lost: int, seconds: float, words: str) -> None:
     done = against(n, 0, lost, seconds) | against(n, 0, lost, seconds, arm=OTHER)
-    assert headline(judged(done, METHOD, OTHER)) == words
+    assert headline(judged(done, METHOD, OTHER), LARGE.name) == words
 
 
 def test_several_samples_of_a_problem_are_no_further_problems() -> None:
