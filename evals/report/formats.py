@@ -113,7 +113,6 @@ def _values(section: Section) -> dict[str, Any]:
         "remarks": section.remarks,
         "problems": section.problems,
         "verdict": {
-            "headline": section.headline,
             "max_loss": section.max_loss,
             "arms": [
                 {**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts

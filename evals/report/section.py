@@ -16,7 +16,7 @@ from ..results import Result, by_time, compare_arms, complete
 from ..sample import Sample
 from ..testbed.servers import miniature
 from .run_folder import Run
-from .verdict import MAX_LOSS, Verdict, headline, judge_methods
+from .verdict import MAX_LOSS, Verdict, judge_methods
 
 MAX_SLOWEST_CASES = 5
 MAX_CHANGED_CASES = 12
@@ -88,18 +88,6 @@ class Section:
         days = sorted({session["date"][:10] for session in self.run.sessions})
         dates = " to ".join(dict.fromkeys((days[0], days[-1])))
         return f"{self.title}, n = {count}; {models}; {dates}"
-
-    @property
-    def headline(self) -> str:
-        """The verdicts on all methods in one sentence."""
-        return headline(self.verdicts, self.baseline)
-
-    @property
-    def sentences(self) -> list[tuple[str, str]]:
-        """Methods with their verdicts; [] if the headline has the only one."""
-        if len(self.verdicts) == 1:
-            return []
-        return [(verdict.arm, f"{verdict.sentence}.") for verdict in self.verdicts]
 
     @property
     def remarks(self) -> list[str]:

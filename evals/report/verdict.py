@@ -63,11 +63,6 @@ class Verdict:
     """
 
     @property
-    def good(self) -> bool:
-        """Whether the arm is shown to be faster, and not to lose more than *max_loss*."""
-        return self.speed == "faster" and self.loss == "excluded"
-
-    @property
     def sentence(self) -> str:
         """The verdict in one sentence, without the name of the arm."""
         accuracy = f"{self.difference.points:+z.1f}".replace(" [", " points [")
@@ -142,27 +137,6 @@ def further_for_loss(
     # If a number of problems excludes the loss, all larger numbers do.
     least = bisect_left(range(MAX_FURTHER_PROBLEMS + 1), True, lo=1, key=excluded)
     return least if least <= MAX_FURTHER_PROBLEMS else None
-
-
-def headline(verdicts: Sequence[Verdict], baseline: str) -> str:
-    """Sum up the verdicts on all methods in one sentence; empty if no method was measured."""
-    if not verdicts:
-        return ""
-    if len(verdicts) == 1:
-        return f"{verdicts[0].arm}: {verdicts[0].sentence}."
-    limit = points(verdicts[0].max_loss)
-    best = max(verdicts, key=lambda verdict: (verdict.good, verdict.speedup.value))
-    if best.good:
-        return (
-            f"Of {len(verdicts)} methods, {best.arm} is the fastest that excludes a loss above"
-            f" {limit}: {_speed_words(best)}."
-        )
-    if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in verdicts):
-        return (
-            f"Too few problems to tell whether any of the faster methods loses at most {limit} of"
-            " accuracy."
-        )
-    return f"No method is shown to be faster than {baseline} without a loss above {limit}."
 
 
 def points(share: float) -> str:

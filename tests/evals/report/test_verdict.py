@@ -14,7 +14,7 @@ import pytest
 from stepspec.evals import results
 from stepspec.evals.arms import LARGE, SHIPPED
 from stepspec.evals.report.section import build_section
-from stepspec.evals.report.verdict import Verdict, further_for_loss, headline, judge_methods, points
+from stepspec.evals.report.verdict import Verdict, further_for_loss, judge_methods, points
 from stepspec.evals.results import Interval, by_time, difference
 from stepspec.evals.sample import Arm, Sample
 
@@ -136,7 +136,6 @@ def test_a_verdict_says_what_is_shown_and_how_many_problems_are_missing(
     (found,) = judged(against(*counts, seconds), METHOD)
     assert found.sentence == f"{time}, accuracy {accuracy}"
     assert (found.difference, found.further_for_loss) == (difference(*counts), further)
-    assert found.good == ("faster" in time and further is None and "at least" not in accuracy)
 
 
 def test_the_further_problems_are_just_enough() -> None:
@@ -156,56 +155,6 @@ def test_the_speedup_is_the_reciprocal_of_the_ratio_of_the_tables() -> None:
     assert (1 / found.speedup.high, 1 / found.speedup.low) == pytest.approx(
         (tables.low, tables.high)
     )
-
-
-def test_the_headline_names_the_fastest_method_that_loses_nothing() -> None:
-    done = against(400, 0, 0) | against(400, 0, 40, seconds=1.0, arm=OTHER)
-    assert (
-        headline(judged(done, METHOD, OTHER), LARGE.name)
-        == "Of 2 methods, method is the fastest that excludes a loss above 2 points: 2.0x faster"
-        " [2.0, 2.0]."
-    )
-    assert headline(judged(against(400, 0, 0), METHOD), LARGE.name).startswith(
-        "method: 2.0x faster [2.0, 2.0], accuracy +0.0"
-    )
-    assert headline([], LARGE.name) == ""
-
-
-@pytest.mark.parametrize(
-    ("n", "lost", "seconds", "words"),
-    [
-        (
-            12,
-            0,
-            2.0,
-            (
-                "Too few problems to tell whether any of the faster methods loses at most 2 points"
-                " of accuracy."
-            ),
-        ),
-        (
-            400,
-            0,
-            4.0,
-            "No method is shown to be faster than large alone without a loss above 2 points.",
-        ),
-        (
-            400,
-            80,
-            2.0,
-            "No method is shown to be faster than large alone without a loss above 2 points.",
-        ),
-        (
-            400,
-            0,
-            6.0,
-            "No method is shown to be faster than large alone without a loss above 2 points.",
-        ),
-    ],
-)
-def test_the_headline_promises_nothing(n: int, lost: int, seconds: float, words: str) -> None:
-    done = against(n, 0, lost, seconds) | against(n, 0, lost, seconds, arm=OTHER)
-    assert headline(judged(done, METHOD, OTHER), LARGE.name) == words
 
 
 def test_several_samples_of_a_problem_are_no_further_problems() -> None:
