@@ -16,7 +16,7 @@ from ..results import Result, by_time, compare_arms, complete
 from ..sample import Sample
 from ..testbed.servers import miniature
 from .run_folder import Run
-from .verdict import MAX_LOSS, Verdict, judge_methods
+from .verdict import MAX_LOSS, verdict
 
 MAX_SLOWEST_CASES = 5
 MAX_CHANGED_CASES = 12
@@ -52,8 +52,8 @@ class Section:
     """The figures of all arms."""
     cases: Cases
     """Cases to look at."""
-    verdicts: Sequence[Verdict]
-    """The verdicts on methods, the fastest first."""
+    verdicts: Mapping[str, str]
+    """The verdict on each method, the fastest first."""
     max_loss: float
     """The acceptable loss of accuracy, as a share of all problems."""
     baseline: str
@@ -124,11 +124,14 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
             " `stepspec eval`",
         )
     samples = complete(run.done, run.arms, run.repeats)
+    methods = [result for result in by_time(figures) if result.kind == "method"]
     return Section(
         run=run,
         figures=figures,
         cases=choose_cases(figures, samples, run.repeats, baseline),
-        verdicts=judge_methods(by_time(figures), run.repeats, max_loss),
+        verdicts={
+            method.name: verdict(method, method.n // run.repeats, max_loss) for method in methods
+        },
         max_loss=max_loss,
         baseline=baseline,
     )

@@ -105,8 +105,8 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
 def _show(section: Section) -> None:
     """Print the verdicts, without markup: intervals stand in brackets."""
     stdout.print(section.stamp, soft_wrap=True)
-    for verdict in section.verdicts:
-        stdout.print(f"{verdict.arm}: {verdict.sentence}.", soft_wrap=True)
+    for name, verdict in section.verdicts.items():
+        stdout.print(f"{name}: {verdict}.", soft_wrap=True)
 
 
 def _write_traces(folder: Path, section: Section, number: int) -> Links:
