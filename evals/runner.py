@@ -140,6 +140,8 @@ async def run(
     for entry in enumerate(trials(plan)):
         if entry[1].place not in samples.done:
             queue.put_nowait(entry)
+    if queue.empty():
+        return
     lost_with: defaultdict[Place, list[str]] = defaultdict(list)
     """The names of the workers that were lost with a trial."""
     lost_workers: set[str] = set()
