@@ -284,9 +284,9 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_has_a_warning(tmp_p
     ("text", "complaint"),
     [
         ("ahead = 1", "names no policy"),
-        ("policy = 3", "names no policy"),
+        ("policy = 3", "policy: Input should be a valid string"),
         ("policy = ", "no settings file"),
-        ('policy = "bild"\noptions = 3', "has to be a table"),
+        ('policy = "bild"\noptions = 3', "options: Input should be a valid dictionary"),
         ('policy = "bild"\n[options]\nx = 1', "'x'"),
     ],
 )
