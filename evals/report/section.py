@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
-from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -95,14 +94,6 @@ class Section:
         sessions = self.run.sessions
         remarks = [remark for session in sessions for remark in session.get("remarks", ())]
         return list(dict.fromkeys(remarks))
-
-    @property
-    def shared_host(self) -> str:
-        """A host that serves both models; "" if there is none."""
-        hosts: dict[str, set[str]] = {"small": set(), "large": set()}
-        for server in self.run.sessions[0]["servers"]:
-            hosts[server["role"]].add(str(urlsplit(str(server["url"])).hostname))
-        return min(hosts["small"] & hosts["large"], default="")
 
 
 def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> Section:

@@ -52,13 +52,6 @@ def test_a_remark_of_several_folders_is_shown_once(tmp_path: Path) -> None:
     assert notices(build_section(read_folder(path.parent))) == ["Beware."]
 
 
-def test_models_on_one_machine_are_said_to_share_it(tmp_path: Path) -> None:
-    path = folder(tmp_path / "a") / "run.json"
-    path.write_bytes(path.read_bytes().replace(b"http://small:1", b"http://large:2"))
-    (remark,) = notices(build_section(read_folder(path.parent)))
-    assert remark.startswith("Both models are served at large. If they share a card or CPU cores")
-
-
 def test_the_baseline_is_that_of_the_run_or_another_arm_of_it(tmp_path: Path) -> None:
     run = read_folder(folder(tmp_path / "a"))
     assert build_section(run).baseline == LARGE.name
