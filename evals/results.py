@@ -267,17 +267,10 @@ def _mean_steps(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _accept_rate(samples: Sequence[Sample]) -> float | None:
-    """Return the share of accepted drafts. None: nothing was drafted, or nothing was judged."""
-    ledgers = [sample.ledger for sample in samples]
-    drafts = sum(ledger.drafts for ledger in ledgers)
-    # If judging costs no tokens, only the repairs tell that drafts were judged.
-    judging = any(getattr(ledger, party).judging for ledger in ledgers for party in PARTIES)
-    judged = judging or any(
-        step.fate == "kept" and step.reason for sample in samples for step in sample.steps
-    )
-    if not drafts or not judged:
-        return None
-    return sum(ledger.accepted for ledger in ledgers) / drafts
+    """Return the share of accepted drafts. None: no draft was judged."""
+    drafts = sum(sample.ledger.drafts for sample in samples)
+    accepted = sum(sample.ledger.accepted for sample in samples)
+    return accepted / drafts if drafts else None
 
 
 def by_time(results: Iterable[Result]) -> list[Result]:

@@ -90,12 +90,12 @@ def sample(
     discarded: int = 0,
     correct: bool = True,
 ) -> Sample:
-    judging = 50 if arm == SHIPPED.name else 0
+    judging, drafts, accepted = (50, 10, 8) if arm == SHIPPED.name else (0, 0, 0)
     ledger = Ledger(
         Account("small", kept=small, discarded=discarded),
         Account("large", kept=large, judging=judging),
-        10,
-        8,
+        drafts,
+        accepted,
     )
     return Sample(arm, correct, seconds, ledger)
 
