@@ -14,7 +14,6 @@ import pytest
 
 from stepspec import Budget
 from stepspec import settings as configuration
-from stepspec.cli import calibrate as calibration
 from stepspec.cli import eval as eval_cli
 from stepspec.cli.eval import arm, arms, calibrated
 from stepspec.evals.arms import LARGE, PLAIN, SMALL
@@ -183,22 +182,6 @@ def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_eva
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert run.stdout.strip() == ""
-
-
-def test_the_servers_are_contacted_before_a_data_set_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def load(*args: Any, **more: Any) -> None:
-        raise AssertionError("the data set was loaded")
-
-    monkeypatch.setenv("STEPSPEC_SMALL__RETRIES", "0")
-    for command, module in (("eval", eval_cli), ("calibrate", calibration)):
-        monkeypatch.setattr(module, "load", load)
-        assert (
-            call(command, "gsm8k", "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:9")
-            == 1
-        )
-        assert "127.0.0.1:9: no connection" in capsys.readouterr().err
 
 
 def test_shared_options_are_those_of_methods_that_are_no_files(tmp_path: Path) -> None:

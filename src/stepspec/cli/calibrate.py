@@ -35,7 +35,7 @@ from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.policies import Threshold
 
 from .command_line import numbers, writable, write_file
-from .eval import configured, contact_before_download, seed_of, tasks_of, without_template
+from .eval import configured, seed_of, tasks_of, without_template
 from .flags import (
     BUDGET,
     SAMPLING,
@@ -126,8 +126,6 @@ def calibrate(
     for arm in arms:
         check_arm(arm, settings)
     writable("--output", output)
-    if not testbed:
-        contact_before_download(settings, chosen, file)
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
     require_graders(task.gold for task in tasks)

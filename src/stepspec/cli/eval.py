@@ -261,8 +261,6 @@ def command(
     folder = output or Path("runs") / chosen.name
     possible_folder("--output", folder, folder)
     with prompts.replacing(settings.prompts):
-        if not testbed:
-            contact_before_download(settings, chosen, source)
         all_tasks = tasks_of(chosen, source, seed, part)
         tasks = all_tasks[:limit]
         remarks = overlaps(calibrated(policy or [], settings), chosen.name, part)
@@ -388,21 +386,6 @@ def seed_of(settings: Settings, seed: int | None) -> int:
     if seed is None:
         return settings.sampling.seed or 0
     return seed
-
-
-def contact_before_download(settings: Settings, benchmark: Benchmark, file: Path | None) -> None:
-    """
-    Connect to the servers once if the data set of *benchmark* has to be downloaded.
-
-    Raise a `StepspecError` if a server cannot be used.
-    """
-
-    async def contact() -> None:
-        async with Solver(settings) as solver:
-            solver.require_both()
-
-    if benchmark.source and file is None:
-        wait(contact())
 
 
 def show_results(results: list[Result], baseline: str, note: str, *, as_json: bool) -> None:
