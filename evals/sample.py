@@ -159,8 +159,8 @@ async def solve_once(
     """
     Solve *problem* with *arm*. Return None if the problem is too long.
 
-    The sampling of the arm overrides *sampling*. If *budget* is None, the settings decide. The arm
-    does not use what other arms left in the servers' prefix caches.
+    If *budget* is None, the settings decide. The arm does not use what other arms left in the
+    servers' prefix caches.
     """
     run = arm.resolve(solver.settings.run)
     run = run.model_copy(update={"sampling": sampling, "budget": budget or run.budget})

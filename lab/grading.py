@@ -47,7 +47,7 @@ def worked(benchmark: Benchmark, data: Path | None, limit: int | None) -> list[t
 
 
 def worked_solution(row: Raw) -> str:
-    """Return the solution in a *row*. GSM8K has it in the column of the answer. "": there is none."""
+    """Return the solution in a *row*; "" without one. GSM8K has it in the column of the answer."""
     if HASHES in str(row.get("answer")):
         return str(row["answer"])
     return str(row.get("solution") or "")

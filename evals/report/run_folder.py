@@ -62,7 +62,8 @@ def read_folder(path: Path) -> Run:
         problems = tuple(line["problem"] for line in lines)
     except OSError as exc:
         raise ConfigurationError(
-            f"no run in {path}: expected a folder of `stepspec eval` ({exc.filename}: {exc.strerror})",
+            f"no run in {path}: expected a folder of `stepspec eval` ({exc.filename}:"
+            f" {exc.strerror})"
         ) from exc
     except (KeyError, TypeError, ValueError) as exc:
         raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc

@@ -55,8 +55,8 @@ def test_a_problem_is_understood() -> None:
 def test_the_problems_of_a_seed_are_always_the_same() -> None:
     """The published figures are of these problems."""
     assert next(generate(2026)) == Problem(
-        "Nina has 58 shells. On Monday she finds 3. On Tuesday she wins 9. On Wednesday she sells 3."
-        " How many shells does Nina have now?",
+        "Nina has 58 shells. On Monday she finds 3. On Tuesday she wins 9. On Wednesday she"
+        " sells 3. How many shells does Nina have now?",
         67,
     )
 
