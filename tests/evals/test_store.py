@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from stepspec.evals.arms import SHIPPED, SMALL
 from stepspec.evals.store import JsonlStore, SampleStore
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.solution import SolvedStep
 
 from .scripted import sample
 
@@ -79,6 +81,19 @@ def test_samples_are_discarded_with_fresh(tmp_path: Path) -> None:
     with SampleStore(_written(tmp_path / "cut.jsonl", b'{"profile":"pa'), ABOUT) as samples:
         assert samples.done == {}
     assert _header(tmp_path / "cut.jsonl") == ABOUT
+
+
+def test_a_step_is_written_without_its_empty_text(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    solved = replace(
+        sample(SMALL.name, 1.0),
+        steps=(SolvedStep(0, "small", "", 8.0, "kept", "", 0.5),),
+    )
+    with SampleStore(path, ABOUT) as samples:
+        samples.add(0, solved)
+    (step,) = orjson.loads(path.read_bytes().splitlines()[1])["steps"]
+    assert list(step) == ["index", "author", "grade", "fate", "reason", "at", "detail"]
+    assert SampleStore(path, ABOUT).done == {(0, SMALL.name): solved}
 
 
 def test_an_equal_header_in_another_spelling_is_kept_with_all_its_samples(tmp_path: Path) -> None:
