@@ -162,7 +162,6 @@ async def _begin(
     }
     record: dict[str, Any] = {
         "about": about,
-        "baseline": evaluation.plan.baseline,
         "benchmark": {
             name: getattr(benchmark, name)
             for name in ("name", "source", "subset", "split", "licence", "prompt")
@@ -193,7 +192,7 @@ def _line(number: int, task: Task) -> bytes:
 def _compared(evaluation: Evaluation, samples: SampleStore) -> list[Result]:
     plan = evaluation.plan
     kept = {trial.place: samples.done[trial.place] for trial in trials(plan)}
-    results = compare_arms(kept, plan.arms, plan.repeats, plan.baseline)
+    results = compare_arms(kept, [arm.name for arm in plan.arms], plan.repeats)
     if not results:
         raise ConfigurationError(
             "no problem fits into the models' contexts together with the tokens to think"

@@ -29,7 +29,7 @@ class Plan:
     tasks: tuple[Task, ...]
     """The problems."""
     arms: tuple[Arm, ...]
-    """The arms."""
+    """The arms. All figures compare with the first one."""
     sampling: Sampling
     """The sampling. Its seed is not used: every sample has its own."""
     budget: Limits
@@ -40,8 +40,6 @@ class Plan:
     """The seed that those of the samples are derived from, equal for all arms."""
     concurrency: int = 1
     """The most runs of a worker at the same time."""
-    baseline: str = ""
-    """The name of the arm that all figures compare with. "": the default baseline."""
 
 
 @dataclass(frozen=True, slots=True)

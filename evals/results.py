@@ -12,20 +12,19 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from rich.table import Table
 
-from stepspec.orchestrator.chain import Party, Role
-from stepspec.orchestrator.endpoints.metrics import Acceptance
+from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.ledger import COUNTED, Account
 
 from .arms import LARGE, PLAIN, SMALL
 from .grading.answers import extract_answer
 from .grading.normal import normal
-from .sample import Arm, ByRole, Outcome, Sample, sum_acceptances
+from .sample import Outcome, Sample
 from .store import Place
 
 Z = 1.96  # standard deviations from the mean; 95% of a normal distribution lie within them
@@ -34,7 +33,6 @@ BISECTIONS = 60  # steps of a bisection; a float has 53 bits, and more steps cha
 RIGHT = ""  # the key of every right answer, as `_answer_key` returns it
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 ORACLE = "oracle (bound)"
-BOUND = Arm.of(ORACLE, "")
 ArmKind: TypeAlias = Literal["bound", "small", "large", "method"]
 KINDS: Mapping[str, ArmKind] = {
     ORACLE: "bound",
@@ -91,8 +89,8 @@ class SeveralSamples:
 class Result:
     """The figures of one arm over all problems, compared with the baseline on the same problems."""
 
-    arm: Arm
-    """The arm."""
+    name: str
+    """The name of the arm."""
     n: int
     """The number of samples."""
     accuracy: Interval
@@ -127,12 +125,6 @@ class Result:
     """The number of samples with each outcome. A degraded sample counts under two outcomes."""
     several: SeveralSamples | None = None
     """pass@k and maj@k; None with one sample of each problem."""
-    speculation: ByRole = field(default_factory=dict[Role, Acceptance])
-    """The tokens that vLLM's token-level speculation drafted and accepted, by role."""
-
-    @property
-    def name(self) -> str:
-        return self.arm.name
 
     @property
     def kind(self) -> ArmKind:
@@ -154,14 +146,10 @@ class Result:
         discarded = self.total("discarded")
         return discarded / (self.total("kept") + discarded or 1)
 
-    def record(self) -> dict[str, Any]:
-        """Return all figures, for files."""
-        return {**asdict(self), "arm": self.arm.record()}
-
 
 def complete(
     done: Mapping[Place, Sample],
-    arms: Sequence[Arm],
+    arms: Sequence[str],
     repeats: int,
 ) -> dict[str, dict[int, Sample]]:
     """
@@ -169,9 +157,8 @@ def complete(
 
     A problem is complete if *done* has *repeats* samples of it by each of *arms*.
     """
-    names = {arm.name for arm in arms}
     # Problem i has the samples i * repeats to (i + 1) * repeats - 1.
-    counts = Counter(number // repeats for number, name in done if name in names)
+    counts = Counter(number // repeats for number, name in done if name in arms)
     needed = repeats * len(arms)
     numbers = [
         problem * repeats + repeat
@@ -179,55 +166,30 @@ def complete(
         if count == needed
         for repeat in range(repeats)
     ]
-    return {arm.name: {number: done[number, arm.name] for number in numbers} for arm in arms}
-
-
-def default_baseline(arms: Iterable[Arm]) -> str:
-    """Return the default baseline: ``plain``, or ``large`` if ``plain`` is not among *arms*."""
-    if any(arm.name == PLAIN.name for arm in arms):
-        return PLAIN.name
-    return LARGE.name
+    return {name: {number: done[number, name] for number in numbers} for name in arms}
 
 
 def compare_arms(
     done: Mapping[Place, Sample],
-    arms: Sequence[Arm],
+    arms: Sequence[str],
     repeats: int = 1,
     baseline: str = "",
 ) -> list[Result]:
     """
-    Compare the *arms* with the arm called *baseline*. "": the default baseline.
+    Compare the arms with these names with the *baseline*, which is one of them. "": the first one.
 
     If both models ran alone, the oracle is one more arm. Return [] if no problem is complete (see
-    `complete`).
+    `complete`), or if no complete problem fits into the context.
     """
-    numbered = complete(done, arms, repeats)
-    by_arm = {name: list(samples.values()) for name, samples in numbered.items()}
+    by_arm = {name: list(kept.values()) for name, kept in complete(done, arms, repeats).items()}
+    theirs = by_arm[baseline or arms[0]]
+    # Without seconds of the baseline there is nothing to compare with.
+    if not any(sample.seconds for sample in theirs):
+        return []
     bound = oracle(by_arm)
     if bound:
         by_arm[ORACLE] = bound
-        arms = (*arms, BOUND)
-    return _compare(by_arm, arms, repeats, baseline or default_baseline(arms))
-
-
-def summarise(samples: Sequence[Sample], arms: Sequence[Arm]) -> list[Result]:
-    """Compare *arms* with the default baseline. All arms solved the same problems once."""
-    by_arm = {arm.name: [sample for sample in samples if sample.arm == arm.name] for arm in arms}
-    return _compare(by_arm, arms, 1, default_baseline(arms))
-
-
-def _compare(
-    by_arm: Mapping[str, Sequence[Sample]],
-    arms: Sequence[Arm],
-    repeats: int,
-    baseline: str,
-) -> list[Result]:
-    theirs = by_arm[baseline]
-    # Without samples, or if no problem fits into the context, the baseline has no seconds to
-    # compare with.
-    if not any(sample.seconds for sample in theirs):
-        return []
-    return [_result(arm, by_arm[arm.name], theirs, repeats) for arm in arms]
+    return [_result(name, samples, theirs, repeats) for name, samples in by_arm.items()]
 
 
 def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
@@ -250,7 +212,7 @@ def oracle(by_arm: Mapping[str, Sequence[Sample]]) -> list[Sample]:
 
 
 def _result(
-    arm: Arm,
+    name: str,
     samples: Sequence[Sample],
     baseline: Sequence[Sample],
     repeats: int,
@@ -274,7 +236,7 @@ def _result(
         accuracy = bootstrap_share(sums(right, repeats), sizes, least=0)
         apart = bootstrap_share(sums(gains, repeats), sizes, least=-1)
     return Result(
-        arm=arm,
+        name=name,
         n=len(samples),
         accuracy=accuracy,
         gained=gained,
@@ -290,7 +252,6 @@ def _result(
         steps=_mean_steps(samples),
         outcomes=dict(outcomes),
         several=several_samples(samples, repeats) if repeats > 1 else None,
-        speculation=sum_acceptances(sample.speculation for sample in samples),
     )
 
 
@@ -306,15 +267,10 @@ def _mean_steps(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _accept_rate(samples: Sequence[Sample]) -> float | None:
-    """Return the share of accepted drafts. None: nothing was drafted, or nothing was judged."""
-    ledgers = [sample.ledger for sample in samples]
-    drafts = sum(ledger.drafts for ledger in ledgers)
-    # If judging costs no tokens, only the repairs tell that drafts were judged.
-    judging = any(getattr(ledger, party).judging for ledger in ledgers for party in PARTIES)
-    judged = judging or any(step.repair for sample in samples for step in sample.steps)
-    if not drafts or not judged:
-        return None
-    return sum(ledger.accepted for ledger in ledgers) / drafts
+    """Return the share of accepted drafts. None: no draft was judged."""
+    drafts = sum(sample.ledger.drafts for sample in samples)
+    accepted = sum(sample.ledger.accepted for sample in samples)
+    return accepted / drafts if drafts else None
 
 
 def by_time(results: Iterable[Result]) -> list[Result]:
@@ -445,7 +401,7 @@ def _statistic(n: int, gained: float, lost: float, true: float) -> float:
     return math.copysign(math.inf, above)
 
 
-def tables(results: Sequence[Result], baseline: str = LARGE.name) -> list[Table]:
+def tables(results: Sequence[Result], baseline: str) -> list[Table]:
     """
     Return tables with one row for each arm, compared with the *baseline*.
 

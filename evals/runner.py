@@ -26,7 +26,7 @@ from stepspec.settings import Settings
 
 from .grading.graders import Graders
 from .plan import Plan, Trial, trials
-from .sample import Sample, solve_once
+from .sample import Sample, graded, solve_once
 from .store import Place, SampleStore
 
 MAX_LOST = 3
@@ -140,6 +140,8 @@ async def run(
     for entry in enumerate(trials(plan)):
         if entry[1].place not in samples.done:
             queue.put_nowait(entry)
+    if queue.empty():
+        return
     lost_with: defaultdict[Place, list[str]] = defaultdict(list)
     """The names of the workers that were lost with a trial."""
     lost_workers: set[str] = set()
@@ -154,7 +156,7 @@ async def run(
             trace_to = traces / trace_name(trial.number, trial.arm.name) if traces else None
             try:
                 solution = await worker.solve(trial, trace_to)
-                sample = await _graded(trial, solution, graders)
+                sample = await graded(solution, trial.arm, trial.task, trial.seed, graders)
             # The loss of the worker in another task cancels this one.
             except (WorkerLost, asyncio.CancelledError):
                 lost_workers.add(worker.name)
@@ -188,19 +190,6 @@ def _check_lost(lost_with: Mapping[Place, Sequence[str]], plan: Plan) -> None:
                 f"{MAX_LOST} workers were lost while they solved problem {problem} as {arm!r}:"
                 f" {', '.join(workers)}; see their logs for why (memory?), or leave the problem out"
             )
-
-
-async def _graded(trial: Trial, solution: Solution | None, graders: Graders) -> Sample:
-    text = solution.text if solution else ""
-    grade = await trial.task.gold.grade(text, graders)
-    return Sample.of(
-        solution,
-        trial.arm,
-        correct=grade == "right",
-        graded=grade != "ungraded",
-        name=trial.task.name,
-        seed=trial.seed,
-    )
 
 
 def trace_name(number: int, arm: str) -> str:

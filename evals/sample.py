@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from stepspec.api import Solver
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
-from stepspec.orchestrator.solution import Solution, StepFate
+from stepspec.orchestrator.solution import Solution, SolvedStep
 from stepspec.orchestrator.trace import Stopwatch
 
 from .grading.graders import Gold, Graders
 from .plain import PLAIN, solve_plain
 
-ByRole: TypeAlias = Mapping[Role, Acceptance]
 R = TypeVar("R", bound=RunOptions)
-
-
-def sum_acceptances(readings: Iterable[ByRole]) -> ByRole:
-    """Add up the *readings*, role by role."""
-    sums: dict[Role, Acceptance] = {}
-    for reading in readings:
-        for role, acceptance in reading.items():
-            sums[role] = sums.get(role, Acceptance()) + acceptance
-    return sums
 
 
 Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed", "degraded"]
@@ -50,8 +38,6 @@ class Arm:
     """The name in tables."""
     run: RunOptions
     """The options of its runs."""
-    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The values that differ from the sampling of the solver."""
 
     @classmethod
     def of(
@@ -69,17 +55,10 @@ class Arm:
         run = RunOptions(policy=method, options=dict(choices or {}), auto=False)
         return cls(name, run.with_overrides(overrides))
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Arm:
-        """Make an arm of what `record` returned. Fields that this version lacks are left out."""
-        overrides: Any = {name: record[name] for name in arm_options() if name in record}
-        arm = cls.of(record["name"], record["policy"], record["options"], **overrides)
-        return replace(arm, sampling=record.get("sampling", {}))
-
     def record(self) -> dict[str, Any]:
         """The arm as one table of names and values, for files."""
         options = self.run.model_dump(include={"policy", "options", *arm_options()})
-        return {"name": self.name, **options, "sampling": self.sampling}
+        return {"name": self.name, **options}
 
     @property
     def policy(self) -> str:
@@ -110,31 +89,8 @@ class Task:
     """Grades answers to it."""
     name: str = ""
     """Its name in the data set; "" without one."""
-    reference: str = ""
-    """A worked solution from the data set; "" without one."""
     question: str = ""
     """The text of the data set: no prompt template, and choices in the original order."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step of a sample, without its text (see `SolvedStep`)."""
-
-    author: Role
-    """The model that wrote it."""
-    fate: StepFate
-    """What became of it."""
-    grade: float | None
-    """Its grade; None if it was not judged."""
-    reason: str
-    """Why it was rejected, or repaired."""
-    at: float
-    """Seconds from the start of the run until the step was kept, rejected or lost."""
-
-    @property
-    def repair(self) -> bool:
-        """Whether the step replaces the rejected part of a draft."""
-        return self.fate == "kept" and bool(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,50 +115,10 @@ class Sample:
     """The name of the task."""
     seed: int = 0
     """The sampling seed."""
-    steps: tuple[StepRecord, ...] = ()
-    """The steps of the run."""
+    steps: tuple[SolvedStep, ...] = ()
+    """The steps of the run, without their texts."""
     degraded: bool = False
     """Whether the run went on without the small model or its verifier."""
-    speculation: Mapping[Role, Acceptance] = field(default_factory=dict[Role, Acceptance])
-    """The tokens that a server drafted and accepted itself, by role."""
-
-    @classmethod
-    def of(
-        cls,
-        solution: Solution | None,
-        arm: Arm,
-        *,
-        correct: bool,
-        **more: Any,
-    ) -> Sample:
-        """
-        Return the sample of a run with this *solution*. *more* are other fields of the sample.
-
-        If *solution* is None, the problem was too long for the context.
-        """
-        if solution is None:
-            return cls(arm.name, False, 0.0, EMPTY_LEDGER, FAILED, **more)
-        steps = [
-            StepRecord(
-                step.author,
-                step.fate,
-                step.grade,
-                step.reason,
-                round(step.at, 4),
-            )
-            for step in solution.steps
-        ]
-        return cls(
-            arm=arm.name,
-            correct=correct,
-            seconds=solution.seconds,
-            ledger=solution.ledger,
-            finish=solution.finish_reason,
-            answer=solution.text,
-            steps=tuple(steps),
-            degraded=bool(solution.degraded),
-            **more,
-        )
 
     @property
     def outcome(self) -> Outcome:
@@ -243,11 +159,10 @@ async def solve_once(
     """
     Solve *problem* with *arm*. Return None if the problem is too long.
 
-    The sampling of the arm overrides *sampling*. If *budget* is None, the settings decide. The arm
-    does not use what other arms left in the servers' prefix caches.
+    If *budget* is None, the settings decide. The arm does not use what other arms left in the
+    servers' prefix caches.
     """
     run = arm.resolve(solver.settings.run)
-    sampling = sampling.model_copy(update=dict(arm.sampling))
     run = run.model_copy(update={"sampling": sampling, "budget": budget or run.budget})
     try:
         if arm.policy == PLAIN:
@@ -258,19 +173,34 @@ async def solve_once(
         return None
 
 
-async def is_right(
-    solver: Solver,
+async def graded(
+    solution: Solution | None,
     arm: Arm,
     task: Task,
     seed: int,
     graders: Graders,
-) -> bool:
-    """Whether *arm* solves *task* with this sampling *seed*. An ungraded answer is not right."""
-    sampling = solver.settings.run.sampling.with_seed(seed)
-    solution = await solve_once(solver, arm, task.problem, sampling=sampling)
-    if solution is None or not solution.text:
-        return False
-    return await task.gold.grade(solution.text, graders) == "right"
+) -> Sample:
+    """
+    Grade the *solution* of a run, and return its sample.
+
+    If *solution* is None, the problem was too long for the context.
+    """
+    if solution is None:
+        return Sample(arm.name, False, 0.0, EMPTY_LEDGER, FAILED, name=task.name, seed=seed)
+    mark = await task.gold.grade(solution.text, graders)
+    return Sample(
+        arm=arm.name,
+        correct=mark == "right",
+        seconds=solution.seconds,
+        ledger=solution.ledger,
+        finish=solution.finish_reason,
+        graded=mark != "ungraded",
+        answer=solution.text,
+        name=task.name,
+        seed=seed,
+        steps=tuple(replace(step, text="", at=round(step.at, 4)) for step in solution.steps),
+        degraded=bool(solution.degraded),
+    )
 
 
 async def sample_once(
@@ -278,16 +208,10 @@ async def sample_once(
     arm: Arm,
     task: Task,
     seed: int,
+    graders: Graders,
     observe: Observer = lambda event: None,
 ) -> Sample:
-    """Solve *task* with *arm* and this sampling *seed*. Only the text of the gold is right."""
+    """Solve *task* with *arm* and this sampling *seed*, and grade the answer."""
     sampling = solver.settings.run.sampling.with_seed(seed)
-    solution = await solve_once(
-        solver,
-        arm,
-        task.problem,
-        sampling=sampling,
-        observe=observe,
-    )
-    right = solution is not None and solution.answer == str(task.gold)
-    return Sample.of(solution, arm, correct=right, seed=seed)
+    solution = await solve_once(solver, arm, task.problem, sampling=sampling, observe=observe)
+    return await graded(solution, arm, task, seed, graders)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self, TypeVar, cast
 
@@ -55,12 +54,6 @@ class JsonlStore:
         self._fresh = fresh
         self._content()
         self._read()
-
-    @staticmethod
-    def about(path: Path) -> dict[str, Any]:
-        """Return the header of the file at *path*; {} if the first line is none."""
-        content = path.read_bytes() if path.is_file() else b""
-        return _header(content[: content.rfind(b"\n") + 1])
 
     def records(self, parse: Callable[[bytes], T], name: str) -> Iterator[T]:
         """
@@ -155,6 +148,8 @@ def _header(content: bytes) -> dict[str, Any]:
 
 
 _ADAPTER: TypeAdapter[Sample] = TypeAdapter(Sample)
+LEFT_OUT: Any = {"steps": {"__all__": {"text"}}}
+"""The fields of a sample that have no value."""
 Place = tuple[int, str]
 """The number of a sample, and the name of its arm."""
 
@@ -168,7 +163,8 @@ class SampleStore(JsonlStore):
     def add(self, number: int, sample: Sample) -> None:
         """Keep the *sample* with this *number*. It is on disk when this returns."""
         self.done[number, sample.arm] = sample
-        self.write({"task": number, "outcome": sample.outcome, **asdict(sample)})
+        fields = _ADAPTER.dump_python(sample, exclude=LEFT_OUT)
+        self.write({"task": number, "outcome": sample.outcome, **fields})
 
     def _read(self) -> None:
         self.done = dict(self.records(_placed, "sample"))
@@ -176,5 +172,6 @@ class SampleStore(JsonlStore):
 
 def _placed(line: bytes) -> tuple[Place, Sample]:
     fields = orjson.loads(line)
+    fields["steps"] = [{"text": "", **step} for step in fields["steps"]]
     sample = _ADAPTER.validate_python(fields)
     return (fields["task"], sample.arm), sample

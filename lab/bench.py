@@ -13,7 +13,7 @@ import datetime
 import platform
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from stepspec.api import Solver
 from stepspec.cli.program import script
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.progress import progress_bars
-from stepspec.evals.results import Result, summarise
+from stepspec.evals.results import Result, compare_arms
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.evals.testbed import Profile
@@ -39,15 +39,22 @@ from stepspec.evals.testbed.servers import (
     weights_digest,
 )
 from stepspec.evals.testbed.solving_pair import fresh_tasks
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .arms import BILD, READING, REFLECTIVE, SEQUENTIAL, THINKING, THINKING_SEQUENTIAL, measure
+from .arms import (
+    BILD,
+    READING,
+    REFLECTIVE,
+    SEED,
+    SEQUENTIAL,
+    THINKING,
+    THINKING_SEQUENTIAL,
+    measure,
+)
 from .tables import Sheet
 from .worlds import describe_pace
 
-ROLES: tuple[Role, ...] = ("large", "small")
 COLUMNS = (
     "",
     "n",
@@ -63,14 +70,10 @@ COLUMNS = (
 
 def markdown(results: Sequence[Result]) -> str:
     """A table with one row per arm; `small_print` explains the columns."""
-    speculating: list[Role] = [
-        role for role in ROLES if any(role in result.speculation for result in results)
-    ]
-    columns = (*COLUMNS, *(f"tokens of {role}" for role in speculating))
-    return Sheet(columns, [_row(result, speculating) for result in results]).markdown()
+    return Sheet(COLUMNS, [_row(result) for result in results]).markdown()
 
 
-def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
+def _row(r: Result) -> tuple[str, ...]:
     return (
         r.name,
         str(r.n),
@@ -81,7 +84,6 @@ def _row(r: Result, speculating: Sequence[Role]) -> tuple[str, ...]:
         "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
         f"{r.waste:.0%}",
         f"{r.total('judging'):.0f}" if r.total("judging") else "",
-        *(str(r.speculation[role]) if role in r.speculation else "" for role in speculating),
     )
 
 
@@ -104,8 +106,7 @@ WARM_UP_PROBLEMS = 2
 STACKED_SMALL_PRINT = (
     "With ngram, both servers draft from what was written before; with draft_model, the small model"
     " drafts for the large one as well, within its server, each of its passes at the small model's"
-    " pace. Tokens of a role: the share of the drafted tokens that its model accepted, and the"
-    " tokens that a pass with a draft gave, its own included."
+    " pace."
 )
 
 
@@ -167,8 +168,8 @@ async def measure_stacked(
             ) as solver:
                 work = partial(measure, solver, over, tasks)
                 await measure_missing(work, method, left, samples, console)
-    found = [samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms]
-    return summarise(found, all_arms)
+    done = {place: sample for place, sample in samples.done.items() if place[0] < problems}
+    return compare_arms(done, [arm.name for arm in all_arms])
 
 
 def missing(chosen: Sequence[Arm], tasks: Sequence[Task], samples: SampleStore) -> int:
@@ -216,7 +217,6 @@ OTHERS = (
 )
 # in the order of the tables
 SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}
-SEED = 2026  # of the problems; training never uses them, with any seed
 FIGURES = Path("build/bench.json")
 STACKED_FIGURES = Path("build/bench-stacked.json")
 EXAMPLES = """
@@ -232,12 +232,6 @@ Examples:
 
   python -m lab.bench --profile slow --output build/slow.json
 """
-
-
-def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
-    """Return the *arms* at one of `SAMPLINGS`."""
-    own = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
-    return tuple(replace(arm, name=named(arm, sampling), sampling=own) for arm in arms)
 
 
 def named(arm: Arm, sampling: str) -> str:
@@ -269,7 +263,13 @@ async def bench(
     What *samples* have is not run again. Return the results by sampling, with the arms' own names.
     """
     tasks = fresh_tasks(problems, SEED)
-    all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
+    all_arms: list[Arm] = []
+    sampling_of: dict[str, Sampling] = {}
+    for sampling in samplings:
+        for arm in arms:
+            name = named(arm, sampling)
+            all_arms.append(replace(arm, name=name))
+            sampling_of[name] = SAMPLINGS[sampling]
     solving = solvers(
         profile,
         console,
@@ -282,7 +282,7 @@ async def bench(
             solver,
             all_arms,
             tasks,
-            base=SEED,
+            samplings=sampling_of,
         )
         with samples:
             left = missing(all_arms, tasks, samples)
@@ -295,12 +295,13 @@ async def bench(
             )
     results: dict[str, list[Result]] = {}
     for sampling in samplings:
-        renamed = [
-            replace(samples.done[number, named(arm, sampling)], arm=arm.name)
+        done = {
+            (number, arm.name): samples.done[number, named(arm, sampling)]
             for number in range(len(tasks))
             for arm in arms
-        ]
-        results[sampling] = summarise(renamed, arms)
+        }
+        found = compare_arms(done, [arm.name for arm in arms])
+        results[sampling] = [result for result in found if result.kind != "bound"]
     return results
 
 
@@ -444,7 +445,7 @@ def report(
         "note": note,
         "sampling": how,
     }
-    return [{**result.record(), **about} for result in results]
+    return [{**asdict(result), **about} for result in results]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from stepspec.orchestrator.concurrency import supervised
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Committed, Event
 
+from .arms import GRADERS
+
 DEADLINE_SECONDS = 1e7  # of a simulated problem
 
 
@@ -106,7 +108,7 @@ async def attempt(
     sample: Sample | None = None
     try:
         async with asyncio.timeout(deadline):
-            sample = await sample_once(solver, arm, task, seed, observe)
+            sample = await sample_once(solver, arm, task, seed, GRADERS, observe)
     except TimeoutError:
         failure = f"no answer within {deadline:g} s"
     except EndpointError as exc:

@@ -220,7 +220,7 @@ def seconds_of(
                 led = replace(arm, run=arm.run.with_overrides({"lead": leading}))
                 return await attempt(solver, led, task, seed)
 
-            tasks = [Task(name, Answer("")) for name in scripts]
+            tasks = [Task(name, Answer("", "exact")) for name in scripts]
             block = await run_block(
                 users,
                 tasks,

@@ -15,10 +15,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from stepspec.evals.benchmarks.miniature import PEOPLE, Split, split_of
+from stepspec.evals.benchmarks.miniature import PEOPLE, is_held_out
 from stepspec.orchestrator.errors import ConfigurationError
 
 Kind: TypeAlias = Literal["buy", "price", "stated"]
+Split: TypeAlias = Literal["train", "test"]
 Message: TypeAlias = dict[str, Any]
 """A message of OpenAI's chat API."""
 
@@ -133,7 +134,7 @@ class Problem:
 
     @property
     def split(self) -> Split:
-        return split_of(f"{self.text} {self.prices}")
+        return "test" if is_held_out(f"{self.text} {self.prices}") else "train"
 
     @property
     def calls(self) -> tuple[tuple[Call, ...], ...]:

@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from stepspec import prompts
-from stepspec.orchestrator.answer import boxed
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.registry import Registry
 
-from ..grading.answers import HASHES, Metric, extract_answer
-from ..grading.graders import METRICS, Answer
-from ..sample import Task
-from .built_in import AIME24, AIME25, AMC23, ARITHMETIC, GPQA_DIAMOND, GSM8K, MATH500
+from ..grading.answers import Metric
+from ..grading.graders import METRICS
+from .built_in import AIME24, AIME25, AMC23, ARITHMETIC, GPQA_DIAMOND, GSM8K, MATH500, reader
 from .loading import (
     CALIBRATED_ON,
     Benchmark,
     Half,
-    Row,
     duplicates,
     half,
     load,
@@ -102,12 +99,7 @@ def own(
     # The name becomes that of a folder. ".." would lead out of the folder above.
     name = path.stem.strip(".") or "problems"
 
-    def read(row: Row, seed: int) -> Task:
-        gold = row[answer].rpartition(HASHES)[2].strip()
-        if metric == "choice" or boxed(gold) is not None:
-            gold = extract_answer(gold, metric)  # A worked solution states its answer in words.
-        return Task(row[problem], Answer(gold, metric), name=row.get("id", ""))
-
+    read = reader(problem, answer, metric)
     return Benchmark(name, "the owner's", (problem, answer), read, prompt=prompt)
 
 

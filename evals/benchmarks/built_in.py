@@ -1,122 +1,87 @@
-"""
-The built-in benchmarks: of each, a function from a row to a `Task`, whose docstring says what the
-data is.
-"""
+"""The built-in benchmarks. The comment above each says what the data is."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import islice
 
-from ..grading.answers import HASHES, LETTERS
+from stepspec.orchestrator.answer import boxed
+
+from ..grading.answers import HASHES, LETTERS, Metric, extract_answer
 from ..grading.graders import Answer
 from ..sample import Task
 from .loading import Benchmark, Row
-from .miniature import final_answer, generate, worked_steps
+from .miniature import generate
 
 
-def math500(row: Row, seed: int) -> Task:
+def reader(
+    problem: str = "problem",
+    answer: str = "answer",
+    metric: Metric = "math",
+    name: str = "id",
+) -> Callable[[Row, int], Task]:
     """
-    MATH500: competition problems from algebra to precalculus, of five levels; 500 of MATH's test
-    set.
+    Return a function that makes a task of the columns *problem* and *answer* of a row.
 
-    Dataset: HuggingFaceH4/MATH-500, test, 500 problems. MATH is by Hendrycks et al. 2021,
-    arXiv:2103.03874; the choice is that of Lightman et al. 2023, arXiv:2305.20050. Licence: MIT.
-    Metric: the same mathematical object, by math-verify. Prompt: eval.boxed.
+    The column *name*, or else the column ``id``, names the task, if the row has one.
     """
-    return Task(
-        row["problem"],
-        Answer(row["answer"]),
-        name=row.get("unique_id", ""),
-        reference=row.get("solution", ""),
-    )
+
+    def read(row: Row, seed: int) -> Task:
+        gold = row[answer].rpartition(HASHES)[2].strip()
+        if metric == "choice" or boxed(gold) is not None:
+            gold = extract_answer(gold, metric)  # A worked solution states its answer in words.
+        return Task(row[problem], Answer(gold, metric), name=row.get(name) or row.get("id", ""))
+
+    return read
 
 
+# Competition problems from algebra to precalculus, of five levels: 500 of MATH's test set. MATH is
+# by Hendrycks et al. 2021, arXiv:2103.03874. Lightman et al. 2023, arXiv:2305.20050, chose the 500.
 MATH500 = Benchmark(
     "math500",
     "MIT",
     ("problem", "answer"),
-    math500,
+    reader(name="unique_id"),
     source="HuggingFaceH4/MATH-500",
 )
 
-
-def gsm8k(row: Row, seed: int) -> Task:
-    """
-    GSM8K: word problems of primary school, two to eight steps of arithmetic each.
-
-    Dataset: openai/gsm8k, main, test, 1,319 problems, by Cobbe et al. 2021, arXiv:2110.14168.
-    Licence: MIT.
-    Metric: the same number; what is no plain number goes to math-verify.
-    Prompt: eval.boxed.
-    """
-    gold = Answer(row["answer"].rpartition(HASHES)[2].strip(), "number")
-    return Task(row["question"], gold, reference=row["answer"])
-
-
+# Word problems of primary school, two to eight steps of arithmetic each, by Cobbe et al. 2021,
+# arXiv:2110.14168. The answer is the end of a worked solution.
 GSM8K = Benchmark(
     "gsm8k",
     "MIT",
     ("question", "answer"),
-    gsm8k,
+    reader("question", metric="number"),
     source="openai/gsm8k",
     subset="main",
 )
 
-
-def aime(row: Row, seed: int) -> Task:
-    """
-    AIME 2024 and 2025: both papers of each year's American Invitational Mathematics Examination.
-
-    Every answer is a number from 0 to 999.
-
-    Dataset: HuggingFaceH4/aime_2024, train, and math-ai/aime25, test; 30 problems each.
-    Licence: 2024: none stated; the problems are the Mathematical Association of America's. 2025:
-    Apache-2.0.
-    Metric: the same number; what is no plain number goes to math-verify. Prompt: eval.boxed.
-    """
-    name = row.get("url") or row.get("id", "")
-    return Task(
-        row["problem"],
-        Answer(row["answer"], "number"),
-        name=name,
-        reference=row.get("solution", ""),
-    )
-
-
-COLUMNS = ("problem", "answer")
+# Both papers of each year's American Invitational Mathematics Examination. Every answer is a number
+# from 0 to 999. The problems of 2024 are the Mathematical Association of America's.
 AIME24 = Benchmark(
     "aime24",
     "none stated",
-    COLUMNS,
-    aime,
+    ("problem", "answer"),
+    reader(metric="number", name="url"),
     source="HuggingFaceH4/aime_2024",
     split="train",
 )
-AIME25 = Benchmark("aime25", "Apache-2.0", COLUMNS, aime, source="math-ai/aime25")
+AIME25 = Benchmark(
+    "aime25",
+    "Apache-2.0",
+    ("problem", "answer"),
+    reader(metric="number", name="url"),
+    source="math-ai/aime25",
+)
 
-
-def amc23(row: Row, seed: int) -> Task:
-    """
-    AMC 2023: problems of the AMC 12 whose answers are numbers, put without their choices.
-
-    Dataset: math-ai/amc23, test, 40 problems.
-    Licence: none stated; the problems are the Mathematical Association of America's.
-    Metric: the same number; what is no plain number goes to math-verify.
-    Prompt: eval.boxed.
-    """
-    return Task(
-        row["question"],
-        Answer(row["answer"], "number"),
-        name=row.get("url") or row.get("id", ""),
-    )
-
-
+# Problems of the AMC 12 of 2023 whose answers are numbers, put without their choices. They are the
+# Mathematical Association of America's.
 AMC23 = Benchmark(
     "amc23",
     "none stated",
     ("question", "answer"),
-    amc23,
+    reader("question", metric="number", name="url"),
     source="math-ai/amc23",
 )
 
@@ -164,35 +129,21 @@ GPQA_DIAMOND = Benchmark(
 )
 
 
-def arithmetic(row: Row, seed: int) -> Task:
-    """
-    Arithmetic: the miniature pair's own word problems, three to six steps each, as many as wanted.
-
-    Dataset: made here from the seed, out of the half that no model was trained on;
-    `testbed/problems.py` says how. Licence: Apache-2.0, like the code. Metric: the same text.
-    Prompt: none, for the pair knows no other words than the problem's.
-    """
-    return Task(row["problem"], Answer(row["answer"], "exact"))
-
-
 def made(seed: int, count: int) -> list[Task]:
     """The first *count* problems of *seed*; more of them begin with the same ones."""
-    problems = islice(generate(seed, "test"), count)
     return [
-        Task(
-            p.text,
-            Answer(str(p.answer), "exact"),
-            reference="".join(worked_steps(p)) + final_answer(p.answer),
-        )
-        for p in problems
+        Task(problem.text, Answer(str(problem.answer), "exact"))
+        for problem in islice(generate(seed), count)
     ]
 
 
+# The miniature pair's own word problems, three to six steps each, out of the eighth that no model
+# was trained on (`miniature.py`). The pair knows no other words, so that there is no prompt.
 ARITHMETIC = Benchmark(
     "arithmetic",
     "Apache-2.0",
     ("problem", "answer"),
-    arithmetic,
+    reader(metric="exact"),
     prompt=None,
     made=made,
 )

@@ -7,9 +7,6 @@ import importlib
 import json
 import logging
 import math
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -69,8 +66,6 @@ Raw: TypeAlias = Mapping[str, Any]
 Half: TypeAlias = Literal["calibration", "report"]
 MADE_PROBLEMS = 200
 """How many problems a function makes if no limit is given."""
-HUB = "https://huggingface.co"
-HUB_SECONDS = 5.0  # in which the hub has to answer
 HUB_LIBRARIES = ("datasets", "huggingface_hub", "httpx", "urllib3")
 CALIBRATED_ON = "calibration half"
 """How a policy file names the half of a benchmark that it was calibrated on."""
@@ -195,8 +190,6 @@ def _row(line: bytes, where: str) -> Raw:
 
 def from_hub(benchmark: Benchmark) -> Sequence[Raw]:
     """Return the rows of a data set on the hub, or in the hub's cache on this machine."""
-    if not _hub_answers():
-        os.environ["HF_HUB_OFFLINE"] = "1"  # Otherwise the library tries again for half a minute.
     datasets = _library("datasets", f"the data set {benchmark.source}")
     for library in HUB_LIBRARIES:
         # What they would log is in the error below.
@@ -215,18 +208,6 @@ def from_hub(benchmark: Benchmark) -> Sequence[Raw]:
             f" {_quoted(benchmark.columns)}; a data set that asks for registration needs HF_TOKEN"
         ) from exc
     return cast("Sequence[Raw]", loaded)
-
-
-def _hub_answers() -> bool:
-    """Whether the hub can be reached. An answer of any status counts."""
-    request = urllib.request.Request(os.environ.get("HF_ENDPOINT", HUB), method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=HUB_SECONDS):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, ValueError):  # ValueError: the variable holds no URL
-        return False
 
 
 def _library(name: str, what: str) -> Any:

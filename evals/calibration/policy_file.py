@@ -1,5 +1,5 @@
 """
-Runs of a calibration on real servers, and the policy file.
+The arms of a calibration, and the policy file.
 
 `solve`, `serve` and `eval` accept the file.
 """
@@ -7,26 +7,23 @@ Runs of a calibration on real servers, and the policy file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
 from rich.table import Table
 
 from stepspec import policies
-from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import arm_options
 from stepspec.orchestrator.toml import document
 from stepspec.policies import Threshold
 from stepspec.settings import Settings
 
-from ..arms import LARGE
-from ..grading.graders import Graders
 from ..plan import configured_arm
 from ..results import aligned
-from ..sample import Arm, Task, derive_seed, is_right
-from .search import CalibrationResult, CalibrationRun, SolveAt
+from ..sample import Arm
+from .search import CalibrationResult
 
 SEED_DISTANCE = 1_000_003
 """Between the seeds of generated problems for reports and those for calibration."""
@@ -65,9 +62,16 @@ def find_threshold(
     return threshold
 
 
-def served_arm(settings: Settings, threshold: Threshold, value: float) -> Arm:
-    """Return the arm that a solver with these *settings* is, with the *threshold* at *value*."""
-    return configured_arm(settings, {threshold.option: value})
+def served_arms(settings: Settings, threshold: Threshold) -> tuple[Arm, ...]:
+    """Return the arms that solve as a solver with *settings* does, one a value of *threshold*."""
+    option = threshold.option
+    return tuple(
+        replace(
+            configured_arm(settings, {option: value}),
+            name=f"{settings.policy}:{option}={value}",
+        )
+        for value in threshold.values
+    )
 
 
 def promise_conditions(settings: Settings, threshold: Threshold) -> dict[str, Any]:
@@ -96,29 +100,6 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
     )
     # A table of which only the seed was set is empty.
     return {name: value for name, value in changed.items() if value != {}}
-
-
-def solve_on_servers(
-    solver: Solver,
-    tasks: Sequence[Task],
-    threshold: Threshold,
-    graders: Graders,
-    base_seed: int,
-) -> SolveAt:
-    """
-    Return a function that solves on real servers.
-
-    A run without an answer that could be graded is not right. Each problem has its own sampling
-    seed, derived from *base_seed* and the same for all values.
-    """
-
-    async def solve(problem: int, value: float | None) -> CalibrationRun:
-        arm = LARGE if value is None else served_arm(solver.settings, threshold, value)
-        seed = derive_seed(base_seed, problem, 0)
-        right = await is_right(solver, arm, tasks[problem], seed, graders)
-        return CalibrationRun(problem, value, right)
-
-    return solve
 
 
 @dataclass(frozen=True, slots=True)

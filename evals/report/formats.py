@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -112,14 +111,9 @@ def _values(section: Section) -> dict[str, Any]:
         "about": section.stamp,
         "remarks": section.remarks,
         "problems": section.problems,
-        "verdict": {
-            "headline": section.headline,
-            "max_loss": section.max_loss,
-            "arms": [
-                {**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts
-            ],
-        },
-        "arms": [result.record() for result in section.figures],
+        "max_loss": section.max_loss,
+        "verdicts": section.verdicts,
+        "arms": section.figures,
         "cases": section.cases,
         "measured": section.run.about,
         "sessions": section.run.sessions,

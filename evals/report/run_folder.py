@@ -12,10 +12,9 @@ import orjson
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..evaluation import PROBLEMS, RUN, SAMPLES, TRACES
-from ..results import default_baseline
 from ..runner import trace_name
-from ..sample import Arm, Sample
-from ..store import JsonlStore, Place, SampleStore
+from ..sample import Sample
+from ..store import Place, SampleStore
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -27,13 +26,13 @@ class Run:
     path: Path
     """The folder."""
     about: Record
-    """The header of its samples file."""
+    """What its samples have in common, as in the header of their file."""
     record: Record
     """Its provenance: the benchmark, and the sessions that measured."""
     problems: tuple[str, ...]
     """The texts of the problems."""
-    arms: tuple[Arm, ...]
-    """The arms, in their order."""
+    arms: tuple[str, ...]
+    """The names of the arms. The run was measured against the first one."""
     done: Mapping[Place, Sample]
     """The samples, by number and arm."""
 
@@ -47,11 +46,6 @@ class Run:
         """The provenance of each session, in their order."""
         return list(self.record["sessions"])
 
-    @property
-    def baseline(self) -> str:
-        """The arm that the run was measured against."""
-        return self.record.get("baseline") or default_baseline(self.arms)
-
     def trace(self, number: int, arm: str) -> Path | None:
         """Return the path of the trace of a sample; None if the trace was not kept."""
         path = self.path / TRACES / trace_name(number, arm)
@@ -60,21 +54,18 @@ class Run:
 
 def read_folder(path: Path) -> Run:
     """Read the run folder at *path*. Raise `ConfigurationError` if *path* is not a run folder."""
-    about = JsonlStore.about(path / SAMPLES)
-    if "arms" not in about:
-        raise ConfigurationError(
-            f"no run in {path}: expected a folder of `stepspec eval`, with a file {SAMPLES}",
-        )
     try:
-        arms = tuple(map(Arm.from_record, about["arms"]))
         record = orjson.loads((path / RUN).read_bytes())
+        about = record["about"]
+        arms = tuple(arm["name"] for arm in about["arms"])
         lines = map(orjson.loads, (path / PROBLEMS).read_bytes().splitlines())
         problems = tuple(line["problem"] for line in lines)
     except OSError as exc:
         raise ConfigurationError(
-            f"{exc.filename}: {exc.strerror}; run `stepspec eval` to write it again",
+            f"no run in {path}: expected a folder of `stepspec eval` ({exc.filename}:"
+            f" {exc.strerror})"
         ) from exc
-    except (KeyError, TypeError, ValueError, ConfigurationError) as exc:
+    except (KeyError, TypeError, ValueError) as exc:
         raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc
     return Run(
         path=path,

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
-from urllib.parse import urlsplit
 
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..arms import LARGE
 from ..results import Result, by_time, compare_arms, complete
 from ..sample import Sample
 from ..testbed.servers import miniature
 from .run_folder import Run
-from .verdict import MAX_LOSS, Verdict, headline, judge_methods
+from .verdict import MAX_LOSS, verdict
 
 MAX_SLOWEST_CASES = 5
 MAX_CHANGED_CASES = 12
@@ -53,8 +51,8 @@ class Section:
     """The figures of all arms."""
     cases: Cases
     """Cases to look at."""
-    verdicts: Sequence[Verdict]
-    """The verdicts on methods, the fastest first."""
+    verdicts: Mapping[str, str]
+    """The verdict on each method, the fastest first."""
     max_loss: float
     """The acceptable loss of accuracy, as a share of all problems."""
     baseline: str
@@ -91,45 +89,24 @@ class Section:
         return f"{self.title}, n = {count}; {models}; {dates}"
 
     @property
-    def headline(self) -> str:
-        """The verdicts on all methods in one sentence."""
-        return headline(self.verdicts, self.baseline)
-
-    @property
-    def sentences(self) -> list[tuple[str, str]]:
-        """Methods with their verdicts; [] if the headline has the only one."""
-        if len(self.verdicts) == 1:
-            return []
-        return [(verdict.arm, f"{verdict.sentence}.") for verdict in self.verdicts]
-
-    @property
     def remarks(self) -> list[str]:
         """What was remarked when the run was measured."""
         sessions = self.run.sessions
         remarks = [remark for session in sessions for remark in session.get("remarks", ())]
         return list(dict.fromkeys(remarks))
 
-    @property
-    def shared_host(self) -> str:
-        """A host that serves both models; "" if there is none."""
-        hosts: dict[str, set[str]] = {"small": set(), "large": set()}
-        for server in self.run.sessions[0]["servers"]:
-            hosts[server["role"]].add(str(urlsplit(str(server["url"])).hostname))
-        return min(hosts["small"] & hosts["large"], default="")
-
 
 def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> Section:
     """
     Compute everything about *run*. The verdicts are about a loss of accuracy above *max_loss*.
 
-    The *baseline* is by default the one that the run was measured with. Raise `ConfigurationError`
+    The *baseline* is by default the first arm. Raise `ConfigurationError`
     if the run has no such arm, or if no problem was solved by all of its arms.
     """
-    baseline = baseline or run.baseline
-    known = [arm.name for arm in run.arms]
-    if baseline not in known:
+    baseline = baseline or run.arms[0]
+    if baseline not in run.arms:
         raise ConfigurationError(
-            f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(known)}",
+            f"--baseline {baseline}: the run has no such arm; its arms: {', '.join(run.arms)}",
         )
     figures = compare_arms(run.done, run.arms, run.repeats, baseline)
     if not figures:
@@ -138,11 +115,14 @@ def build_section(run: Run, max_loss: float = MAX_LOSS, baseline: str = "") -> S
             " `stepspec eval`",
         )
     samples = complete(run.done, run.arms, run.repeats)
+    methods = [result for result in by_time(figures) if result.kind == "method"]
     return Section(
         run=run,
         figures=figures,
         cases=choose_cases(figures, samples, run.repeats, baseline),
-        verdicts=judge_methods(by_time(figures), run.repeats, max_loss),
+        verdicts={
+            method.name: verdict(method, method.n // run.repeats, max_loss) for method in methods
+        },
         max_loss=max_loss,
         baseline=baseline,
     )
@@ -152,7 +132,7 @@ def choose_cases(
     arms: Sequence[Result],
     samples: Mapping[str, Mapping[int, Sample]],
     repeats: int,
-    baseline: str = LARGE.name,
+    baseline: str,
 ) -> Cases:
     """Choose cases of the methods from the *samples* of every arm by their number."""
     cases = [

@@ -1,169 +1,27 @@
-"""
-The verdict on each method: whether it is faster, and whether it loses accuracy. Pure.
-
-If the problems are too few to tell, the verdict says how many more would do.
-"""
+"""The verdict on each method: whether it is faster, and whether it loses accuracy. Pure."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
-
-from ..arms import LARGE
-from ..results import Interval, Result, difference
+from ..results import Interval, Result
 
 MAX_LOSS = 0.02
 """The acceptable loss of accuracy as a share of all problems, as for `stepspec calibrate`."""
 MIN_PROBLEMS = 6
 """Problems that show a difference in time. Fewer all point one way by chance in over 5% of runs."""
-MAX_FURTHER_PROBLEMS = 100_000
-"""The largest number of further problems that is named. Larger numbers help nobody."""
-
-Speed: TypeAlias = Literal["faster", "slower", "unknown"]
-Loss: TypeAlias = Literal["excluded", "shown", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+def verdict(result: Result, problems: int, max_loss: float) -> str:
     """
-    What a run shows about one method, compared with the baseline on the same problems.
+    Say in one sentence, without the name of the method, what a run of *problems* shows about it.
 
-    Each end of a 95% interval errs in 2.5% of all runs, and so does each statement about one end.
+    *max_loss* is the acceptable loss, as a share of all problems. Each end of a 95% interval errs
+    in 2.5% of all runs, and so does each statement about one end.
     """
-
-    arm: str
-    """The name of the arm."""
-    speedup: Interval
-    """Mean seconds of the baseline over those of the arm: the reciprocal of `Result.ratio`."""
-    speed: Speed
-    """Known if the interval of the speed-up excludes 1 over `MIN_PROBLEMS` problems or more."""
-    difference: Interval
-    """
-    Accuracy of the arm minus that of the baseline, as a share.
-
-    The interval is Tango's score interval for paired shares. With several samples per problem it is
-    a percentile bootstrap over the problems.
-    """
-    loss: Loss
-    """
-    Whether the arm loses more than *max_loss*.
-
-    Such a loss is excluded if the interval of the difference lies above -*max_loss*, and shown if
-    it lies below.
-    """
-    max_loss: float
-    """The acceptable loss, as a share of all problems."""
-    further_for_loss: int | None
-    """
-    Further problems with which the interval is as likely as not to tell.
-
-    None if it tells already, if each problem has several samples, or if `MAX_FURTHER_PROBLEMS`
-    would be too few.
-    """
-
-    @property
-    def good(self) -> bool:
-        """Whether the arm is shown to be faster, and not to lose more than *max_loss*."""
-        return self.speed == "faster" and self.loss == "excluded"
-
-    @property
-    def sentence(self) -> str:
-        """The verdict in one sentence, without the name of the arm."""
-        accuracy = f"{self.difference.points:+z.1f}".replace(" [", " points [")
-        return f"{_speed_words(self)}, accuracy {accuracy}: {_loss_words(self)}"
-
-
-def judge_methods(
-    figures: Sequence[Result],
-    repeats: int = 1,
-    max_loss: float = MAX_LOSS,
-) -> list[Verdict]:
-    """Judge all methods, in the order of *figures*, with *repeats* samples of each problem."""
-    return [_judge(result, repeats, max_loss) for result in figures if result.kind == "method"]
-
-
-def _judge(result: Result, repeats: int, max_loss: float) -> Verdict:
-    problems = result.n // repeats
-    loss = _loss(result.difference, max_loss)
-    further = None
-    if loss == "unknown" and repeats == 1:
-        further = further_for_loss(problems, result.gained, result.lost, max_loss)
-    return Verdict(
-        arm=result.name,
-        speedup=_reciprocal(result.ratio),
-        speed=_speed(result.ratio, problems),
-        difference=result.difference,
-        loss=loss,
-        max_loss=max_loss,
-        further_for_loss=further,
+    accuracy = f"{result.difference.points:+z.1f}".replace(" [", " points [")
+    return (
+        f"{_speed_words(result.ratio, problems)}, accuracy {accuracy}:"
+        f" {_loss_words(result.difference, max_loss)}"
     )
-
-
-def _speed(ratio: Interval, problems: int) -> Speed:
-    if problems < MIN_PROBLEMS:
-        return "unknown"
-    if ratio.high < 1:
-        return "faster"
-    return "slower" if ratio.low > 1 else "unknown"
-
-
-def _loss(apart: Interval, max_loss: float) -> Loss:
-    if apart.low >= -max_loss:
-        return "excluded"
-    return "shown" if apart.high < -max_loss else "unknown"
-
-
-def _reciprocal(ratio: Interval) -> Interval:
-    return Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
-
-
-def further_for_loss(
-    problems: int,
-    gained: int,
-    lost: int,
-    max_loss: float,
-) -> int | None:
-    """
-    Return how many further problems exclude a loss above *max_loss*.
-
-    So far, *gained* of *problems* were right in this arm only, *lost* in the other arm only. Both
-    arms are assumed to be equally accurate on the further problems and to disagree as often as so
-    far. The lower end of the interval is then expected at -*max_loss*, so that about half of all
-    continuations exclude the loss. If the arm is in fact less accurate, more problems are needed.
-    None if `MAX_FURTHER_PROBLEMS` are too few.
-    """
-    half = (gained + lost) / 2 / problems  # of the share on which the arms disagree
-
-    def excluded(further: int) -> bool:
-        added = half * further
-        return difference(problems + further, gained + added, lost + added).low >= -max_loss
-
-    # If a number of problems excludes the loss, all larger numbers do.
-    least = bisect_left(range(MAX_FURTHER_PROBLEMS + 1), True, lo=1, key=excluded)
-    return least if least <= MAX_FURTHER_PROBLEMS else None
-
-
-def headline(verdicts: Sequence[Verdict], baseline: str = LARGE.name) -> str:
-    """Sum up the verdicts on all methods in one sentence; empty if no method was measured."""
-    if not verdicts:
-        return ""
-    if len(verdicts) == 1:
-        return f"{verdicts[0].arm}: {verdicts[0].sentence}."
-    limit = points(verdicts[0].max_loss)
-    best = max(verdicts, key=lambda verdict: (verdict.good, verdict.speedup.value))
-    if best.good:
-        return (
-            f"Of {len(verdicts)} methods, {best.arm} is the fastest that excludes a loss above"
-            f" {limit}: {_speed_words(best)}."
-        )
-    if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in verdicts):
-        return (
-            f"Too few problems to tell whether any of the faster methods loses at most {limit} of"
-            " accuracy."
-        )
-    return f"No method is shown to be faster than {baseline} without a loss above {limit}."
 
 
 def points(share: float) -> str:
@@ -172,11 +30,15 @@ def points(share: float) -> str:
     return f"{value} point" if value == "1" else f"{value} points"
 
 
-def _speed_words(verdict: Verdict) -> str:
-    s = verdict.speedup
-    if verdict.speed != "unknown":
-        return _times(verdict.speed, s if verdict.speed == "faster" else _reciprocal(s))
-    return f"no difference in time shown ({s.value:.2f}x [{s.low:.2f}, {s.high:.2f}])"
+def _speed_words(ratio: Interval, problems: int) -> str:
+    """Say how the seconds of a method compare, if the interval of their *ratio* excludes 1."""
+    speedup = Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
+    if problems >= MIN_PROBLEMS and ratio.high < 1:
+        return _times("faster", speedup)
+    if problems >= MIN_PROBLEMS and ratio.low > 1:
+        return _times("slower", ratio)
+    interval = f"{speedup:.2f}".replace(" [", "x [")
+    return f"no difference in time shown ({interval})"
 
 
 def _times(word: str, ratio: Interval) -> str:
@@ -185,27 +47,21 @@ def _times(word: str, ratio: Interval) -> str:
     return f"{ratio:.{digits}f}".replace(" [", f"x {word} [")
 
 
-def _loss_words(verdict: Verdict) -> str:
-    points_apart = verdict.difference.points
-    limit = points(verdict.max_loss)
-    is_loss = verdict.difference.high < 0
-    match verdict.loss:
-        case "shown":
-            return f"a loss of at least {-points_apart.high:.1f} points at 95%"
-        case "excluded":
-            if verdict.difference.low > 0:
-                return "more accurate at 95%"
-            found = "a loss, but none" if is_loss else "no loss"
-            return f"{found} above {abs(points_apart.low):.1f} points at 95%"
-        case "unknown":
-            found = f"too few problems to exclude a loss above {limit}"
-            if is_loss:
-                found = f"a loss, and too few problems to tell if it is above {limit}"
-            if verdict.further_for_loss is None:
-                return found
-            return f"{found}; about {_about(verdict.further_for_loss)} more would"
+def _loss_words(apart: Interval, max_loss: float) -> str:
+    """
+    Say whether a method loses more than *max_loss* of accuracy. *apart* is the difference.
 
-
-def _about(number: int) -> str:
-    """Round *number* to two digits."""
-    return f"{float(f'{number:.2g}'):,.0f}"
+    Such a loss is excluded if the interval lies above -*max_loss*, and shown if it lies below.
+    """
+    low = abs(apart.points.low)
+    is_loss = apart.high < 0
+    if apart.low > 0:
+        return "more accurate at 95%"
+    if apart.low >= -max_loss:
+        found = "a loss, but none" if is_loss else "no loss"
+        return f"{found} above {low:.1f} points at 95%"
+    if apart.high < -max_loss:
+        return f"a loss of at least {-apart.points.high:.1f} points at 95%"
+    if is_loss:
+        return f"a loss, and too few problems to tell if it is above {points(max_loss)}"
+    return f"too few problems to exclude a loss above {points(max_loss)}"

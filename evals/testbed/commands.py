@@ -10,9 +10,11 @@ from rich.text import Text
 from stepspec.orchestrator.events import Observer
 
 from ..arms import PLAIN, SHIPPED, SMALL
+from ..grading.graders import Graders
 from ..plan import turns
-from ..results import Result, summarise
+from ..results import Result, compare_arms
 from ..sample import Arm, Sample, derive_seed, sample_once
+from ..store import Place
 from . import Profile
 from .solving_pair import fresh_tasks, pair_solver
 
@@ -40,10 +42,10 @@ async def demo(
     SpecReason runs with `auto`, as by default. The observer that *printer* makes shows each of its
     runs on *console*.
     """
-    async with pair_solver(profile, console) as solver:
+    async with Graders() as graders, pair_solver(profile, console) as solver:
         for arm in ARMS:  # Warm up.
-            await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0)
-        samples: list[Sample] = []
+            await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0, graders)
+        samples: dict[Place, Sample] = {}
         for number, task in enumerate(fresh_tasks(problems, seed)):
             console.print()
             console.print(Text(task.problem, "bold"), soft_wrap=True)
@@ -55,10 +57,12 @@ async def demo(
                     arm,
                     task,
                     derive_seed(0, number, 0),
+                    graders,
                     observe,
                 )
                 mark = ("right", "green") if sample.correct else ("wrong", "red")
                 seconds = (f"{sample.seconds:6.2f} s  {arm.name}: ", "dim")
                 console.print(Text.assemble(seconds, mark))
-                samples.append(sample)
-    return summarise(samples, ARMS)
+                samples[number, arm.name] = sample
+    results = compare_arms(samples, [arm.name for arm in ARMS])
+    return [result for result in results if result.kind != "bound"]

@@ -15,7 +15,7 @@ from ..arms import PLAIN
 from ..calibration.risk_bound import LossTest, Paired
 from ..grading.graders import Graders
 from ..results import difference
-from ..sample import Arm, Task, derive_seed, is_right
+from ..sample import Arm, Task, derive_seed, sample_once
 from .paces import at_most
 
 PROMISED_LOSS = 0.01  # of the problems: the promise that `stepspec calibrate` is asked for
@@ -70,19 +70,9 @@ async def compare_answers(
             async with gate:
                 try:
                     seed = derive_seed(0, number, 0)
-                    alone = await is_right(solver, PLAIN, task, seed, graders)
-                    outcomes.append(
-                        (
-                            alone,
-                            await is_right(
-                                solver,
-                                arm,
-                                task,
-                                seed,
-                                graders,
-                            ),
-                        )
-                    )
+                    alone = await sample_once(solver, PLAIN, task, seed, graders)
+                    method = await sample_once(solver, arm, task, seed, graders)
+                    outcomes.append((alone.correct, method.correct))
                 except EndpointUnreachable:
                     raise
                 except StepspecError:

@@ -90,7 +90,7 @@ async def simulate_block(
 ) -> Block:
     """Run one block on *servers*, on the clock of the running event loop."""
     scripts = [*counted, *others]
-    tasks = [Task(f"{number}", Answer("")) for number in range(len(scripts))]
+    tasks = [Task(f"{number}", Answer("", "exact")) for number in range(len(scripts))]
     by_text = {task.problem: script for task, script in zip(tasks, scripts, strict=True)}
     async with SimulatedSolver(servers, by_text) as solver:
         solving = partial(attempt, solver, arm)

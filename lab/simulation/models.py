@@ -34,7 +34,7 @@ from stepspec.orchestrator.endpoints.interfaces import (
     SingleModel,
     or_now,
 )
-from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
+from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.request_context import RUN, priority
 from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
 from stepspec.orchestrator.events import Called, Fate, Observer, Verb
@@ -523,9 +523,6 @@ class SimulatedEndpoint:
             self._server.waiting,
             self._server.costs.cache,
         )
-
-    async def acceptance(self) -> Acceptance | None:
-        return None
 
     async def __aenter__(self) -> Self:
         return self

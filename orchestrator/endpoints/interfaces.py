@@ -11,7 +11,7 @@ from ..chain import Message, Role, Token, Tool, ToolCall, Toolset
 from ..events import Calling, Observer
 from ..interfaces import Model
 from .chat_template import Template
-from .metrics import Acceptance, QueueGauges
+from .metrics import QueueGauges
 from .settings import GREEDY, Endpoint, Sampling
 
 Messages: TypeAlias = tuple[Message, ...]
@@ -71,8 +71,6 @@ class ModelEndpoint(Protocol):
     async def thinks(self, messages: Messages, tools: Tools = ()) -> bool: ...
 
     async def queue(self) -> QueueGauges | None: ...
-
-    async def acceptance(self) -> Acceptance | None: ...
 
     async def tool_format(self, toolset: Toolset) -> Format | None: ...
 

@@ -10,10 +10,8 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from math import gcd
-from operator import add, sub
-from typing import TypeVar
 
 from ..concurrency import background
 
@@ -88,11 +86,7 @@ async def poll_queue(
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """
-    The token-level speculation within one model's server, since the server was started.
-
-    The difference of two readings is what happened between them.
-    """
+    """The token-level speculation within one model's server, since the server was started."""
 
     drafts: int = 0
     """Passes that verified drafted tokens."""
@@ -114,19 +108,12 @@ class Acceptance:
         """
         return 1 + self.accepted / self.drafts if self.drafts else None
 
-    def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(*map(add, astuple(self), astuple(other)))
-
-    def __sub__(self, old: Acceptance) -> Acceptance:
-        return Acceptance(*map(sub, astuple(self), astuple(old)))
-
     def __str__(self) -> str:
         if self.rate is None:
             return "nothing drafted"
         return f"{self.rate:.0%}, {self.length:.2f} a pass"
 
 
-M = TypeVar("M", QueueGauges, Acceptance)
 COUNTERS = (
     "vllm:spec_decode_num_drafts",
     "vllm:spec_decode_num_draft_tokens",
@@ -158,13 +145,10 @@ def _sums(metrics: bytes, *names: str) -> list[int] | None:
     return sums
 
 
-def total(parts: Iterable[M | None]) -> M | None:
+def total(parts: Iterable[QueueGauges | None]) -> QueueGauges | None:
     """Add up what several servers report. None: no server reports anything."""
-    whole: M | None = None
-    for part in parts:
-        if part is not None:
-            whole = part if whole is None else whole + part
-    return whole
+    known = [part for part in parts if part is not None]
+    return sum(known[1:], known[0]) if known else None
 
 
 # The prefix cache

@@ -38,7 +38,7 @@ from .interfaces import (
     Tools,
     or_now,
 )
-from .metrics import Acceptance, QueueGauges, total
+from .metrics import QueueGauges, total
 from .request_context import SESSION
 from .settings import GREEDY, Endpoint, Sampling
 
@@ -508,10 +508,6 @@ class ReplicatedEndpoint:
     async def queue(self) -> QueueGauges | None:
         """Add up the queues of the servers. None: no server reports a queue."""
         return total(await asyncio.gather(*(endpoint.queue() for endpoint in self.up)))
-
-    async def acceptance(self) -> Acceptance | None:
-        """Add up the servers' counters of token-level speculation. None: no server speculates."""
-        return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self.up)))
 
     def model(
         self,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from stepspec import Sampling, Solution, Solver
 from stepspec.evals.arms import SHIPPED
-from stepspec.evals.sample import Sample
+from stepspec.evals.results import Result, compare_arms
+from stepspec.evals.sample import Arm, Sample
+from stepspec.evals.store import Place
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.events import Observer, Started
 from stepspec.orchestrator.ledger import Account, Ledger
@@ -88,12 +90,12 @@ def sample(
     discarded: int = 0,
     correct: bool = True,
 ) -> Sample:
-    judging = 50 if arm == SHIPPED.name else 0
+    judging, drafts, accepted = (50, 10, 8) if arm == SHIPPED.name else (0, 0, 0)
     ledger = Ledger(
         Account("small", kept=small, discarded=discarded),
         Account("large", kept=large, judging=judging),
-        10,
-        8,
+        drafts,
+        accepted,
     )
     return Sample(arm, correct, seconds, ledger)
 
@@ -136,3 +138,10 @@ class ScriptedSolver:
     @property
     def solver(self) -> Solver:
         return cast("Solver", self)
+
+
+def compared(
+    done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1, baseline: str = ""
+) -> list[Result]:
+    """Compare *arms* by their names."""
+    return compare_arms(done, [arm.name for arm in arms], repeats, baseline)

@@ -14,20 +14,19 @@ import pytest
 
 from stepspec import Budget
 from stepspec import settings as configuration
-from stepspec.cli import calibrate as calibration
 from stepspec.cli import eval as eval_cli
 from stepspec.cli.eval import arm, arms, calibrated
 from stepspec.evals.arms import LARGE, PLAIN, SMALL
 from stepspec.evals.benchmarks import Half, choose, duplicates, find, half, load, overlaps
 from stepspec.evals.evaluation import Evaluation
 from stepspec.evals.plan import Plan
-from stepspec.evals.results import Result, compare_arms
+from stepspec.evals.results import Result
 from stepspec.evals.sample import Arm
 from stepspec.evals.testbed import solving_pair
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..test_cli import call
-from .scripted import DEAD, Connected
+from .scripted import DEAD, Connected, compared
 from .test_results import ARMS, done
 
 pytestmark = pytest.mark.usefixtures("nowhere")
@@ -56,7 +55,7 @@ def test_sampling_and_budget_come_from_the_settings(monkeypatch: pytest.MonkeyPa
         assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
         assert made.budget.to_budget() == Budget(900, 50)
         assert (made.seed, made.concurrency, made.repeats) == (3, 2, samples)
-        assert (len(made.tasks), made.baseline) == (3, "plain")
+        assert (len(made.tasks), made.arms[0].name) == (3, "plain")
 
 
 @pytest.mark.parametrize(
@@ -163,10 +162,10 @@ def test_halves_share_no_problem_and_leave_none_out(
 def test_standings_are_shown_as_a_table_or_as_json(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    standings = compare_arms(done(), ARMS)
+    standings = compared(done(), ARMS)
     eval_cli.show_results(standings, LARGE.name, "a note", as_json=True)
     (line,) = capfdbinary.readouterr().out.splitlines()
-    assert [arm["arm"]["name"] for arm in orjson.loads(line)] == [s.name for s in standings]
+    assert [arm["name"] for arm in orjson.loads(line)] == [s.name for s in standings]
     eval_cli.show_results(standings, LARGE.name, "a note", as_json=False)
     shown = capfdbinary.readouterr().out.decode()
     assert all(s.name in shown for s in standings)
@@ -183,22 +182,6 @@ def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_eva
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert run.stdout.strip() == ""
-
-
-def test_the_servers_are_contacted_before_a_data_set_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def load(*args: Any, **more: Any) -> None:
-        raise AssertionError("the data set was loaded")
-
-    monkeypatch.setenv("STEPSPEC_SMALL__RETRIES", "0")
-    for command, module in (("eval", eval_cli), ("calibrate", calibration)):
-        monkeypatch.setattr(module, "load", load)
-        assert (
-            call(command, "gsm8k", "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:9")
-            == 1
-        )
-        assert "127.0.0.1:9: no connection" in capsys.readouterr().err
 
 
 def test_shared_options_are_those_of_methods_that_are_no_files(tmp_path: Path) -> None:
@@ -284,9 +267,9 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_has_a_warning(tmp_p
     ("text", "complaint"),
     [
         ("ahead = 1", "names no policy"),
-        ("policy = 3", "names no policy"),
+        ("policy = 3", "policy: Input should be a valid string"),
         ("policy = ", "no settings file"),
-        ('policy = "bild"\noptions = 3', "has to be a table"),
+        ('policy = "bild"\noptions = 3', "options: Input should be a valid dictionary"),
         ('policy = "bild"\n[options]\nx = 1', "'x'"),
     ],
 )

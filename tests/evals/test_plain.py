@@ -15,8 +15,9 @@ from aiohttp import web
 
 from stepspec import Sampling, Solution, Solver
 from stepspec.evals.arms import PLAIN
+from stepspec.evals.grading.graders import Answer, Graders
 from stepspec.evals.plan import check_arm
-from stepspec.evals.sample import Sample, solve_once
+from stepspec.evals.sample import Task, graded, solve_once
 from stepspec.orchestrator.backends.vllm import connect
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import EndpointUnavailable
@@ -143,7 +144,7 @@ async def test_the_request_is_an_ordinary_one_with_the_sampling_of_the_run() -> 
 async def test_the_context_bounds_the_answer_and_an_answer_that_is_cut_is_truncated() -> None:
     server = Chatting(events=[delta(content="So \\boxed{2}"), *ending("length")], room=100)
     solved = await solve(server, Limits(tokens=5000))
-    sample = Sample.of(solved, PLAIN, correct=True)
+    sample = await graded(solved, PLAIN, Task("", Answer("2", "exact")), 7, Graders())
     assert (sample.outcome, sample.arm) == ("truncated", "plain")
     assert 0 < server.asked[0]["max_tokens"] < 100
 

@@ -21,7 +21,6 @@ from stepspec.evals.results import (
     Z,
     _statistic,  # pyright: ignore[reportPrivateUsage]
     bootstrap_ratio,
-    compare_arms,
     complete,
     difference,
     oracle,
@@ -31,7 +30,7 @@ from stepspec.evals.results import (
 from stepspec.evals.sample import EMPTY_LEDGER, Arm, Sample
 from stepspec.evals.store import Place
 
-from .scripted import sample
+from .scripted import compared, sample
 
 ARMS = (LARGE, SMALL, SHIPPED)
 
@@ -55,7 +54,7 @@ def done() -> dict[Place, Sample]:
 
 
 def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
-    large, small, shipped, bound = compare_arms(done(), ARMS)
+    large, small, shipped, bound = compared(done(), ARMS)
     assert [s.name for s in (large, small, shipped, bound)] == [
         *(arm.name for arm in ARMS),
         ORACLE,
@@ -78,7 +77,7 @@ def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
 
 
 def test_the_oracle_uses_the_small_model_where_it_is_right() -> None:
-    samples = complete(done(), ARMS, 1)
+    samples = complete(done(), [arm.name for arm in ARMS], 1)
     best = oracle({name: list(numbered.values()) for name, numbered in samples.items()})
     assert [(s.seconds, s.correct) for s in best] == [
         (1.0, True),
@@ -86,24 +85,24 @@ def test_the_oracle_uses_the_small_model_where_it_is_right() -> None:
         (4.0, True),
         (4.0, False),
     ]
-    bound = compare_arms(done(), ARMS)[-1]
+    bound = compared(done(), ARMS)[-1]
     assert (bound.seconds, bound.accuracy.value) == (13 / 4, 0.75)
-    assert [s.name for s in compare_arms(done(), (LARGE, SHIPPED))] == [
+    assert [s.name for s in compared(done(), (LARGE, SHIPPED))] == [
         LARGE.name,
         SHIPPED.name,
     ]
 
 
-def test_any_arm_is_the_baseline_and_plain_is_the_usual_one() -> None:
+def test_any_arm_is_the_baseline_and_the_first_is_the_usual_one() -> None:
     samples = done() | {
         (number, PLAIN.name): replace(at, arm=PLAIN.name)
         for (number, arm), at in done().items()
         if arm == SMALL.name
     }
     arms = (PLAIN, *ARMS)
-    ratios = {s.name: s.ratio.value for s in compare_arms(samples, arms)}
+    ratios = {s.name: s.ratio.value for s in compared(samples, arms)}
     assert (ratios[PLAIN.name], ratios[SMALL.name], ratios[LARGE.name]) == (1.0, 1.0, 4.0)
-    found = compare_arms(samples, arms, baseline=SHIPPED.name)
+    found = compared(samples, arms, baseline=SHIPPED.name)
     by_name = {s.name: s for s in found}
     assert (by_name[SHIPPED.name].ratio.value, by_name[LARGE.name].ratio.value) == (1.0, 2.0)
     assert by_name[SHIPPED.name].difference.value == 0
@@ -118,25 +117,25 @@ def test_the_oracle_chooses_between_the_small_model_and_plain_where_large_alone_
     None
 ):
     samples = {**taken(PLAIN, [False, True], 4.0), **taken(SMALL, [True, False], 1.0)}
-    bound = compare_arms(samples, (PLAIN, SMALL))[-1]
+    bound = compared(samples, (PLAIN, SMALL))[-1]
     assert (bound.accuracy.value, bound.seconds) == (1.0, 2.5)
 
 
 def test_a_problem_that_an_arm_has_not_solved_yet_counts_for_none() -> None:
     part = {place: s for place, s in done().items() if place != (1, SHIPPED.name)}
-    assert [s.n for s in compare_arms(part, ARMS)] == [3, 3, 3, 3]
-    assert compare_arms({}, ARMS) == []
+    assert [s.n for s in compared(part, ARMS)] == [3, 3, 3, 3]
+    assert compared({}, ARMS) == []
     three = {**taken(LARGE, [True] * 3, 4.0), **taken(SHIPPED, [True] * 3, 2.0)}
-    found = compare_arms(three, (LARGE, SHIPPED), repeats=2)  # half of a problem is no problem
+    found = compared(three, (LARGE, SHIPPED), repeats=2)  # half of a problem is no problem
     assert [s.n for s in found] == [2, 2]
 
 
 def test_with_several_samples_the_bootstrap_draws_problems() -> None:
-    once = compare_arms(done(), ARMS)
+    once = compared(done(), ARMS)
     twice = {
         (2 * number + repeat, arm): s for (number, arm), s in done().items() for repeat in range(2)
     }
-    again = compare_arms(twice, ARMS, repeats=2)
+    again = compared(twice, ARMS, repeats=2)
     assert [s.n for s in again] == [8] * 4
     assert [s.accuracy.value for s in again] == [s.accuracy.value for s in once]
     # Samples that only repeat each other tell no more: taken for problems, they would narrow the
@@ -152,7 +151,7 @@ def test_several_samples_of_problems_that_are_all_alike_are_still_no_proof(wrong
         **taken(LARGE, [True] * 60, 1.0),
         **taken(SHIPPED, [number >= wrong for number in range(60)], 1.0),
     }
-    found = compare_arms(samples, (LARGE, SHIPPED), repeats=3)[1]
+    found = compared(samples, (LARGE, SHIPPED), repeats=3)[1]
     assert found.accuracy.low < 0.9
     assert found.difference.low < -0.1
 
@@ -165,7 +164,7 @@ def test_runs_that_ended_badly_are_counted_and_shown() -> None:
     samples |= {(number, SHIPPED.name): sample for number, sample in enumerate(worse)}
     failed = Sample(LARGE.name, False, 0.0, EMPTY_LEDGER, "failed")
     samples |= {(4, arm.name): replace(failed, arm=arm.name) for arm in ARMS}
-    shipped = compare_arms(samples, ARMS)[2]
+    shipped = compared(samples, ARMS)[2]
     assert shipped.outcomes == {
         "truncated": 2,
         "ungraded": 1,
@@ -175,7 +174,7 @@ def test_runs_that_ended_badly_are_counted_and_shown() -> None:
     }
     console = Console(width=250)
     with console.capture() as captured:
-        console.print(tables(compare_arms(samples, ARMS))[0])
+        console.print(tables(compared(samples, ARMS), LARGE.name)[0])
     head, *_, row, _ = captured.get().splitlines()
     assert head.split()[-4:] == ["truncated", "ungraded", "failed", "degraded"]
     assert row.split()[-4:] == ["2", "1", "1", "1"]
@@ -183,14 +182,14 @@ def test_runs_that_ended_badly_are_counted_and_shown() -> None:
 
 def test_arms_that_failed_on_all_problems_have_no_summary() -> None:
     failed = {(0, arm.name): Sample(arm.name, False, 0.0, EMPTY_LEDGER, "failed") for arm in ARMS}
-    assert compare_arms(failed, ARMS) == []
+    assert compared(failed, ARMS) == []
 
 
 def test_the_tables_show_every_arm() -> None:
-    summaries = compare_arms(done(), ARMS)
+    summaries = compared(done(), ARMS)
     console = Console(width=250)
     with console.capture() as captured:
-        console.print(tables(summaries)[0])
+        console.print(tables(summaries, LARGE.name)[0])
     _, large, small, shipped, _ = captured.get().splitlines()
     assert ("-50.0 [" in small, "+0.0 [" in shipped, "+0.0" in large) == (True, True, False)
     results = summaries[:3]
@@ -257,14 +256,14 @@ def test_the_best_and_the_most_frequent_of_several_answers_are_counted() -> None
         for problem, given in answers.items()
         for repeat, (answer, correct) in enumerate(given)
     }
-    found = compare_arms(samples, (LARGE, SHIPPED), repeats=3)
+    found = compared(samples, (LARGE, SHIPPED), repeats=3)
     several = found[1].several
     assert several is not None
     assert (several.samples, several.best.value, several.majority.value) == (3, 2 / 3, 1 / 3)
-    assert compare_arms(done(), ARMS)[0].several is None
+    assert compared(done(), ARMS)[0].several is None
     console = Console(width=80)
     with console.capture() as captured:
-        for part in tables(found):
+        for part in tables(found, LARGE.name):
             console.print(part)
     assert "3 x 3" in captured.get()
     assert "pass@3" in captured.get()
@@ -274,7 +273,7 @@ def test_the_best_and_the_most_frequent_of_several_answers_are_counted() -> None
 def test_the_tables_fit_into_80_columns() -> None:
     console = Console(width=80)
     with console.capture() as captured:
-        for part in tables(compare_arms(done(), ARMS)):
+        for part in tables(compared(done(), ARMS), LARGE.name):
             console.print(part)
     shown = captured.get()
     assert "\u2026" not in shown

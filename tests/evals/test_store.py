@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 
 from stepspec.evals.arms import SHIPPED, SMALL
 from stepspec.evals.store import JsonlStore, SampleStore
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.solution import SolvedStep
 
 from .scripted import sample
 
@@ -76,7 +80,20 @@ def test_samples_are_discarded_with_fresh(tmp_path: Path) -> None:
     assert set(SampleStore(path, other).done) == {(0, SMALL.name)}
     with SampleStore(_written(tmp_path / "cut.jsonl", b'{"profile":"pa'), ABOUT) as samples:
         assert samples.done == {}
-    assert JsonlStore.about(tmp_path / "cut.jsonl") == ABOUT
+    assert _header(tmp_path / "cut.jsonl") == ABOUT
+
+
+def test_a_step_is_written_without_its_empty_text(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    solved = replace(
+        sample(SMALL.name, 1.0),
+        steps=(SolvedStep(0, "small", "", 8.0, "kept", "", 0.5),),
+    )
+    with SampleStore(path, ABOUT) as samples:
+        samples.add(0, solved)
+    (step,) = orjson.loads(path.read_bytes().splitlines()[1])["steps"]
+    assert list(step) == ["index", "author", "grade", "fate", "reason", "at", "detail"]
+    assert SampleStore(path, ABOUT).done == {(0, SMALL.name): solved}
 
 
 def test_an_equal_header_in_another_spelling_is_kept_with_all_its_samples(tmp_path: Path) -> None:
@@ -108,7 +125,7 @@ def test_a_file_with_another_beginning_is_never_truncated(tmp_path: Path) -> Non
     assert early.path.read_bytes() == b"my notes"
     with JsonlStore(early.path, ABOUT, fresh=True):
         pass
-    assert JsonlStore.about(early.path) == ABOUT
+    assert _header(early.path) == ABOUT
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -124,6 +141,10 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def _written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+def _header(path: Path) -> Any:
+    return orjson.loads(path.read_bytes().splitlines()[0])
 
 
 def test_a_file_has_one_writer(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_an_arm_of_it_is_measured_on_its_benchmark(
     summaries = json.loads(
         printed(stepspec(site, "eval", "units", *both, *arm, "--json", cwd=tmp_path))
     )
-    assert [summary["arm"]["name"] for summary in summaries] == [
+    assert [summary["name"] for summary in summaries] == [
         "large alone",
         "confident:threshold=0.7",
     ]

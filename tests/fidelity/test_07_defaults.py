@@ -53,9 +53,7 @@ def test_the_bench_interleaves_both_samplings_and_shows_the_default_first(
     measured(sampling="both")
     rows = orjson.loads(FIGURES.read_bytes())
     assert [row["sampling"]["temperature"] for row in rows] == [0.6] * ARMS + [0.0] * ARMS
-    assert [row["arm"]["name"] for row in rows[:ARMS]] == [
-        row["arm"]["name"] for row in rows[ARMS:]
-    ]
+    assert [row["name"] for row in rows[:ARMS]] == [row["name"] for row in rows[ARMS:]]
     assert {row["n"] for row in rows} == {2}
     first = servers.solver.calls[: 2 * ARMS]
     second = servers.solver.calls[2 * ARMS :]

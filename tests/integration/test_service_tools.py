@@ -16,13 +16,13 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from openai import AsyncOpenAI, BadRequestError
 
-from stepspec.evals.benchmarks.miniature import Difficulty, generate
+from stepspec.evals.benchmarks.miniature import generate
 
 from ..program import Program, serve
 from .conftest import Pair
 
 pytestmark = pytest.mark.servers
-PROBLEM = next(generate(8, "test", Difficulty(steps=(3, 3)))).text
+PROBLEM = next(generate(8, steps=(3, 3))).text
 NUMBER = {
     "type": "object",
     "properties": {"n": {"type": "integer"}},

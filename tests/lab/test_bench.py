@@ -18,7 +18,6 @@ from lab import bench
 from stepspec import Solution, Solver
 from stepspec.evals.sample import Arm
 from stepspec.evals.testbed import Profile
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
@@ -30,22 +29,10 @@ STACKED = Path("build/bench-stacked.json")
 
 
 @dataclass
-class Silent:
-    """An endpoint that drafts no tokens in its server."""
-
-    role: Role
-
-    async def acceptance(self) -> None:
-        return None
-
-
-@dataclass
 class Pair(ScriptedSolver):
-    """A solver that has endpoints, and settings."""
+    """A solver that has settings."""
 
     settings: Settings = SETTINGS
-    small: Silent = field(default_factory=lambda: Silent("small"))
-    large: Silent = field(default_factory=lambda: Silent("large"))
 
 
 def script(call: SolveCall) -> Solution:
@@ -110,7 +97,7 @@ def test_a_pair_is_measured_once(servers: Servers) -> None:
     measured("choose")
     measured("choose", "choose")
     assert len(servers.solver.calls) == 12 + 2
-    assert [arm["arm"]["name"] for arm in orjson.loads(FIGURES.read_bytes())][-1] == "choose"
+    assert [arm["name"] for arm in orjson.loads(FIGURES.read_bytes())][-1] == "choose"
     assert {arm["n"] for arm in orjson.loads(FIGURES.read_bytes())} == {2}
 
 

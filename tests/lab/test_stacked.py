@@ -15,32 +15,15 @@ import pytest
 from rich.console import Console
 
 from lab import bench as module
-from lab.arms import acceptances_between, read_acceptances
-from lab.bench import COLUMNS, arms, markdown, measure_stacked
+from lab.bench import arms, measure_stacked
 from stepspec import Solution
 from stepspec.evals.arms import LARGE, SHIPPED
-from stepspec.evals.sample import sum_acceptances
 from stepspec.evals.store import SampleStore
 from stepspec.evals.testbed.servers import SPECULATIONS, Speculation
-from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.metrics import Acceptance
 
 from ..evals.scripted import ScriptedSolver, SolveCall, solution
 
 CONSOLE = Console(quiet=True)
-
-
-@dataclass
-class Counting:
-    """An endpoint whose server accepts two of four tokens every time that it is looked at again."""
-
-    role: Role
-    speculates: bool
-    looks: int = 0
-
-    async def acceptance(self) -> Acceptance | None:
-        self.looks += 1
-        return Acceptance(self.looks, 4 * self.looks, 2 * self.looks) if self.speculates else None
 
 
 @dataclass
@@ -65,11 +48,7 @@ class Pairs:
         speculation: Any,
     ) -> AsyncGenerator[Any]:
         self.started.append((speculation, tuple(arm.name for arm in warm_up)))
-        made: Any = ScriptedSolver(self.solve)
-        made.large, made.small = (
-            Counting(role, role in speculation) for role in ("large", "small")
-        )
-        yield made
+        yield ScriptedSolver(self.solve)
 
     def solve(self, call: SolveCall) -> Solution:
         self.solved += 1
@@ -98,12 +77,6 @@ async def test_every_arm_is_measured_over_every_method_on_the_same_problems(
         ["large"],
     ]
     assert results[3].ratio.value == 0.5  # to the plain large model, over which nothing is stacked
-    assert [sorted(result.speculation) for result in results[1::2]] == [
-        [],
-        ["large", "small"],
-        ["large"],
-    ]
-    assert results[2].speculation["large"] == Acceptance(3, 12, 6)  # one look's worth a sample
 
 
 async def test_a_measured_method_is_skipped_and_its_pair_is_not_started(
@@ -124,24 +97,3 @@ def test_every_method_has_settings_of_the_servers() -> None:
     assert SPECULATIONS["none"] == {}
     assert SPECULATIONS["draft_model"]["large"]["num_speculative_tokens"] == 4
     assert [arm.name for arm in arms("none")] == [LARGE.name, SHIPPED.name]
-
-
-async def test_the_tables_show_the_acceptance_of_the_servers(pairs: Pairs, tmp_path: Path) -> None:
-    results = await measure_stacked(2, "paced", 1, SampleStore(tmp_path / "s.jsonl", {}), CONSOLE)
-    head, rule, plain, _, over, *_ = markdown(results).splitlines()
-    assert head.count("|") == rule.count("|") == plain.count("|") == len(COLUMNS) + 3
-    assert head.endswith("| tokens of large | tokens of small |")
-    assert over.endswith("| 50%, 3.00 a pass | 50%, 3.00 a pass |")
-    assert plain.endswith("|  |  |")
-
-
-async def test_looks_are_by_role_and_add_up() -> None:
-    async with Pairs().solvers("", CONSOLE, (), 0, {"large": {"method": "ngram"}}) as solver:
-        earlier = await read_acceptances(solver)
-        later = await read_acceptances(solver)
-    assert acceptances_between(earlier, later) == {"large": Acceptance(1, 4, 2)}
-    assert acceptances_between({}, later) == later
-    assert sum_acceptances([earlier, later, {}, {"small": Acceptance(1, 1, 1)}]) == {
-        "large": Acceptance(3, 12, 6),
-        "small": Acceptance(1, 1, 1),
-    }

@@ -12,6 +12,8 @@ import orjson
 from typer import Option
 
 from stepspec import prompts
+from stepspec.api import Solver
+from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import CALIBRATED_ON, Benchmark, choose, load
 from stepspec.evals.calibration.policy_file import (
     SEED_DISTANCE,
@@ -19,28 +21,21 @@ from stepspec.evals.calibration.policy_file import (
     changed_settings,
     find_threshold,
     promise_conditions,
-    served_arm,
-    solve_on_servers,
+    served_arms,
 )
 from stepspec.evals.calibration.risk_bound import LossTest
-from stepspec.evals.calibration.search import (
-    CalibrationResult,
-    RunStore,
-    SolveAt,
-    limited,
-    search,
-)
-from stepspec.evals.grading.graders import Graders, require_graders
-from stepspec.evals.plan import check_arm
+from stepspec.evals.calibration.search import CalibrationResult, TrialStore, search
+from stepspec.evals.grading.graders import require_graders
+from stepspec.evals.plan import Plan, check_arm, identity
 from stepspec.evals.progress import progress_bars
 from stepspec.evals.provenance import digest
-from stepspec.evals.sample import Task
+from stepspec.evals.sample import Sample, Task
 from stepspec.evals.testbed.servers import weights_digest
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.policies import Threshold
 
 from .command_line import numbers, writable, write_file
-from .eval import configured, contact_before_download, seed_of, tasks_of, without_template
+from .eval import configured, seed_of, tasks_of, without_template
 from .flags import (
     BUDGET,
     SAMPLING,
@@ -127,47 +122,48 @@ def calibrate(
     opening, settings = configured(profile, testbed=testbed)
     seed = seed_of(settings, seed)
     threshold = find_threshold(settings.policy, vary, numbers("--values", values or "", float))
-    for value in threshold.values:
-        check_arm(served_arm(settings, threshold, value), settings)
+    arms = (LARGE, *served_arms(settings, threshold))
+    for arm in arms:
+        check_arm(arm, settings)
     writable("--output", output)
-    if not testbed:
-        contact_before_download(settings, chosen, file)
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, file, seed, limit)
     require_graders(task.gold for task in tasks)
     test = LossTest(max_loss, level=round(1 - confidence, 9))
     _check_size(len(tasks), test)
-    changes = changed_settings(settings)
     conditions = promise_conditions(settings, threshold)
+    plan = Plan(
+        tuple(tasks),
+        arms,
+        settings.sampling,
+        settings.budget,
+        seed=seed,
+        concurrency=concurrency,
+    )
     about = {
+        **identity(plan),
+        "concurrency": None,  # Another --concurrency may continue a calibration.
         "benchmark": chosen.name,
-        "policy": settings.policy,
-        "option": threshold.option,
-        "values": threshold.values,
-        "seed": seed,
-        "testbed": testbed,
+        "problems": digest(tasks),
         "weights": weights_digest() if testbed else None,
         "max_loss": max_loss,
         "confidence": confidence,
-        "besides": changes,
         "conditions": conditions,
     }
 
     async def main() -> CalibrationSettings:
-        async with opening as solver, Graders() as graders:
+        async with opening as solver:
             solver.require_both()
-            held = {**about, "problems": digest(tasks), "models": dict(solver.models)}
-            trials = output.with_suffix(".trials.jsonl")
-            solve = limited(solve_on_servers(solver, tasks, threshold, graders, seed), concurrency)
-            with RunStore(trials, held, fresh=fresh) as store:
-                result = await _search(solve, len(tasks), threshold, test, store)
+            held = {**about, "models": dict(solver.models)}
+            with TrialStore(output.with_suffix(".trials.jsonl"), held, fresh=fresh) as samples:
+                result = await _search(solver, plan, threshold, test, samples)
             return CalibrationSettings(
                 policy=settings.policy,
                 threshold=threshold,
                 benchmark=f"{chosen.name}, {CALIBRATED_ON}",
                 result=result,
                 options=settings.options,
-                changes=changes,
+                changes=changed_settings(settings),
                 models=dict(solver.models),
                 conditions=conditions,
             )
@@ -204,18 +200,21 @@ def _check_size(count: int, test: LossTest) -> None:
 
 
 async def _search(
-    solve: SolveAt, count: int, threshold: Threshold, test: LossTest, store: RunStore
+    solver: Solver,
+    plan: Plan,
+    threshold: Threshold,
+    test: LossTest,
+    samples: TrialStore,
 ) -> CalibrationResult:
-    """Search the threshold with *count* problems, and show how far it is."""
-    total = count * (1 + len(threshold.values))
+    """Search the threshold, and show how far it is."""
+    total = len(plan.tasks) * len(plan.arms)
     with progress_bars(stderr) as progress:
-        bar = progress.add_task("large alone", total=total)
+        bar = progress.add_task(LARGE.name, total=total, completed=len(samples.done))
 
-        def on_problem(value: float | None) -> None:
-            solved_by = "large alone" if value is None else f"{threshold.option} {value:g}"
-            progress.update(bar, advance=1, description=solved_by)
+        def advance(sample: Sample) -> None:
+            progress.update(bar, advance=1, description=sample.arm)
 
-        return await search(solve, count, threshold, test, store, on_problem)
+        return await search(solver, plan, threshold, test, samples, advance)
 
 
 def problems(

@@ -36,7 +36,7 @@ from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed import Profile
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.run_options import arm_options
+from stepspec.orchestrator.run_options import RunOptions, arm_options
 from stepspec.setting_sources import read_toml
 from stepspec.settings import Settings
 
@@ -108,16 +108,36 @@ def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
     """
     Read one method: its name with options after a colon, or a policy file.
 
-    A method that is no file has the *options* too, unless it sets its own.
+    A method that is no file has the *options* too, unless it sets its own. Of a file, settings that
+    are no options of a run are ignored.
     """
     if spec.endswith(FILE):
-        return _from_file(Path(spec))
+        path = Path(spec)
+        table = read_toml(path)
+        if "policy" not in table:
+            raise ConfigurationError(
+                f'{path} names no policy; write one as in policy = "specreason"'
+            )
+        known = ("policy", "options", *arm_options())
+        return _arm(path.stem, {name: table[name] for name in known if name in table})
     policy, _, rest = spec.partition(":")
     own = parse_options(
         rest.split(",") if rest else None,
         f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them",
     )
-    return _arm(spec, policy, {**options, **own})
+    method = {**options, **own}
+    run = {name: method.pop(name) for name in arm_options() if name in method}
+    return _arm(spec, {"policy": policy, "options": method, **run})
+
+
+def _arm(name: str, values: Any) -> Arm:
+    """Make the arm *name*. Its *values* are the policy, the policy's options, and run options."""
+    try:
+        run = RunOptions(auto=False).with_overrides(values)
+        policies.check(run.policy, run.options)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{name!r}: {exc}") from exc
+    return Arm(name, run)
 
 
 def calibrated(chosen: Sequence[str], settings: Settings | None = None) -> dict[str, str]:
@@ -131,40 +151,8 @@ def calibrated(chosen: Sequence[str], settings: Settings | None = None) -> dict[
     problems: dict[str, str] = {}
     for path in [Path(spec) for spec in chosen if spec.endswith(FILE)]:
         with suppress(KeyError, TypeError):
-            problems[path.stem] = str(_settings(path)["calibration"]["benchmark"])
+            problems[path.stem] = str(read_toml(path)["calibration"]["benchmark"])
     return problems
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    settings = read_toml(path)
-    if not isinstance(settings.get("policy"), str):
-        raise ConfigurationError(f'{path} names no policy; write one as in policy = "specreason"')
-    if not isinstance(settings.get("options", {}), dict):
-        raise ConfigurationError(f"{path}: options has to be a table, [options]")
-    return settings
-
-
-def _from_file(path: Path) -> Arm:
-    """Read the policy and the run options from a settings file. Other settings are ignored."""
-    settings = _settings(path)
-    options = {name: settings[name] for name in arm_options() if name in settings}
-    return _arm(
-        path.stem,
-        settings["policy"],
-        {**settings.get("options", {}), **options},
-    )
-
-
-def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
-    """Make the arm *name*. Its *options* are those of the policy and those of the run."""
-    own = {key: value for key, value in options.items() if key not in arm_options()}
-    overrides: Any = {key: value for key, value in options.items() if key not in own}
-    try:
-        made = Arm.of(name, policy, own, **overrides)
-        policies.check(policy, own)
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{name!r}: {exc}") from exc
-    return made
 
 
 EVAL_EXAMPLES = """
@@ -274,8 +262,6 @@ def command(
     folder = output or Path("runs") / chosen.name
     possible_folder("--output", folder, folder)
     with prompts.replacing(settings.prompts):
-        if not testbed:
-            contact_before_download(settings, chosen, source)
         all_tasks = tasks_of(chosen, source, seed, part)
         tasks = all_tasks[:limit]
         remarks = overlaps(calibrated(policy or [], settings), chosen.name, part)
@@ -292,7 +278,6 @@ def command(
             samples,
             seed,
             concurrency,
-            baseline=competing[0].name,
         )
         evaluation = Evaluation(
             chosen,
@@ -314,7 +299,7 @@ def command(
                 return await evaluate(solver, evaluation, stderr, team)
 
         results = wait(work(), resumable=True)
-        show_results(results, plan.baseline, SMALL_PRINT, as_json=json)
+        show_results(results, competing[0].name, SMALL_PRINT, as_json=json)
         stderr.print(f"wrote {folder}; next: stepspec report {folder}", soft_wrap=True)
         _remark(remarks)
 
@@ -404,25 +389,10 @@ def seed_of(settings: Settings, seed: int | None) -> int:
     return seed
 
 
-def contact_before_download(settings: Settings, benchmark: Benchmark, file: Path | None) -> None:
-    """
-    Connect to the servers once if the data set of *benchmark* has to be downloaded.
-
-    Raise a `StepspecError` if a server cannot be used.
-    """
-
-    async def contact() -> None:
-        async with Solver(settings) as solver:
-            solver.require_both()
-
-    if benchmark.source and file is None:
-        wait(contact())
-
-
 def show_results(results: list[Result], baseline: str, note: str, *, as_json: bool) -> None:
     """Print the *results*, compared with the *baseline*, and the *note* below."""
     if as_json:
-        print_json([result.record() for result in results])
+        print_json(results)
         return
     for part in tables(results, baseline):
         stdout.print(part)

@@ -104,9 +104,9 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
 
 def _show(section: Section) -> None:
     """Print the verdicts, without markup: intervals stand in brackets."""
-    sentences = [f"  {name}: {sentence}" for name, sentence in section.sentences]
-    for line in filter(None, (section.stamp, section.headline, *sentences)):
-        stdout.print(line, soft_wrap=True)
+    stdout.print(section.stamp, soft_wrap=True)
+    for name, verdict in section.verdicts.items():
+        stdout.print(f"{name}: {verdict}.", soft_wrap=True)
 
 
 def _write_traces(folder: Path, section: Section, number: int) -> Links:

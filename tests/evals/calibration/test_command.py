@@ -21,13 +21,18 @@ pytest.importorskip("scipy")
 from stepspec import Sampling, Solver, settings
 from stepspec.cli.eval import arm
 from stepspec.evals.arms import LARGE
-from stepspec.evals.calibration.policy_file import find_threshold, served_arm, solve_on_servers
-from stepspec.evals.grading.graders import Answer, Graders
+from stepspec.evals.calibration.policy_file import find_threshold, served_arms
+from stepspec.evals.calibration.risk_bound import LossTest
+from stepspec.evals.calibration.search import TrialStore, search
+from stepspec.evals.grading.graders import Answer
+from stepspec.evals.plan import Plan
+from stepspec.evals.runner import WARM_UP
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.trace import Stopwatch
+from stepspec.policies import Threshold
 from stepspec.settings import Settings
 
 from ...stand_in import FakeVllm
@@ -58,25 +63,34 @@ class Noting:
         return solution("7")
 
 
-async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[dict[str, Any]]:
-    """The calls of the solver for these *places*: a problem and a value."""
-    noting, tasks = Noting(), [Task(f"What is {n} + 7?", Answer("7", "exact")) for n in range(9)]
-    solver = cast("Solver", noting)
-    async with Graders() as graders:
-        solve = solve_on_servers(solver, tasks, KNOB, graders, base)
-        for problem, value in places:
-            assert (await solve(problem, value)).right
-    return noting.calls
+async def recorded_calls(path: Path, seed: int, problems: int) -> list[dict[str, Any]]:
+    """The runs of a calibration that tests two values, the large model's runs first."""
+    threshold = Threshold(KNOB.option, (9.0, 8.5))
+    plan = Plan(
+        tuple(Task(f"What is {n} + 7?", Answer("7", "exact")) for n in range(problems)),
+        (LARGE, *served_arms(NON_DEFAULT, threshold)),
+        NON_DEFAULT.sampling,
+        NON_DEFAULT.budget,
+        seed=seed,
+    )
+    noting = Noting()
+    with TrialStore(path, {}, fresh=True) as trials:
+        test = LossTest(0.99, level=0.5)
+        found = await search(cast("Solver", noting), plan, threshold, test, trials)
+    assert [tested.holds for tested in found.tested] == [True, True]
+    return [call for call in noting.calls if call["problem"] != WARM_UP]
 
 
 def test_the_calibrated_arm_has_the_settings_except_for_the_threshold() -> None:
-    assert served_arm(NON_DEFAULT, KNOB, 8) == Arm.of(
-        "specreason", "specreason", {"threshold": 8, "read": "greedy"}, ahead=1, hedge=0.5, lead=2,
+    (served,) = served_arms(NON_DEFAULT, Threshold(KNOB.option, (8.0,)))
+    assert served == Arm.of(
+        "specreason:threshold=8.0", "specreason", {"threshold": 8, "read": "greedy"},
+        ahead=1, hedge=0.5, lead=2,
     )  # fmt: skip
 
 
-async def test_the_method_gets_the_settings_and_the_large_model_runs_alone() -> None:
-    large, method = await recorded_calls(0, (3, None), (3, 8.5))
+async def test_the_method_gets_the_settings_and_the_large_model_runs_alone(tmp_path: Path) -> None:
+    large, _, method = await recorded_calls(tmp_path / "trials.jsonl", 0, 1)
     expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead")}
     assert {name: method[name] for name in expected} == expected
     assert method["options"] == {"threshold": 8.5, "read": "greedy"}
@@ -86,13 +100,13 @@ async def test_the_method_gets_the_settings_and_the_large_model_runs_alone() -> 
     assert large["policy"] == "large"
 
 
-async def test_the_seed_is_that_of_the_sampling() -> None:
-    places = ((0, None), (0, 9.0), (0, 8.0), (1, 9.0), (2, 9.0))
+async def test_the_seed_is_that_of_the_sampling(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
     first, again, other = [
-        [each["sampling"] for each in await recorded_calls(base, *places)] for base in (4, 4, 5)
+        [each["sampling"] for each in await recorded_calls(path, seed, 3)] for seed in (4, 4, 5)
     ]
     assert first == again
-    assert len({one.seed for one in first[:3]}) == 1
+    assert first[:3] == first[3:6] == first[6:]  # the same seeds for every arm
     assert len({one.seed for one in (*first, *other)}) == 6
     expected = Sampling(temperature=0.8, top_p=0.95)
     assert all(one == expected.model_copy(update={"seed": one.seed}) for one in first)
@@ -161,7 +175,8 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
     assert calibration.differences({**run, **unled}) == ("lead",)
     other = {**run, "models": {"small": "fake", "large": "other"}, **loaded.conditions()}
     assert calibration.differences(other) == ("models.large",)
-    assert arm(str(path)) == replace(served_arm(loaded, KNOB, 0.5), name="policy")
+    (served,) = served_arms(loaded, Threshold(KNOB.option, (0.5,)))
+    assert arm(str(path)) == replace(served, name="policy")
     assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
 
 
@@ -174,13 +189,14 @@ async def test_trials_with_other_settings_are_refused(
         before = len(large.requests)
         (tmp_path / "stepspec.toml").write_text("lead = 1\n")
         code, output = await calibrate(capfd, *words, *servers)
-        assert (code, "holds another run (other: besides, conditions)" in output) == (
+        assert (code, "holds another run (other: arms, conditions)" in output) == (
             2,
             True,
         ), output
-        for changed in ("--seed", "1"), ("--values", "8"):
+        (tmp_path / "stepspec.toml").unlink()
+        for changed, other in ((("--seed", "1"), "seed, problems"), (("--values", "8"), "arms")):
             code, output = await calibrate(capfd, *words, *servers, *changed)
-            assert (code, f"other: {changed[0].removeprefix('--')}" in output) == (2, True), output
+            assert (code, f"(other: {other})" in output) == (2, True), output
         assert not [path for path, _ in large.requests[before:] if path == "/v1/completions"]
 
 

@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from stepspec import Sampling, Solution
+from stepspec.evals.arms import LARGE
+from stepspec.evals.calibration.policy_file import served_arms
 from stepspec.evals.calibration.risk_bound import LossTest, Paired
-from stepspec.evals.calibration.search import (
-    CalibrationResult,
-    CalibrationRun,
-    RunStore,
-    limited,
-    search,
-)
+from stepspec.evals.calibration.search import CalibrationResult, TrialStore, search
+from stepspec.evals.grading.graders import Answer
+from stepspec.evals.plan import Plan
+from stepspec.evals.runner import WARM_UP
+from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.run_options import Limits
 from stepspec.policies import Threshold
+from stepspec.settings import Settings
 
 from ...fakes import run
+from ..scripted import ScriptedSolver, SolveCall, sample, solution
 
 KNOB = Threshold("threshold", (9.0, 7.0, 5.0, 3.0, 1.0))
 
@@ -34,31 +38,37 @@ class World:
     def __init__(self, problems: int, seed: int = 0) -> None:
         rng = random.Random(seed)
         self.grades = [tuple(float(rng.randint(1, 9)) for _ in range(3)) for _ in range(problems)]
-        self.runs: list[tuple[int, float | None]] = []
-        self.open = self.most = 0
+        self.scripted = ScriptedSolver(self.solve)
 
-    async def solve(self, problem: int, value: float | None) -> CalibrationRun:
-        self.runs.append((problem, value))
-        self.open += 1
-        self.most = max(self.most, self.open)
-        await asyncio.sleep(1)
-        self.open -= 1
-        if value is None:
-            return CalibrationRun(problem, None, True)
-        accepted = [grade for grade in self.grades[problem] if grade >= value]
-        return CalibrationRun(problem, value, min(accepted, default=9) >= 5)
+    @property
+    def runs(self) -> list[tuple[int, float | None]]:
+        """The problem and the value of each run, without those to warm up."""
+        return [
+            (int(call.problem), call.options.get("threshold"))
+            for call in self.scripted.calls
+            if call.problem != WARM_UP
+        ]
 
-    def calibrate(self, path: Path, concurrency: int = 4) -> CalibrationResult:
-        with RunStore(path, {"knob": "threshold"}) as trials:
-            return run(
-                search(
-                    limited(self.solve, concurrency),
-                    len(self.grades),
-                    KNOB,
-                    LossTest(0.1, 0.05),
-                    trials,
-                )
-            )[0]
+    def solve(self, call: SolveCall) -> Solution:
+        if call.policy == "large" or call.problem == WARM_UP:
+            return solution("7")
+        value = call.options["threshold"]
+        accepted = [grade for grade in self.grades[int(call.problem)] if grade >= value]
+        return solution("7" if min(accepted, default=9) >= 5 else "8")
+
+    async def search(self, trials: TrialStore, concurrency: int = 4) -> CalibrationResult:
+        plan = Plan(
+            tuple(Task(f"{number}", Answer("7", "exact")) for number in range(len(self.grades))),
+            (LARGE, *served_arms(Settings(), KNOB)),
+            Sampling(),
+            Limits(),
+            concurrency=concurrency,
+        )
+        return await search(self.scripted.solver, plan, KNOB, LossTest(0.1, 0.05), trials)
+
+    def calibrate(self, path: Path) -> CalibrationResult:
+        with TrialStore(path, {"knob": "threshold"}) as trials:
+            return run(self.search(trials))[0]
 
 
 def test_the_loosest_value_that_loses_nothing_is_found(tmp_path: Path) -> None:
@@ -66,7 +76,7 @@ def test_the_loosest_value_that_loses_nothing_is_found(tmp_path: Path) -> None:
     found = world.calibrate(tmp_path / "trials.jsonl")
     assert [each.threshold for each in found.tested] == [9, 7, 5, 3]
     assert [each.holds for each in found.tested] == [True, True, True, False]
-    assert world.most == 4
+    assert world.scripted.most == 4
     # the large model alone, and four values
     assert len(world.runs) == len(set(world.runs)) == 5 * 80
     assert found.loosest is not None
@@ -83,49 +93,53 @@ def test_too_few_problems_give_no_guarantee_and_state_the_number_needed(tmp_path
 
 
 def test_an_interrupted_search_does_not_repeat_trials(tmp_path: Path) -> None:
-    path, first, second = tmp_path / "trials.jsonl", World(80), World(80)
+    path, first, second, third = tmp_path / "trials.jsonl", World(80), World(80), World(80)
     expected = first.calibrate(path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:100]) + lines[100][:7])
     assert second.calibrate(path) == expected
     assert len(second.runs) == len(first.runs) - 99
     assert sorted(path.read_bytes().splitlines()) == sorted(line.rstrip(b"\n") for line in lines)
+    assert third.calibrate(path) == expected
+    assert third.scripted.calls == []  # Nothing is missing, so that nothing has to warm up.
 
 
 def test_trials_of_something_else_and_foreign_lines_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
-    with RunStore(path, {"knob": "threshold"}) as trials:
-        trials.add(CalibrationRun(0, 9, True))
+    with TrialStore(path, {"knob": "threshold"}) as trials:
+        trials.add(0, sample(LARGE.name, 1.0))
     with pytest.raises(
         ConfigurationError,
         match=r"other: knob\): one calibration makes one promise.*--output.*--fresh",
     ):
-        RunStore(path, {"knob": "p"})
+        TrialStore(path, {"knob": "p"})
     with path.open("ab") as file:
         file.write(b'{"problem": 1}\n')
-    with pytest.raises(ConfigurationError, match="line 3: no trial"):
-        RunStore(path, {"knob": "threshold"})
+    with pytest.raises(ConfigurationError, match="line 3: no sample"):
+        TrialStore(path, {"knob": "threshold"})
 
 
 def test_what_another_process_added_before_the_lock_is_read(tmp_path: Path) -> None:
-    store = RunStore(tmp_path / "trials.jsonl", {})
-    with RunStore(tmp_path / "trials.jsonl", {}) as other:
-        other.add(CalibrationRun(0, 9, True))
+    store = TrialStore(tmp_path / "trials.jsonl", {})
+    with TrialStore(tmp_path / "trials.jsonl", {}) as other:
+        other.add(0, sample(LARGE.name, 1.0))
     with store:
-        assert list(store.done) == [(0, 9)]
+        assert list(store.done) == [(0, LARGE.name)]
 
 
 async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
     world = World(9)
+    solve = world.scripted.script
 
-    async def solve(problem: int, value: float | None) -> CalibrationRun:
-        if problem == 4:
+    def fails(call: SolveCall) -> Solution:
+        if call.problem == "4":
             raise RuntimeError("the server is gone")
-        return await world.solve(problem, value)
+        return solve(call)
 
+    world.scripted.script = fails
     with (
-        RunStore(tmp_path / "trials.jsonl", {}) as trials,
+        TrialStore(tmp_path / "trials.jsonl", {}) as trials,
         pytest.raises(RuntimeError, match="the server is gone"),
     ):
-        await search(solve, 9, KNOB, LossTest(0.02, 0.05), trials)
+        await world.search(trials)
     assert len(asyncio.all_tasks()) == 1

@@ -14,21 +14,22 @@ from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.formats import Links, to_html
 from stepspec.evals.report.run_folder import read_folder
 from stepspec.evals.report.section import Section, build_section
-from stepspec.evals.sample import Arm, Sample, StepRecord
+from stepspec.evals.sample import Arm, Sample
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.ledger import Account, Ledger
+from stepspec.orchestrator.solution import SolvedStep
 
 ARMS = (LARGE, SMALL, SHIPPED)
 # a real one, cut down to some problems, arms and traces without tokens
 RECORDED = Path(__file__).parent / "run"
 NOBODY = Account("small")
 
-KEPT = StepRecord("small", "kept", 8.0, "", 0.4)
-REJECTED = StepRecord("small", "rejected", 2.0, "grade", 0.6)
-LOST = StepRecord("small", "lost", None, "", 0.6)
-REPAIR = StepRecord("large", "kept", None, "grade", 0.9)
-BY_SMALL = StepRecord("small", "kept", None, "", 0.2)
-BY_LARGE = StepRecord("large", "kept", None, "", 0.8)
+KEPT = SolvedStep(0, "small", "", 8.0, "kept", "", 0.4)
+REJECTED = SolvedStep(0, "small", "", 2.0, "rejected", "grade", 0.6)
+LOST = SolvedStep(0, "small", "", None, "lost", "", 0.6)
+REPAIR = SolvedStep(0, "large", "", None, "kept", "grade", 0.9)
+BY_SMALL = SolvedStep(0, "small", "", None, "kept", "", 0.2)
+BY_LARGE = SolvedStep(0, "large", "", None, "kept", "", 0.8)
 
 
 def large(seconds: float, *, correct: bool = True) -> Sample:
@@ -72,7 +73,7 @@ def mixed(
         drafts=4,
         accepted=3,
     )
-    graded = StepRecord("small", "kept", grade, "", 0.4)
+    graded = SolvedStep(0, "small", "", grade, "kept", "", 0.4)
     return Sample(
         arm.name, correct, seconds, ledger, steps=(graded, KEPT, REJECTED, LOST, REPAIR, KEPT)
     )

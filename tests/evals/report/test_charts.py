@@ -15,9 +15,10 @@ import pytest
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import charts
 from stepspec.evals.report.formats import to_html, with_code
-from stepspec.evals.results import Result, compare_arms
+from stepspec.evals.results import Result
 from stepspec.evals.sample import Arm
 
+from ..scripted import compared
 from .made import ARMS, crowd, make_section, mixed, parsed, samples
 
 HOSTILE = "<script>alert(1)</script>&$x$"
@@ -25,7 +26,7 @@ HOSTILE = "<script>alert(1)</script>&$x$"
 
 @pytest.fixture
 def arms() -> list[Result]:
-    return compare_arms(samples(), ARMS)
+    return compared(samples(), ARMS)
 
 
 def drawings(page: str) -> list[ElementTree.Element]:
@@ -50,7 +51,7 @@ def test_the_front_has_the_arms_that_no_other_arm_dominates(arms: list[Result]) 
     # as accurate as large, and faster
     assert [f.name for f in charts.front(arms)] == [SMALL.name, SHIPPED.name]
     slow = {**samples(), **{(n, SHIPPED.name): mixed(9.0) for n in range(4)}}
-    assert [f.name for f in charts.front(compare_arms(slow, ARMS))] == [
+    assert [f.name for f in charts.front(compared(slow, ARMS))] == [
         SMALL.name,
         LARGE.name,
         SHIPPED.name,
@@ -90,7 +91,7 @@ def test_accuracy_and_time_of_every_arm_are_drawn_and_said(
 
 def test_no_two_methods_have_the_same_mark() -> None:
     arms, done = crowd(10)
-    found = charts.shapes(compare_arms(done, arms))
+    found = charts.shapes(compared(done, arms))
     methods = [shape for name, shape in found.items() if name not in (LARGE.name, SMALL.name)]
     assert len({*methods}) == len(methods)
     assert (found[LARGE.name], found[SMALL.name]) == ("square", "circle")

@@ -8,15 +8,18 @@ import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.section import choose_cases
-from stepspec.evals.results import ORACLE, Result, compare_arms, complete
+from stepspec.evals.results import ORACLE, Result, complete
 from stepspec.evals.sample import Arm
 
+from ..scripted import compared
 from .made import ARMS, mixed, samples
+
+NAMES = [arm.name for arm in ARMS]
 
 
 @pytest.fixture
 def found() -> dict[str, Result]:
-    return {f.name: f for f in compare_arms(samples(), ARMS)}
+    return {f.name: f for f in compared(samples(), ARMS)}
 
 
 def test_the_oracle_follows_the_arms_of_the_run(found: dict[str, Result]) -> None:
@@ -40,13 +43,13 @@ def test_methods_are_distinguished_from_baselines(
         drawn, ledger=replace(drawn.ledger, large=replace(drawn.ledger.large, judging=0))
     )
     done = {**samples(), **{(n, chance.name): drawn for n in range(4)}}
-    last = compare_arms(done, (*ARMS, chance))[-2]
-    assert (last.arm, last.kind, last.accept_rate) == (chance, "method", 0.75)
+    last = compared(done, (*ARMS, chance))[-2]
+    assert (last.name, last.kind, last.accept_rate) == (chance.name, "method", 0.75)
 
 
 def test_samples_keep_their_numbers() -> None:
     found = complete(
-        {place: s for place, s in samples().items() if place != (0, SMALL.name)}, ARMS, 1
+        {place: s for place, s in samples().items() if place != (0, SMALL.name)}, NAMES, 1
     )
     assert {name: list(each) for name, each in found.items()} == {
         arm.name: [1, 2, 3] for arm in ARMS
@@ -55,7 +58,8 @@ def test_samples_keep_their_numbers() -> None:
 
 
 def test_cases_are_the_failed_and_the_slow_problems() -> None:
-    chosen = choose_cases(compare_arms(samples(), ARMS), complete(samples(), ARMS, 1), 1)
+    found = complete(samples(), NAMES, 1)
+    chosen = choose_cases(compared(samples(), ARMS), found, 1, LARGE.name)
     assert [case.sample.seconds for case in chosen["slowest"]] == [5.0, 4.0, 3.0, 2.0]
     assert {case.sample.arm for case in chosen["slowest"]} == {SHIPPED.name}
     assert [(case.problem, case.sample.outcome) for case in chosen["lost"]] == [(2, "wrong")]

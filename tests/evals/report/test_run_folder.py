@@ -18,7 +18,7 @@ from .made import folder, make_section, notices, samples
 def test_written_folders_are_read(tmp_path: Path) -> None:
     found = read_folder(folder(tmp_path))
     assert found.done == samples()
-    assert [arm.name for arm in found.arms] == [LARGE.name, SMALL.name, SHIPPED.name]
+    assert list(found.arms) == [LARGE.name, SMALL.name, SHIPPED.name]
     assert list(found.problems[:2]) == ["What is 1 + 1?", "What is 1 + 2?"]
 
 
@@ -50,13 +50,6 @@ def test_a_remark_of_several_folders_is_shown_once(tmp_path: Path) -> None:
     record["sessions"] = [{**record["sessions"][0], "remarks": ["Beware."]}] * 2
     path.write_bytes(orjson.dumps(record))
     assert notices(build_section(read_folder(path.parent))) == ["Beware."]
-
-
-def test_models_on_one_machine_are_said_to_share_it(tmp_path: Path) -> None:
-    path = folder(tmp_path / "a") / "run.json"
-    path.write_bytes(path.read_bytes().replace(b"http://small:1", b"http://large:2"))
-    (remark,) = notices(build_section(read_folder(path.parent)))
-    assert remark.startswith("Both models are served at large. If they share a card or CPU cores")
 
 
 def test_the_baseline_is_that_of_the_run_or_another_arm_of_it(tmp_path: Path) -> None:

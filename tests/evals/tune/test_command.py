@@ -221,5 +221,5 @@ async def test_answers_of_both_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
         async def fails(*_: Any, **__: Any) -> Any:
             raise StepspecError("no")
 
-        monkeypatch.setattr("stepspec.evals.tune.accuracy.is_right", fails)
+        monkeypatch.setattr("stepspec.evals.tune.accuracy.sample_once", fails)
         assert (await compare_answers(solver, SPECREASON, tasks, 2, 60)).paired.n == 0

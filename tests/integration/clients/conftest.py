@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from stepspec.evals.benchmarks.miniature import Difficulty, Problem, generate
+from stepspec.evals.benchmarks.miniature import Problem, generate
 from stepspec.orchestrator.answer import extract
 
 from ...program import logged, serve
@@ -37,7 +37,7 @@ OFFLINE = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 MODEL = "auto"
-FOLLOWING, _, PROBLEM, *EXAMPLES = islice(generate(4, "test", Difficulty(steps=(3, 3))), 13)
+FOLLOWING, _, PROBLEM, *EXAMPLES = islice(generate(4, steps=(3, 3)), 13)
 
 Report: TypeAlias = Mapping[str, Any]
 

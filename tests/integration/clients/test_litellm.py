@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...worked import sentences
 from .conftest import FOLLOWING, MARKS, MODEL, PROBLEM, Service, solved
 
 pytestmark = MARKS
@@ -27,7 +28,7 @@ def test_litellm_gets_answer_reasoning_and_usage_and_raises_typed_errors(
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
         assert min(usage["prompt_tokens"], usage["completion_tokens"]) > 0
         if way.endswith("stream"):
-            assert result["pieces"] >= len(PROBLEM.operations)
+            assert result["pieces"] >= len(sentences(PROBLEM.text))
     assert solved(report["async"]["content"])
     assert report["wrong key"] == {"error": "AuthenticationError", "status": 401}
     assert report["unknown model"] == {"error": "NotFoundError", "status": 404}

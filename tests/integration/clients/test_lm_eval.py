@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepspec.evals.benchmarks.miniature import Problem, worked_steps
+from stepspec.evals.benchmarks.miniature import Problem
 
+from ...worked import worked_steps
 from .conftest import EXAMPLES, MARKS, MODEL, Service
 
 pytestmark = MARKS
@@ -36,7 +37,7 @@ def grade_school(problem: Problem) -> Mapping[str, str]:
     """Return *problem* as GSM8K writes one."""
     return {
         "question": problem.text,
-        "answer": f"{''.join(worked_steps(problem)[:-1])}#### {problem.answer}",
+        "answer": f"{''.join(worked_steps(problem.text))}#### {problem.answer}",
     }
 
 

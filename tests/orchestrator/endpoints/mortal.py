@@ -19,7 +19,7 @@ from stepspec.orchestrator.endpoints.interfaces import (
     ParserState,
     SingleModel,
 )
-from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
+from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.interfaces import WriteOptions
@@ -48,7 +48,6 @@ class Mortal:
     template: Template = field(default_factory=lambda: Template("turn", "answer"))
     room: int = 4096
     queue: QueueGauges | None = None
-    acceptance: Acceptance | None = None
     broken: EndpointError | None = None  # what becomes of a question about its features
     unhealthy: EndpointError | None = None  # what it says of itself
     far: float = 0.0
@@ -130,9 +129,6 @@ class MortalEndpoint:
     ) -> ParsedTokens:
         await self.server.living(asyncio.sleep(0))
         return ParsedTokens("".join(token.text for token in tokens), (), {"url": self.server.url})
-
-    async def acceptance(self) -> Acceptance | None:
-        return self.server.acceptance if self.server.alive else None
 
     async def queue(self) -> QueueGauges | None:
         return self.server.queue if self.server.alive else None

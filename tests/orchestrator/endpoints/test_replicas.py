@@ -21,7 +21,7 @@ from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Template
 from stepspec.orchestrator.endpoints.breaker import Replica
-from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
+from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.replicas import in_order
 from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import (
@@ -349,14 +349,13 @@ async def test_counting_outlives_a_server_and_takes_no_place() -> None:
 async def test_replicas_have_what_all_have_and_the_sums_of_what_they_show() -> None:
     servers = (
         server(A, room=100, queue=QueueGauges(3, 1)),
-        server(B, room=90, acceptance=Acceptance(2, 8, 3)),
-        server(C, queue=QueueGauges(2, 5), acceptance=Acceptance(1, 4, 4)),
+        server(B, room=90),
+        server(C, queue=QueueGauges(2, 5)),
     )
 
     async with replicated(*servers) as endpoint:
         assert endpoint.room == 90
         assert await endpoint.queue() == QueueGauges(5, 6)
-        assert await endpoint.acceptance() == Acceptance(3, 12, 7)
 
 
 @jumping
