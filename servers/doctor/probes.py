@@ -18,8 +18,7 @@ from stepspec.orchestrator.endpoints.capabilities import LONG_PROMPT_TOKENS, Cap
 from stepspec.orchestrator.endpoints.settings import Address
 from stepspec.orchestrator.errors import EndpointError, EndpointUnreachable, StepspecError
 from stepspec.orchestrator.events import Called, Event, Fallback
-from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier
-from stepspec.orchestrator.verifiers.verifier import AnyVerifier
+from stepspec.orchestrator.verifiers import Candidate, FunctionVerifier, SharedVerifier
 from stepspec.prompts import load
 
 from .advice import conclude, conclude_critic
@@ -47,7 +46,7 @@ TIMED_VERDICTS = 3
 async def examine(
     small: Endpoint,
     large: Endpoint,
-    critic: CriticEndpoint | AnyVerifier | None = None,
+    critic: CriticEndpoint | FunctionVerifier | None = None,
 ) -> Diagnosis:
     """Examine both endpoints, then the *critic*."""
     pair = await diagnose(small, large)
@@ -74,7 +73,7 @@ async def diagnose(small: Endpoint, large: Endpoint) -> PairReport:
     return conclude(small_report, large_report, *small_replicas, *large_replicas)
 
 
-async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticReport:
+async def diagnose_critic(settings: CriticEndpoint | FunctionVerifier) -> CriticReport:
     """
     Have the critic rate a right and a wrong step or answer.
 
@@ -91,8 +90,8 @@ async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticRepor
         else:
             fallback = settings.fallback
             report = replace(report, model=settings.name)
-            async with ConnectedVerifier(settings) as verifier:
-                ratings = [await verifier.rate(_candidate(settings, step)) for step in RATED]
+            verifier = SharedVerifier(settings)
+            ratings = [await verifier.rate(_candidate(settings, step)) for step in RATED]
         right, wrong = [rating.score for rating in ratings]
         report = replace(report, right=right, wrong=wrong)
     except StepspecError as exc:
@@ -100,7 +99,7 @@ async def diagnose_critic(settings: CriticEndpoint | AnyVerifier) -> CriticRepor
     return conclude_critic(report, fallback)
 
 
-def _candidate(settings: AnyVerifier, step: Step) -> Candidate:
+def _candidate(settings: FunctionVerifier, step: Step) -> Candidate:
     """Return *step* as what the verifier judges, a step or an answer."""
     if settings.judges == "step":
         return Candidate.step(PROBLEM.extend(step))
