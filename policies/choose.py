@@ -3,13 +3,12 @@ Choose: if a small step is rejected, its likeliest alternatives are graded befor
 writes.
 
 Recursive speculative decoding (Jeon et al. 2024, arXiv:2402.14160) and SpecTr (Sun et al. 2023,
-arXiv:2310.15141) sample several drafts of a token without replacement. This method does the same
-with steps, and tests each step by SpecReason's grade.
+arXiv:2310.15141) sample several drafts of a token without replacement. This method takes the
+likeliest drafts of a step, and tests each step by SpecReason's grade.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 from stepspec.orchestrator.repetition import DEFAULT_GUARD, LoopGuard
 
-from .method import MAX_TOP_TOKENS, Above0, Amount, Drafting, Grade, Share, Top
+from .method import Above0, Drafting, Grade, Share, Top
 from .specreason import SpecReason
 
 BEATEN = "beaten"
@@ -44,8 +43,7 @@ class Choose(Drafting):
     A rival copies the draft up to one token, and replaces this token by another one. The small
     model gave the other token a probability of *least* or more. No two candidates begin with the
     same tokens up to there. A draft without such a token has no rivals. The likeliest other tokens
-    are taken. With a *temperature* above 0 the other tokens are sampled without replacement instead
-    (Gumbel's top k), by *seed* and chain.
+    are taken.
 
     Steps are graded as by SpecReason. A step passes if its grade, *read* "expected" or "greedy", is
     at least *threshold*, and if the judge puts at least *sure* of its probability on digits. The
@@ -54,8 +52,8 @@ class Choose(Drafting):
     another candidate, or is in a loop and loops are stopped.
 
     The papers test tokens in a way that preserves the large model's distribution. A threshold on
-    grades does not preserve the distribution. The papers fork at every token of a tree. Here a
-    rival forks at one token.
+    grades does not preserve the distribution. The papers sample, and fork at every token of a
+    tree. Here a rival takes the likeliest token, and forks at one token.
     """
 
     repair_may_start_early: ClassVar[bool] = True
@@ -65,8 +63,6 @@ class Choose(Drafting):
 
     candidates: Top = 4
     least: Above0 = 0.05
-    temperature: Amount = 0.0
-    seed: int = 0
     threshold: Grade = 7
     read: Literal["greedy", "expected"] = "expected"
     sure: Share = 0.05
@@ -81,11 +77,7 @@ class Choose(Drafting):
     @property
     def top(self) -> int:
         """How many of the likeliest tokens of each position the small model reports."""
-        if self.candidates == 1:
-            return 0
-        if self.temperature:
-            return MAX_TOP_TOKENS
-        return self.candidates
+        return self.candidates if self.candidates > 1 else 0
 
     async def draft(self, chain: Chain) -> Step:
         return await self.small.write(chain, top=self.top)
@@ -94,20 +86,13 @@ class Choose(Drafting):
         verdict = await self.alone.verify(chain, draft)
         if isinstance(verdict, Accept):
             return verdict
-        begun = self.beginnings(chain, draft)
+        begun = forks(chain, draft, log(self.least))[: self.candidates - 1]
         if not begun:
             return verdict
         rivals = await self.rivals(chain, draft, begun)
         standing = [rival.step for rival in rivals if not rival.reason]
         verdicts = await at_once(self.alone.verify(chain, step) for step in standing)
         return replace(verdict, rivals=graded(rivals, verdicts))
-
-    def beginnings(self, chain: Chain, draft: Step) -> list[Step]:
-        """Return how the rivals of *draft* begin, the likeliest first."""
-        beginnings = forks(chain, draft, log(self.least))
-        if self.temperature:
-            beginnings = shuffle(beginnings, self.temperature, self.seed, chain)
-        return beginnings[: self.candidates - 1]
 
     async def rivals(
         self,
@@ -164,28 +149,6 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
             break
         start = max(0, len(text) - chain.ends.longest + 1)
     return sorted(beginnings, key=lambda begun: begun.tokens[-1].logprob, reverse=True)
-
-
-def shuffle(
-    begun: Sequence[Step],
-    temperature: float,
-    seed: int,
-    chain: Chain,
-) -> list[Step]:
-    """
-    Order *begun* by sampling without replacement (Gumbel's top k).
-
-    The weights are the probabilities of the last tokens at the *temperature*.
-    """
-    rng = random.Random(repr((seed, [message.content for message in chain.messages], chain.text)))
-
-    def gumbel() -> float:
-        return -log(max(rng.expovariate(1.0), 1e-300))
-
-    keys = {
-        place: step.tokens[-1].logprob / temperature + gumbel() for place, step in enumerate(begun)
-    }
-    return [begun[place] for place in sorted(keys, key=lambda place: keys[place], reverse=True)]
 
 
 def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival, ...]:

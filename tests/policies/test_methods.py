@@ -89,10 +89,7 @@ def test_options_are_those_of_the_policy_without_its_models_and_their_defaults_t
         "bild": {"fallback": 0.6, "rollback": 5.0, "run": 10, "scale": "token"},
         "glimpse": {"threshold": 1.0, "top": 20},
         "cascade": {"sure": 0.9, "threshold": 0.5},
-        "choose": {
-            **{"candidates": 4, "least": 0.05, "temperature": 0.0, "seed": 0},
-            **defaults("specreason"),
-        },
+        "choose": {"candidates": 4, "least": 0.05, **defaults("specreason")},
         "random": {"p": 0.5, "seed": 0},
         "reflective": {
             **{"alpha": 0.3, "accept": None, "top": None, "epsilon": 0.09, "delta": 0.3}
