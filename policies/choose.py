@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
+from operator import itemgetter
 from typing import ClassVar, Literal
 
 from stepspec.orchestrator import Accept, Chain, Rival, Rollback, Step, Token, Verdict
@@ -41,14 +42,13 @@ class Choose(Drafting):
     If no candidate passes, the large model repairs the draft. One candidate is SpecReason.
 
     A rival copies the draft up to one token, and replaces this token by another one. The small
-    model gave the other token a probability of *least* or more. No two candidates begin with the
-    same tokens up to there. A draft without such a token has no rivals. The likeliest other tokens
-    are taken.
+    model gave the other token a probability of *least* or more. The likeliest other tokens are
+    taken. A draft without such a token has no rivals.
 
     Steps are graded as by SpecReason. A step passes if its grade, *read* "expected" or "greedy", is
     at least *threshold*, and if the judge puts at least *sure* of its probability on digits. The
-    rivals are written and graded only if the draft is rejected: in one request to the small model,
-    and then in one to the large model. A rival is rejected without a grade if it has the text of
+    rivals are written and graded only if the draft is rejected: the small model writes all of them
+    at once, and then the large model grades them at once. A rival is rejected without a grade if it has the text of
     another candidate, or is in a loop and loops are stopped.
 
     The papers test tokens in a way that preserves the large model's distribution. A threshold on
@@ -98,16 +98,16 @@ class Choose(Drafting):
         self,
         chain: Chain,
         draft: Step,
-        begun: Sequence[Step],
+        begun: Sequence[str],
     ) -> list[Rival]:
         """
-        Write the rivals of *draft*.
+        Write the rivals of *draft*, each of which starts with one of the texts *begun*.
 
         A rival that is rejected without a judge has the reason of its rejection.
         """
         texts = {draft.text.strip()}
         rivals = list[Rival]()
-        for step in await self.small.branch(chain, begun):
+        for step in await at_once(self.small.write(chain, opening=text) for text in begun):
             reason = ""
             text = step.text.strip()
             if text in texts:
@@ -119,15 +119,14 @@ class Choose(Drafting):
         return rivals
 
 
-def forks(chain: Chain, step: Step, least: float) -> list[Step]:
+def forks(chain: Chain, step: Step, least: float) -> list[str]:
     """
-    Return beginnings that differ from *step* in their last token only.
+    Return the texts of beginnings that differ from *step* in their last token only.
 
     *step* follows *chain*. The log-probability of the last token is *least* or more. The likeliest
-    beginning comes first. No beginning is a prefix of *step* or of another beginning. So the steps
-    that continue the beginnings differ.
+    beginning comes first.
     """
-    beginnings: list[Step] = []
+    beginnings: list[tuple[float, str]] = []
     search = partial(chain.ends.search, chain.text, blocks=chain.totals.blocks)
     text = ""
     start = 0
@@ -135,20 +134,13 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
         within_character = place > 0 and not step.tokens[place - 1].text
         for other in () if within_character else _alternatives(token, text):
             if other.logprob >= least and search(text + other.text, start) < 0:
-                before = [replace(earlier, top=()) for earlier in step.tokens[:place]]
-                beginning = Step(
-                    text=text + other.text,
-                    author=step.author,
-                    stop="until",
-                    tokens=(*before, other),
-                    vocabulary=step.vocabulary,
-                )
-                beginnings.append(beginning)
+                beginnings.append((other.logprob, text + other.text))
         text += token.text
         if search(text, start) >= 0:
             break
         start = max(0, len(text) - chain.ends.longest + 1)
-    return sorted(beginnings, key=lambda begun: begun.tokens[-1].logprob, reverse=True)
+    beginnings.sort(key=itemgetter(0), reverse=True)
+    return [beginning for _, beginning in beginnings]
 
 
 def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival, ...]:

@@ -232,27 +232,6 @@ class ModelTokenizer(TextTokenizer):
         markers = self.template.markers
         return await self.encode_special(f"{markers.opening}\n\n{markers.closing}\n\n")
 
-    async def continued_tokens(self, step: Step) -> list[Token]:
-        """
-        Return the tokens of the unfinished *step*. The next request continues this step.
-
-        Text that has no ids of this vocabulary is encoded.
-        """
-        if step.vocabulary != self.vocabulary or not step.tokens:
-            return await self.tokens_of_text(step.text)
-        tokens: list[Token] = []
-        for keeps_ids, group in _groups(step.tokens):
-            if keeps_ids:
-                tokens += group
-                continue
-            encoded = await self.tokens_of_text(text_of(group))
-            if len(encoded) == 1 and encoded[0].text == group[-1].text:
-                # The last token has the text of the group, and the tokens before it have no text.
-                # Keep the log-probabilities of the last token.
-                encoded = [replace(group[-1], id=encoded[0].id)]
-            tokens += encoded
-        return tokens
-
     async def encode_step(self, step: Step, *, closing: str = "") -> Sequence[int]:
         """
         Encode *step* of a chain. Its tokens keep their ids if possible.
