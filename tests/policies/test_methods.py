@@ -146,8 +146,13 @@ def test_a_threshold_is_what_scores_are_compared_with(name: str) -> None:
         ("glimpse", {"top": 1}, "a whole number from 2 to 20"),
         ("choose", {"candidates": 21}, "a whole number from 1 to 20"),
         ("choose", {"least": 0}, "a number above 0, 1 at most"),
-        ("relay", {"cues": []}, "'relay' needs cues"),
-        ("relay", {"cues": "So"}, r"'cues': a list of texts \(got 'So'\)"),
+        (
+            "relay",
+            {"cues": []},
+            r"'cues': a list of texts, at least one and none empty \(got \[\]\)",
+        ),
+        ("relay", {"cues": ["So", ""]}, "at least one and none empty"),
+        ("relay", {"cues": "So"}, r"'cues': a list of texts.* \(got 'So'\)"),
     ],
 )
 def test_a_wrong_name_option_or_value_is_an_error_with_the_valid_ones(
@@ -159,7 +164,7 @@ def test_a_wrong_name_option_or_value_is_an_error_with_the_valid_ones(
         make(name, SMALL, LARGE, **chosen)
 
 
-def test_a_check_needs_no_models_and_finds_the_same_errors() -> None:
+def test_a_check_needs_no_models() -> None:
     assert check("specreason", {"threshold": "5.5"}) == {"threshold": 5.5}
     assert check("reward", {}) == {}
     with pytest.raises(
