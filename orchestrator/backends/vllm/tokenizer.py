@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import accumulate, groupby
-from operator import itemgetter
+from itertools import accumulate, groupby, takewhile
+from operator import is_, itemgetter
 from typing import NamedTuple, TypeAlias
 
 from ...chain import THINK_END, Chain, Message, Step, Token, Tokens
@@ -30,7 +30,6 @@ from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, Miss
 from ...http.prompts import EncodedPrompt, Ids
 from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from ...step_builder import text_of
-from ...tokens import shared_length
 from .replies import divide_text
 from .text_tokenizer import AsyncCache, TextTokenizer
 from .tokenizer_source import TokenizerSource
@@ -461,7 +460,8 @@ class ChainPromptCache:
         last = self._last  # Another call may replace `_last` while this call waits.
         if last is None or last.key != key:
             last = _EncodedChain(key, (), prefix, [(prefix.count, prefix.size)])
-        shared = shared_length(last.steps, chain.steps)
+        # A step that two chains share is the same object.
+        shared = len([*takewhile(bool, map(is_, last.steps, chain.steps))])
         sizes = list(last.sizes[: shared + 1])
         prompt = last.prompt.beginning(*sizes[-1])
         thinking = chain.totals.thinking
