@@ -47,9 +47,9 @@ class Choose(Drafting):
 
     Steps are graded as by SpecReason. A step passes if its grade, *read* "expected" or "greedy", is
     at least *threshold*, and if the judge puts at least *sure* of its probability on digits. The
-    rivals are written and graded only if the draft is rejected: the small model writes all of them
-    at once, and then the large model grades them at once. A rival is rejected without a grade if it has the text of
-    another candidate, or is in a loop and loops are stopped.
+    rivals are written and graded only if the draft is rejected. The small model writes all of them
+    at once, and then the large model grades them at once. A rival is rejected without a grade if it
+    has the text of another candidate, or is in a loop and loops are stopped.
 
     The papers test tokens in a way that preserves the large model's distribution. A threshold on
     grades does not preserve the distribution. The papers sample, and fork at every token of a
