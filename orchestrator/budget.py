@@ -112,21 +112,6 @@ class Budgeted:
             return Step("", self.role, "length")
         return await self.model.write(chain, **options)
 
-    async def branch(
-        self,
-        chain: Chain,
-        beginnings: Sequence[Step],
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = DEFAULT_LIMIT,
-    ) -> tuple[Step, ...]:
-        return await self.model.branch(
-            chain,
-            beginnings,
-            stop=stop,
-            limit=self._most(chain, limit),
-        )
-
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         return await self.model.score(chain, *spans, top=top)
 

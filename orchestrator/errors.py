@@ -24,15 +24,12 @@ from __future__ import annotations
 
 import difflib
 import io
-import json
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.metadata import distribution
 
 from .chain import Role
 
-NAME = "stepspec"
 WAITING = "stepspec.waiting"
 """The logger of servers that do not answer. The command line shows what it logs."""
 VLLM_FOR_CPUS = "without a GPU, run `make install` in a clone and use its .venv"
@@ -169,25 +166,9 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 def install_command(*extras: str) -> str:
-    """
-    Return the command that installs the *extras* in the way that stepspec itself was installed.
-
-    It reads as the end of a sentence. An installation from a package index has no record of its
-    origin (PEP 610). An installation from a folder is repeated in the clone, and one from an
-    archive or a repository is repeated from the same URL.
-    """
-    wanted = f"{NAME}[{','.join(extras)}]"
-    record = distribution(NAME).read_text("direct_url.json")
-    if record is None:
-        return f'pip install "{wanted}"'
-    origin = json.loads(record)
-    if "dir_info" in origin:
-        editable = "--editable " if origin["dir_info"].get("editable") else ""
-        return f'in your clone, pip install {editable}".[{",".join(extras)}]"'
-    url = origin["url"]
-    if vcs := origin.get("vcs_info"):
-        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
-    return f'pip install "{wanted} @ {url}"'
+    """Return the command that installs the *extras*. It reads as the end of a sentence."""
+    names = ",".join(extras)
+    return f'pip install "stepspec[{names}]" (in a clone: ".[{names}]")'
 
 
 class GuardedStream(io.TextIOBase):

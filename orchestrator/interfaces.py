@@ -78,7 +78,8 @@ class Model(Protocol):
         Write the next step of *chain*.
 
         The step starts with the text *opening*. The tokens of the opening count towards *limit*. An
-        opening that is longer than *limit* is cut.
+        opening that is longer than *limit* is cut. A stop string inside the opening does not end
+        the step.
 
         The step ends after *limit* tokens, after a *stop* string, at the end of the thinking block
         (`Step.stop` is then "end"), or when *until* returns true. If *stop* is None, the step ends
@@ -89,26 +90,6 @@ class Model(Protocol):
         tokens of its position. With 0, log-probabilities may be absent.
 
         If the call is cancelled, the request is closed, and the server stops writing.
-        """
-        ...
-
-    async def branch(
-        self,
-        chain: Chain,
-        beginnings: Sequence[Step],
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = DEFAULT_LIMIT,
-    ) -> tuple[Step, ...]:
-        """
-        Write several versions of the next step at once.
-
-        Each version continues one of *beginnings*. Return one step for each beginning, in the same
-        order. Each step has its own request, and its own seed if the model samples by a seed. The
-        tokens of a beginning count towards *limit*. *stop* means the same as in `write`, but a stop
-        string inside a beginning does not end the step. If this model wrote the beginning, the
-        beginning is sent as token ids. Otherwise it is sent as text. If the call is cancelled, the
-        requests are closed.
         """
         ...
 

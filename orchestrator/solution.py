@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from .chain import Role, Rollback, Step, ToolCall
@@ -49,20 +49,6 @@ class SolvedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Consecutive steps of a run with `auto` that were written in the same way."""
-
-    choice: Choice
-    """Who wrote them: the "method", or the "large" model alone."""
-    ahead: int
-    """How many drafts the method worked ahead."""
-    steps: int
-    """The number of steps."""
-    reason: str
-    """Why they were written so, in words."""
-
-
-@dataclass(frozen=True, slots=True)
 class Solution:
     """The solution of a problem."""
 
@@ -96,8 +82,8 @@ class Solution:
     None if the models wrote greedily, if `auto` decided, or if one model was alone and no seed was
     set.
     """
-    stretches: tuple[Stretch, ...] = ()
-    """What a run with `auto` chose; empty without `auto`."""
+    share_alone: float | None = None
+    """The share of the steps that `auto` let the large model write alone. None without `auto`."""
     aside: str = ""
     """Why the large model wrote alone, and what to do about it; "" if it did not."""
     calls: tuple[ToolCall, ...] = ()
@@ -110,13 +96,6 @@ class Solution:
     """
     rejection: str = ""
     """Why the answer was not accepted; "" if it was."""
-
-    @property
-    def share_alone(self) -> float:
-        """The share of the steps that `auto` let the large model write alone."""
-        steps = sum(stretch.steps for stretch in self.stretches)
-        alone = sum(stretch.steps for stretch in self.stretches if stretch.choice == "large")
-        return alone / steps if steps else 0.0
 
     @classmethod
     def of(cls, outcome: Outcome, moments: Sequence[Moment]) -> Solution:
@@ -138,7 +117,7 @@ class Solution:
             seconds=moments[-1].at,
             degraded=tuple(degraded),
             seed=next(seeds, None),
-            stretches=tuple(stretches(events)),
+            share_alone=share_alone(events),
             aside=next(advice, ""),
             calls=outcome.calls,
             verified=outcome.verified,
@@ -146,21 +125,20 @@ class Solution:
         )
 
 
-def stretches(events: Iterable[Event]) -> Iterator[Stretch]:
+def share_alone(events: Iterable[Event]) -> float | None:
     """
-    Yield the stretches that were decided in a run.
+    Return the share of the steps that `auto` let the large model write alone.
 
-    Decisions that change nothing but their reason belong to one stretch.
+    None if there are no steps that `auto` decided about.
     """
-    found: list[Stretch] = []
+    choice: Choice | None = None
+    choices: list[Choice] = []
     for event in events:
         if isinstance(event, Decided):
-            decided = Stretch(event.choice, event.ahead, 0, event.reason)
-            if not found or (found[-1].choice, found[-1].ahead) != (event.choice, event.ahead):
-                found.append(decided)
-        elif isinstance(event, Committed) and found:
-            found[-1] = replace(found[-1], steps=found[-1].steps + 1)
-    yield from (stretch for stretch in found if stretch.steps)
+            choice = event.choice
+        elif isinstance(event, Committed) and choice:
+            choices.append(choice)
+    return choices.count("large") / len(choices) if choices else None
 
 
 def solved_steps(moment: Moment, lost: Sequence[Step] = ()) -> tuple[SolvedStep, ...]:

@@ -150,22 +150,3 @@ def _column(values: Iterable[int]) -> bytes:
 
 def _values(column: bytes) -> memoryview[int]:
     return memoryview(column).cast("i")
-
-
-def shared_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """
-    Return how many members *one* and *other* begin with alike.
-
-    This is a binary search: to compare whole parts is fast where members are the same objects.
-    """
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    least = 0
-    while least < most:
-        middle = (least + most + 1) // 2
-        if one[least:middle] == other[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least

@@ -19,7 +19,7 @@ from .cascade import Cascade
 from .choose import Choose
 from .glimpse import Glimpse
 from .lookahead_reasoning import LookaheadReasoning
-from .method import NOT_OPTIONS, Method, Threshold, describe, read_method
+from .method import Method, Threshold, describe, read_method
 from .reading import StepReading
 from .reflective import Reflective
 from .relay import Relay
@@ -243,7 +243,7 @@ def make(
     for wrong values.
     """
     method = METHODS.find(name)
-    options = dict(_options(name, chosen, has_critic=critic is not None))
+    options = dict(check(name, chosen, has_critic=critic is not None))
     if method.takes("critic"):
         options["critic"] = critic
     if method.takes("sampled"):
@@ -262,18 +262,10 @@ def check(
     """
     Return the *chosen* options, converted to their types.
 
-    Raise `ConfigurationError` as `make` would, also for a policy that needs a critic where there is
-    none.
+    Raise `ConfigurationError` for an unknown name or option, for a wrong value, and for a policy
+    that needs a critic where there is none. The policy is not built: if it rejects a combination of
+    options, only `make` raises.
     """
-    checked = _options(name, chosen, has_critic=has_critic)
-    method = METHODS.find(name)
-    no_models = dict.fromkeys(part for part in NOT_OPTIONS if method.takes(part))
-    method.build(**no_models, **checked)  # It may reject a combination of options.
-    return checked
-
-
-def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mapping[str, Any]:
-    """Check the *chosen* options one by one, without building the policy."""
     method = METHODS.find(name)
     known = method.options
     for option in chosen:

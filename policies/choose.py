@@ -3,18 +3,18 @@ Choose: if a small step is rejected, its likeliest alternatives are graded befor
 writes.
 
 Recursive speculative decoding (Jeon et al. 2024, arXiv:2402.14160) and SpecTr (Sun et al. 2023,
-arXiv:2310.15141) sample several drafts of a token without replacement. This method does the same
-with steps, and tests each step by SpecReason's grade.
+arXiv:2310.15141) sample several drafts of a token without replacement. This method takes the
+likeliest drafts of a step, and tests each step by SpecReason's grade.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
+from operator import itemgetter
 from typing import ClassVar, Literal
 
 from stepspec.orchestrator import Accept, Chain, Rival, Rollback, Step, Token, Verdict
@@ -23,7 +23,7 @@ from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 from stepspec.orchestrator.repetition import DEFAULT_GUARD, LoopGuard
 
-from .method import MAX_TOP_TOKENS, Above0, Amount, Drafting, Grade, Share, Top
+from .method import Above0, Drafting, Grade, Share, Top
 from .specreason import SpecReason
 
 BEATEN = "beaten"
@@ -42,20 +42,18 @@ class Choose(Drafting):
     If no candidate passes, the large model repairs the draft. One candidate is SpecReason.
 
     A rival copies the draft up to one token, and replaces this token by another one. The small
-    model gave the other token a probability of *least* or more. No two candidates begin with the
-    same tokens up to there. A draft without such a token has no rivals. The likeliest other tokens
-    are taken. With a *temperature* above 0 the other tokens are sampled without replacement instead
-    (Gumbel's top k), by *seed* and chain.
+    model gave the other token a probability of *least* or more. The likeliest other tokens are
+    taken. A draft without such a token has no rivals.
 
     Steps are graded as by SpecReason. A step passes if its grade, *read* "expected" or "greedy", is
     at least *threshold*, and if the judge puts at least *sure* of its probability on digits. The
-    rivals are written and graded only if the draft is rejected: in one request to the small model,
-    and then in one to the large model. A rival is rejected without a grade if it has the text of
-    another candidate, or is in a loop and loops are stopped.
+    rivals are written and graded only if the draft is rejected. The small model writes all of them
+    at once, and then the large model grades them at once. A rival is rejected without a grade if it
+    has the text of another candidate, or is in a loop and loops are stopped.
 
     The papers test tokens in a way that preserves the large model's distribution. A threshold on
-    grades does not preserve the distribution. The papers fork at every token of a tree. Here a
-    rival forks at one token.
+    grades does not preserve the distribution. The papers sample, and fork at every token of a
+    tree. Here a rival takes the likeliest token, and forks at one token.
     """
 
     repair_may_start_early: ClassVar[bool] = True
@@ -65,8 +63,6 @@ class Choose(Drafting):
 
     candidates: Top = 4
     least: Above0 = 0.05
-    temperature: Amount = 0.0
-    seed: int = 0
     threshold: Grade = 7
     read: Literal["greedy", "expected"] = "expected"
     sure: Share = 0.05
@@ -81,11 +77,7 @@ class Choose(Drafting):
     @property
     def top(self) -> int:
         """How many of the likeliest tokens of each position the small model reports."""
-        if self.candidates == 1:
-            return 0
-        if self.temperature:
-            return MAX_TOP_TOKENS
-        return self.candidates
+        return self.candidates if self.candidates > 1 else 0
 
     async def draft(self, chain: Chain) -> Step:
         return await self.small.write(chain, top=self.top)
@@ -94,7 +86,7 @@ class Choose(Drafting):
         verdict = await self.alone.verify(chain, draft)
         if isinstance(verdict, Accept):
             return verdict
-        begun = self.beginnings(chain, draft)
+        begun = forks(chain, draft, log(self.least))[: self.candidates - 1]
         if not begun:
             return verdict
         rivals = await self.rivals(chain, draft, begun)
@@ -102,27 +94,20 @@ class Choose(Drafting):
         verdicts = await at_once(self.alone.verify(chain, step) for step in standing)
         return replace(verdict, rivals=graded(rivals, verdicts))
 
-    def beginnings(self, chain: Chain, draft: Step) -> list[Step]:
-        """Return how the rivals of *draft* begin, the likeliest first."""
-        beginnings = forks(chain, draft, log(self.least))
-        if self.temperature:
-            beginnings = shuffle(beginnings, self.temperature, self.seed, chain)
-        return beginnings[: self.candidates - 1]
-
     async def rivals(
         self,
         chain: Chain,
         draft: Step,
-        begun: Sequence[Step],
+        begun: Sequence[str],
     ) -> list[Rival]:
         """
-        Write the rivals of *draft*.
+        Write the rivals of *draft*, each of which starts with one of the texts *begun*.
 
         A rival that is rejected without a judge has the reason of its rejection.
         """
         texts = {draft.text.strip()}
         rivals = list[Rival]()
-        for step in await self.small.branch(chain, begun):
+        for step in await at_once(self.small.write(chain, opening=text) for text in begun):
             reason = ""
             text = step.text.strip()
             if text in texts:
@@ -134,15 +119,14 @@ class Choose(Drafting):
         return rivals
 
 
-def forks(chain: Chain, step: Step, least: float) -> list[Step]:
+def forks(chain: Chain, step: Step, least: float) -> list[str]:
     """
-    Return beginnings that differ from *step* in their last token only.
+    Return the texts of beginnings that differ from *step* in their last token only.
 
     *step* follows *chain*. The log-probability of the last token is *least* or more. The likeliest
-    beginning comes first. No beginning is a prefix of *step* or of another beginning. So the steps
-    that continue the beginnings differ.
+    beginning comes first.
     """
-    beginnings: list[Step] = []
+    beginnings: list[tuple[float, str]] = []
     search = partial(chain.ends.search, chain.text, blocks=chain.totals.blocks)
     text = ""
     start = 0
@@ -150,42 +134,13 @@ def forks(chain: Chain, step: Step, least: float) -> list[Step]:
         within_character = place > 0 and not step.tokens[place - 1].text
         for other in () if within_character else _alternatives(token, text):
             if other.logprob >= least and search(text + other.text, start) < 0:
-                before = [replace(earlier, top=()) for earlier in step.tokens[:place]]
-                beginning = Step(
-                    text=text + other.text,
-                    author=step.author,
-                    stop="until",
-                    tokens=(*before, other),
-                    vocabulary=step.vocabulary,
-                )
-                beginnings.append(beginning)
+                beginnings.append((other.logprob, text + other.text))
         text += token.text
         if search(text, start) >= 0:
             break
         start = max(0, len(text) - chain.ends.longest + 1)
-    return sorted(beginnings, key=lambda begun: begun.tokens[-1].logprob, reverse=True)
-
-
-def shuffle(
-    begun: Sequence[Step],
-    temperature: float,
-    seed: int,
-    chain: Chain,
-) -> list[Step]:
-    """
-    Order *begun* by sampling without replacement (Gumbel's top k).
-
-    The weights are the probabilities of the last tokens at the *temperature*.
-    """
-    rng = random.Random(repr((seed, [message.content for message in chain.messages], chain.text)))
-
-    def gumbel() -> float:
-        return -log(max(rng.expovariate(1.0), 1e-300))
-
-    keys = {
-        place: step.tokens[-1].logprob / temperature + gumbel() for place, step in enumerate(begun)
-    }
-    return [begun[place] for place in sorted(keys, key=lambda place: keys[place], reverse=True)]
+    beginnings.sort(key=itemgetter(0), reverse=True)
+    return [beginning for _, beginning in beginnings]
 
 
 def graded(rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> tuple[Rival, ...]:

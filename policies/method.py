@@ -30,7 +30,9 @@ Above0: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AtLeast1: TypeAlias = Annotated[int, Field(ge=1)]
 Grade: TypeAlias = Annotated[float, Field(ge=0, le=9)]
+NotEmpty: TypeAlias = Annotated[str, Field(min_length=1)]
 Several: TypeAlias = Annotated[int, Field(ge=2, le=MAX_TOP_TOKENS)]
+Texts: TypeAlias = Annotated[tuple[NotEmpty, ...], Field(min_length=1)]
 Top: TypeAlias = Annotated[int, Field(ge=1, le=MAX_TOP_TOKENS)]
 
 NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled", "loop_guard"})
@@ -266,6 +268,8 @@ def _describe(schema: Mapping[str, Any]) -> str:
             return f"{noun} above {least:g}, {most:g} at most"
         case {"minimum": least}:
             return f"{noun} of {least:g} or more"
+        case {"items": {"minLength": 1}, "minItems": 1}:
+            return f"{noun}, at least one and none empty"
         case _:
             return noun
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from stepspec.orchestrator import Accept, Chain, Model, Step, Verdict
-from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import AnsweredBy, without_open_requests
 
-from .method import Drafting
+from .method import Drafting, Texts
 
 CUES = (
     "So,",
@@ -56,8 +55,7 @@ class Relay(Drafting):
     Cues depend on the pair of models. The paper finds them by profiling, and the defaults are those
     that the paper's two pairs share. Cues match exactly as they are spelt, also within words. As in
     the paper, the small model writes the answer. In the authors' code the large model writes five
-    tokens before a cue counts. Here a sentence may begin with a cue. Raise `ConfigurationError` if
-    a cue is empty, or if there is none.
+    tokens before a cue counts. Here a sentence may begin with a cue.
 
     A sentence ends with a full stop, an exclamation mark or a question mark, ASCII or full-width,
     and with the whole token that contains the mark. The token may also hold a bracket, a quotation
@@ -67,12 +65,7 @@ class Relay(Drafting):
 
     answer: ClassVar[AnsweredBy] = "small"
 
-    cues: tuple[str, ...] = CUES
-
-    def __post_init__(self) -> None:
-        if not self.cues or not all(self.cues):
-            message = "policy 'relay' needs cues, none of them empty"
-            raise ConfigurationError(message, option="cues")
+    cues: Texts = CUES
 
     @property
     def answerer(self) -> Model:

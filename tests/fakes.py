@@ -132,38 +132,6 @@ class ScriptedModel(SingleModel):
             self._kept[stack] = request
         return step
 
-    async def branch(
-        self,
-        chain: Chain,
-        beginnings: Sequence[Step],
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = 512,
-    ) -> tuple[Step, ...]:
-        """
-        Go on from each of *beginnings* by the script, all at the same pace; log it as one request
-        to branch.
-        """
-        assert beginnings
-        growing = [self._builder(chain, step.text, stop, limit) for step in beginnings]
-        steps = {each: each.end("length") for each in growing if not each.room}
-        if len(steps) == len(beginnings):
-            return tuple(steps.values())
-        request = _Request(self, "write", chain, "", name="branch")
-        try:
-            await request.arrive(self.latency(chain))
-            while len(steps) < len(beginnings):
-                await asyncio.sleep(self.pace)
-                for each in [each for each in growing if each not in steps]:
-                    token = request.write(chain.text + each.so_far().text)
-                    if ending := "end" if token is None else each.add(token):
-                        steps[each] = each.end(ending)
-        except BaseException as exc:
-            await request.close("failed" if isinstance(exc, Exception) else "cancelled")
-            raise
-        await request.close("done")
-        return tuple(steps[each] for each in growing)
-
     def _builder(
         self, chain: Chain, opening: str, stop: Sequence[str] | None, limit: int, top: int = 0
     ) -> StepBuilder:
@@ -249,13 +217,11 @@ class ScriptedModel(SingleModel):
 class _Request:
     """One request while it is open. When it is over, the observer hears of it, once."""
 
-    def __init__(
-        self, model: ScriptedModel, verb: Verb, chain: Chain, more: str, name: str = ""
-    ) -> None:
+    def __init__(self, model: ScriptedModel, verb: Verb, chain: Chain, more: str) -> None:
         self._model = model
         self._chain = chain
         self._verb: Verb = verb
-        self._name = f"{model.role} {name or verb} {len(chain.steps)}"
+        self._name = f"{model.role} {verb} {len(chain.steps)}"
         self._started = asyncio.get_running_loop().time()
         self._first = 0.0
         self._over = False

@@ -116,7 +116,7 @@ def test_a_fresh_environment_runs_it_without_any_extra(
     assert run(ROOT / ".ci/smoke", programs, distributions.version) == (0, "")
     wrong = f"stepspec --version is '{distributions.version}' instead of '0.0.1'\n"
     assert run(ROOT / ".ci/smoke", programs, "0.0.1") == (1, wrong)
-    hint = f'pip install "stepspec[serve] @ file://{distributions.wheel}"'
+    hint = 'pip install "stepspec[serve]" (in a clone: ".[serve]")'
     needed = (
         f"error: `stepspec serve` needs fastapi, uvicorn, prometheus_client, structlog: {hint}\n"
     )

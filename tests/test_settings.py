@@ -162,7 +162,7 @@ def test_options_belong_to_the_policy_that_was_set_with_them(
     assert settings.load(policy="specreason").options == {}
 
 
-DECISIONS = {"kind": "decisions", "url": "http://c:1"}
+VERIFIER = {"kind": "function", "function": "check"}
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ DECISIONS = {"kind": "decisions", "url": "http://c:1"}
         ),
         ({"small": {"small": "http://a"}}, "unknown setting 'small.small'"),
         ({"small": {"url": "http://a", "large": "http://b"}}, "unknown setting 'small.large'"),
-        ({"critic": {"kind": "decisions"}}, "critic.url: Field required"),
-        ({"critic": {**DECISIONS, "kind": "http"}}, "'reward-model', 'decisions', 'function'"),
-        ({"critic": {**DECISIONS, "layout": "chat"}}, "unknown setting 'critic.layout'"),
-        ({"critic": {**DECISIONS, "fallback": "guess"}}, "critic.fallback"),
-        ({"critic": {**DECISIONS, "seconds": 0}}, "critic.seconds"),
+        ({"critic": {"kind": "reward-model"}}, "critic.url: Field required"),
+        ({"critic": {**VERIFIER, "kind": "http"}}, "'reward-model', 'function'"),
+        ({"critic": {**VERIFIER, "layout": "chat"}}, "unknown setting 'critic.layout'"),
+        ({"critic": {**VERIFIER, "fallback": "guess"}}, "critic.fallback"),
+        ({"critic": {**VERIFIER, "seconds": 0}}, "critic.seconds"),
         ({"critic": {"url": "http://c:1", "judges": "answer"}}, "unknown setting 'critic.judges'"),
     ],
 )

@@ -28,7 +28,6 @@ from stepspec.orchestrator.events import Called, Committed, Decided, Event, Move
 from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.server_load import ServerLoad
-from stepspec.orchestrator.solution import Stretch
 from stepspec.policies import SpecReason
 from stepspec.settings import load
 
@@ -207,25 +206,30 @@ async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
 
 async def test_a_run_with_auto_says_who_wrote_its_steps_and_why() -> None:
     never = Prior(runs=1)
+    events: list[Event] = []
     async with serving() as servers, servers.solver(auto=True, prior=never) as solver:
-        begun = await solver.solve(PROBLEM)
+        begun = await solver.solve(PROBLEM, observe=events.append)
         solver.auto.server_load.grow("another run", 1)
-        alone = await solver.solve(PROBLEM)
+        alone = await solver.solve(PROBLEM, observe=events.append)
         others = [
             await solver.solve(PROBLEM, auto=False),
             await solver.solve(PROBLEM, policy="large"),
         ]
-    assert begun.stretches == (Stretch("large", 1, 3, "the method is not measured yet"),)
+    assert {(event.choice, event.ahead) for event in events if isinstance(event, Decided)} == {
+        ("large", 1)
+    }
+    assert {event.reason for event in events if isinstance(event, Decided)} == {
+        "the method is not measured yet",
+        "by `prior.runs`, more than 1 runs at once save no time",
+    }
     assert begun.aside == alone.aside == ""  # there is nothing yet to tell the user
-    assert alone.share_alone == 1.0
-    reason = "by `prior.runs`, more than 1 runs at once save no time"
-    assert alone.stretches == (Stretch("large", 1, 3, reason),)
+    assert begun.share_alone == alone.share_alone == 1.0
     assert (alone.thinking, alone.answer, alone.ledger.accept_rate) == (
         begun.thinking,
         begun.answer,
         None,
     )
-    assert [each.stretches for each in others] == [(), ()]
+    assert [each.share_alone for each in others] == [None, None]
 
 
 async def test_nothing_is_decided_once_the_small_model_is_gone() -> None:
@@ -245,9 +249,9 @@ async def test_nothing_is_decided_once_the_small_model_is_gone() -> None:
 
 async def test_runs_decide_by_default_but_with_a_seed() -> None:
     async with serving() as servers, servers.solver(auto=None) as solver:
-        assert (await solver.solve(PROBLEM)).stretches
-        assert not (await solver.solve(PROBLEM, seed=1)).stretches
-        assert not (await solver.solve(PROBLEM, auto=False)).stretches
+        assert (await solver.solve(PROBLEM)).share_alone is not None
+        assert (await solver.solve(PROBLEM, seed=1)).share_alone is None
+        assert (await solver.solve(PROBLEM, auto=False)).share_alone is None
 
 
 async def test_the_wait_for_a_place_is_a_part_of_a_runs_seconds(
@@ -328,21 +332,21 @@ THREE = {"threshold": 8, "sure": 0.1, "read": "greedy"}
 
 
 @pytest.mark.parametrize(
-    ("chosen", "times"),
+    "chosen",
     [
-        ({}, 1),
-        ({"ahead": 1, "lead": 1, "seed": 5}, 1),
-        ({"options": THREE}, 2),
-        ({"policy": "specreason"}, 1),
+        {},
+        {"ahead": 1, "lead": 1, "seed": 5},
+        {"options": THREE},
+        {"policy": "specreason"},
     ],
 )
-async def test_a_policy_is_built_once_for_a_run_and_once_to_check_other_options(
-    chosen: dict[str, Any], times: int, built: list[SpecReason]
+async def test_a_policy_is_built_once_for_a_run(
+    chosen: dict[str, Any], built: list[SpecReason]
 ) -> None:
     async with serving() as servers, servers.solver() as solver:
         built.clear()
         await solver.solve(PROBLEM, **chosen)
-    assert len(built) == times
+    assert len(built) == 1
 
 
 async def test_options_that_are_resolved_are_run_as_they_are(

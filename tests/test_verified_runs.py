@@ -19,7 +19,7 @@ from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import AnswerJudged, Event, FellBack
 from stepspec.orchestrator.trace import Recorder, Stopwatch
-from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
+from stepspec.orchestrator.verifiers import FunctionVerifier
 from stepspec.settings import load
 
 from .stand_in import StandIn
@@ -139,19 +139,13 @@ def test_a_policy_that_needs_rated_steps_refuses_a_verifier_of_answers() -> None
 
 def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(load(critic="http://c:1").critic, CriticEndpoint)
-    served = load(
-        critic={"kind": "decisions", "url": "http://c:1/v1", "seconds": 3, "fallback": "fail"}
-    ).critic
-    assert isinstance(served, DecisionsVerifier)
-    assert served.url == "http://c:1"
-    assert (served.address.deadlines.total, served.address.deadlines.connect) == (3, 3)
     assert isinstance(load(critic=says_42).critic, FunctionVerifier)
-    monkeypatch.setenv("STEPSPEC_CRITIC__KIND", "decisions")
-    monkeypatch.setenv("STEPSPEC_CRITIC__URL", "http://d:1")
-    monkeypatch.setenv("STEPSPEC_CRITIC__API_KEY", "secret")
+    monkeypatch.setenv("STEPSPEC_CRITIC__KIND", "function")
+    monkeypatch.setenv("STEPSPEC_CRITIC__FUNCTION", "says_42")
+    monkeypatch.setenv("STEPSPEC_CRITIC__SECONDS", "3")
     from_variables = load().critic
-    assert isinstance(from_variables, DecisionsVerifier)
-    assert from_variables.api_key is not None
+    assert isinstance(from_variables, FunctionVerifier)
+    assert (from_variables.function, from_variables.seconds) == ("says_42", 3)
 
 
 def test_an_unknown_function_is_refused_before_any_run(nowhere: Path) -> None:

@@ -161,7 +161,13 @@ class SimulatedModel(SingleModel):
         opening: str = "",
         top: int = 0,
     ) -> Step:
-        """Write what the script has here. *until* sees the first token and the whole step."""
+        """
+        Write what the script has here. *until* sees the first token and the whole step.
+
+        Raise `ConfigurationError` if there is an *opening*: scripts have no such steps.
+        """
+        if opening:
+            raise ConfigurationError("a simulation writes no step that has an opening")
         step = self._next(chain, stop, limit)
         stack = OPEN_REQUESTS.get() if self._sticky else None
         stream = self._streams.get(stack) if stack else None
@@ -217,16 +223,6 @@ class SimulatedModel(SingleModel):
         if until is not None and step.stop == "length" and until(step):
             return replace(step, stop="until")
         return step
-
-    async def branch(
-        self,
-        chain: Chain,
-        beginnings: Sequence[Step],
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = DEFAULT_LIMIT,
-    ) -> tuple[Step, ...]:
-        raise ConfigurationError("a simulation has no method that branches")
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """Agree with the tokens of each span up to the first at which the models differ."""

@@ -24,7 +24,7 @@ from ..errors import (
     StepspecError,
 )
 from ..events import Moved, Observer
-from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
+from ..interfaces import Model, WriteOptions
 from .breaker import PROBE_SECONDS, UNUSABLE_STATUSES, Replica
 from .chat_template import Template
 from .interfaces import (
@@ -216,23 +216,6 @@ class ReplicatedModel(Placement):
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
         return await self.call(lambda endpoint: self._model(endpoint).write(chain, **options))
-
-    async def branch(
-        self,
-        chain: Chain,
-        beginnings: Sequence[Step],
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = DEFAULT_LIMIT,
-    ) -> tuple[Step, ...]:
-        return await self.call(
-            lambda endpoint: self._model(endpoint).branch(
-                chain,
-                beginnings,
-                stop=stop,
-                limit=limit,
-            )
-        )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         return await self.call(lambda endpoint: self._model(endpoint).score(chain, *spans, top=top))

@@ -25,7 +25,7 @@ from ..errors import (
     MissingCapability,
     ModelGone,
 )
-from .paths import COMPLETIONS, DECISIONS, DETOKENIZE, MODELS, PRIORITISED, TOKENIZE
+from .paths import COMPLETIONS, DETOKENIZE, MODELS, PRIORITISED, TOKENIZE
 
 Reply: TypeAlias = Mapping[str, Any]
 """The JSON object of a response."""
@@ -63,7 +63,6 @@ NOT_FOUND_CURES = {
     ),
     TOKENIZE: f", at {TOKENIZE}{NOT_A_VLLM_SERVER}",
     DETOKENIZE: f", at {DETOKENIZE}{NOT_A_VLLM_SERVER}",
-    DECISIONS: f", at {DECISIONS}; does this server have the Decisions API?",
 }
 """What follows the message of a server that does not know a path."""
 

@@ -9,7 +9,6 @@ Body: TypeAlias = dict[str, Any]
 
 MODELS = "/v1/models"
 COMPLETIONS = "/v1/completions"
-DECISIONS = "/v1/decisions"
 POOLING = "/pooling"
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"

@@ -1,9 +1,10 @@
 """
-Verifiers at work: on a server with the Decisions API, or a function.
+Verifiers at work.
 
-`ConnectedVerifier` is what all runs share, `Verifier` that of one run, with deadline and fallback.
-One that fails, or is too late, is replaced for that candidate alone: the next one may be easier.
-`AnswerCheck` has the answer of a run judged, and rewritten by the large model while it is rejected.
+All runs share a `SharedVerifier`, which calls the function within a deadline. Each run has a
+`Verifier`, which has a fallback. The fallback replaces a rating that failed for that candidate
+alone: the next candidate may be easier. `AnswerCheck` has the answer of a run judged. The large
+model rewrites the answer while it is rejected.
 """
 
 from __future__ import annotations
@@ -11,117 +12,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeAlias, cast
+from typing import cast
 
 from ..answer import answer_text
 from ..chain import Chain, Rating, Step
 from ..endpoints.interfaces import or_now
-from ..errors import (
-    EndpointError,
-    MalformedReply,
-    VerifierFailed,
-)
+from ..errors import EndpointError, VerifierFailed
 from ..events import AnswerJudged, FellBack, Observer, Stage
-from ..http.client import Connection
-from ..http.http_errors import reading
-from ..http.paths import DECISIONS, Body
 from ..http.request_meter import metered
 from ..interfaces import REQUEST, Model, RequestContext, requesting
 from .functions import VERIFIERS, Candidate, in_thread, is_async, read_rating
-from .settings import DecisionsVerifier, FunctionVerifier
+from .settings import FunctionVerifier
 
 YES = "Yes"
 NO = "No"
-QUESTION = "candidate"
-"""The name of the one question in a request for a decision."""
-
-AnyVerifier: TypeAlias = DecisionsVerifier | FunctionVerifier
-
-
-class DecisionsRater:
-    """Asks a classifier or judge for the probability of a statement about each candidate."""
-
-    def __init__(self, settings: DecisionsVerifier) -> None:
-        self._connection = Connection(settings.address)
-        self._settings = settings
-        self._model = settings.model
-
-    async def close(self) -> None:
-        await self._connection.close()
-
-    async def rate(self, candidate: Candidate) -> Rating:
-        """
-        Return the probability. Raise an `EndpointError` if there is none, as where the model
-        declines to judge.
-        """
-        call = self._connection.call("judge")
-        questions = [
-            {"type": "predicate", "name": QUESTION, "instructions": self._settings.question}
-        ]
-        try:
-            self._model = self._model or await self._connection.model_name()
-            body: Body = {
-                "model": self._model,
-                "input": _evidence(candidate),
-                "questions": questions,
-            }
-            reply = await self._connection.post(call, DECISIONS, body)
-        except EndpointError:
-            self._model = self._settings.model  # It may serve another one by now.
-            raise
-        with reading(call, "decision", reply):
-            [answer] = [each for each in reply["answers"] if each.get("name", QUESTION) == QUESTION]
-            if answer["type"] == "refusal":
-                raise call.error(MalformedReply, "the model declined to judge")
-            if answer["type"] != "predicate":
-                raise ValueError(answer["type"])
-            return read_rating(round(answer["probability"], 6))  # sums of float32 may exceed 1
-
-
-def _evidence(candidate: Candidate) -> str:
-    """
-    Write down what is judged, with the candidate's text last, so that requests of a run share a
-    prefix.
-    """
-    problem = "\n\n".join(message.content for message in candidate.problem)
-    steps = "".join(candidate.steps).strip()
-    parts = (("Problem", problem), ("Reasoning", steps), ("Candidate", candidate.text.strip()))
-    return "\n\n".join(f"{name}:\n{text}" for name, text in parts if text)
-
-
-class FunctionRater:
-    """Calls the function of a verifier, for as many candidates at a time as *settings* say."""
-
-    def __init__(self, settings: FunctionVerifier) -> None:
-        self._function = VERIFIERS.find(settings.function)
-        self._name = settings.name
-        self._slots = asyncio.Semaphore(settings.max_concurrency)
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-    async def rate(self, candidate: Candidate) -> Rating:
-        """
-        Return the function's rating. Raise `VerifierFailed` if it raises an exception, or returns
-        no rating.
-        """
-        try:
-            value = await self._call(candidate)
-        except Exception as exc:  # whatever the code of somebody else raises
-            raise VerifierFailed(
-                f"it raised {type(exc).__name__}: {exc}", verifier=self._name
-            ) from exc
-        try:
-            return read_rating(value)
-        except ValueError as exc:
-            raise VerifierFailed(str(exc), verifier=self._name) from exc
-
-    async def _call(self, candidate: Candidate) -> object:
-        if is_async(self._function):
-            async with self._slots:
-                return await cast("Awaitable[object]", self._function(candidate))
-        await self._slots.acquire()
-        return await in_thread(self._function, candidate, self._slots.release)
 
 
 async def yes_or_no(model: Model, chain: Chain, question: str, opening: str) -> Rating:
@@ -130,36 +34,47 @@ async def yes_or_no(model: Model, chain: Chain, question: str, opening: str) -> 
     return Rating(min(1.0, answer[YES]))
 
 
-class ConnectedVerifier:
-    """A verifier and the connections to it, which all runs share. Leaving closes them."""
+class SharedVerifier:
+    """
+    The verifier that all runs share.
 
-    def __init__(self, settings: AnyVerifier) -> None:
+    It rates at most `FunctionVerifier.max_concurrency` candidates at a time.
+    """
+
+    def __init__(self, settings: FunctionVerifier) -> None:
         self.settings = settings
         self.name = settings.name
-
-    async def __aenter__(self) -> Self:
-        if isinstance(self.settings, DecisionsVerifier):
-            self._rater: DecisionsRater | FunctionRater = DecisionsRater(self.settings)
-        else:
-            self._rater = FunctionRater(self.settings)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._rater.close()
+        self._function = VERIFIERS.find(settings.function)
+        self._slots = asyncio.Semaphore(settings.max_concurrency)
 
     async def rate(self, candidate: Candidate) -> Rating:
-        """Rate *candidate*. Raise an `EndpointError` if that fails, or takes too long."""
+        """
+        Rate *candidate*.
+
+        Raise `VerifierFailed` if the function raises an exception, returns no rating, or takes too
+        long.
+        """
         seconds = self.settings.seconds
         timeout = asyncio.timeout(seconds)
         try:
             async with timeout:
-                return await self._rater.rate(candidate)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise VerifierFailed(
-                f"no rating within {seconds:g} s (seconds in [critic])", verifier=self.name
-            ) from None
+                value = await self._call(candidate)
+        except Exception as exc:  # whatever the code of somebody else raises
+            cause = f"it raised {type(exc).__name__}: {exc}"
+            if timeout.expired():
+                cause = f"no rating within {seconds:g} s (seconds in [critic])"
+            raise VerifierFailed(cause, verifier=self.name) from exc
+        try:
+            return read_rating(value)
+        except ValueError as exc:
+            raise VerifierFailed(str(exc), verifier=self.name) from exc
+
+    async def _call(self, candidate: Candidate) -> object:
+        if is_async(self._function):
+            async with self._slots:
+                return await cast("Awaitable[object]", self._function(candidate))
+        await self._slots.acquire()
+        return await in_thread(self._function, candidate, self._slots.release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +99,12 @@ class Verifier:
 
     def __init__(
         self,
-        connected: ConnectedVerifier,
+        shared: SharedVerifier,
         instead: Callable[[Chain, Stage], Awaitable[Rating]] | None = None,
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._connected = connected
+        self._shared = shared
         self._instead = instead
         self._observe = observe
         self._clock = or_now(clock)
@@ -213,11 +128,10 @@ class Verifier:
         return await self._judge(Candidate.final(chain, text), chain)
 
     async def _judge(self, candidate: Candidate, chain: Chain) -> Judgement:
-        settings = self._connected.settings
-        url = getattr(settings, "url", "")
+        settings = self._shared.settings
         try:
-            with metered("critic", "rate", self._observe, self._clock, url=url):
-                return self._judgement(await self._connected.rate(candidate))
+            with metered("critic", "rate", self._observe, self._clock):
+                return self._judgement(await self._shared.rate(candidate))
         except EndpointError as exc:
             failure = exc
         fallback = settings.fallback
@@ -232,7 +146,7 @@ class Verifier:
         raise VerifierFailed(failure.cause, verifier=settings.name) from failure
 
     def _judgement(self, rating: Rating) -> Judgement:
-        accepted = rating.score >= self._connected.settings.threshold
+        accepted = rating.score >= self._shared.settings.threshold
         return Judgement(accepted, rating.score, rating.reason)
 
 

@@ -202,8 +202,8 @@ class Solver:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            critics = [self.critic] if self.critic else []
-            await all_entered(stack, (self.small, self.large, *critics))
+            rewarding = [self.critic] if isinstance(self.critic, RewardModelEndpoint) else []
+            await all_entered(stack, (self.small, self.large, *rewarding))
             _require_agreement(self.small, self.large)
             for url, cause in self.down.items():
                 log.warning(

@@ -42,8 +42,8 @@ from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.verifiers import (
     VERIFIERS,
     AnswerCheck,
-    ConnectedVerifier,
     FunctionVerifier,
+    SharedVerifier,
     Verifier,
     yes_or_no,
 )
@@ -55,13 +55,13 @@ from .settings import Settings
 
 def connected_critic(
     critic: CriticSettings | None, requests: int
-) -> RewardModelEndpoint | ConnectedVerifier | None:
+) -> RewardModelEndpoint | SharedVerifier | None:
     """Connect *critic*. A reward model takes *requests* at a time if it names no number."""
     if critic is None:
         return None
     if isinstance(critic, CriticEndpoint):
         return RewardModelEndpoint(critic.with_default_concurrency(requests))
-    return ConnectedVerifier(critic)
+    return SharedVerifier(critic)
 
 
 def check_policies(settings: Settings) -> None:
@@ -203,7 +203,7 @@ class Connections:
     """The small model."""
     large: ModelEndpoint
     """The large model."""
-    critic: RewardModelEndpoint | ConnectedVerifier | None = None
+    critic: RewardModelEndpoint | SharedVerifier | None = None
     """Rates steps or answers; None: nothing does."""
 
     def models(

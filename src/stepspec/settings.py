@@ -38,7 +38,6 @@ from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, explain_error
 from stepspec.orchestrator.verifiers import (
-    DecisionsVerifier,
     FunctionVerifier,
     VerifierFunction,
 )
@@ -69,14 +68,14 @@ __all__ = [
 ]
 
 REWARD_MODEL = "reward-model"
-CRITIC_KINDS = frozenset({REWARD_MODEL, "decisions", "function"})
+CRITIC_KINDS = frozenset({REWARD_MODEL, "function"})
 """The kinds of a critic. pydantic puts them into the locations of errors."""
 HASH_CHARACTERS = 16  # of a prompt's hash in a policy file
 _ABSENT = object()
 
 log = logging.getLogger("stepspec")
 
-Critic: TypeAlias = CriticEndpoint | DecisionsVerifier | FunctionVerifier
+Critic: TypeAlias = CriticEndpoint | FunctionVerifier
 
 
 def _for_role(role: Role) -> BeforeValidator:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
+from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.interfaces import OPEN_REQUESTS, Model
 
@@ -50,6 +51,13 @@ def cancel_writer(step: Step) -> bool:
     task = asyncio.current_task()
     assert task is not None
     return not task.cancel()
+
+
+async def written(subject: Subject, *openings: str, limit: int) -> list[Step]:
+    """Write a step for each of *openings*, all at once."""
+    return await at_once(
+        subject.model.write(subject.chain, opening=opening, limit=limit) for opening in openings
+    )
 
 
 async def think(subject: Subject, steps: int) -> Chain:
@@ -249,70 +257,67 @@ class ModelContract:
             len(step.tokens) for step in plain
         )
 
-    async def test_steps_are_written_from_several_beginnings(self, subject: Subject) -> None:
+    async def test_a_step_goes_on_from_its_opening(self, subject: Subject) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)
-        begun = [
-            full.cut(len(full.tokens[0].text)),
-            Step(f"Wait,{full.text[:3]}", subject.model.role),
-        ]
-        steps = await subject.model.branch(subject.chain, begun, limit=SHORT)
+        openings = (full.tokens[0].text, f"Wait,{full.text[:3]}")
+        steps = await written(subject, *openings, limit=SHORT)
         assert {call.verb for call in subject.calls} == {"write"}
         assert (steps[0].text, steps[0].stop) == (full.text, full.stop)
-        assert [token.id for token in steps[0].tokens] == [token.id for token in full.tokens]
-        assert steps[1].text.startswith(begun[1].text)
+        assert steps[1].text.startswith(openings[1])
         for step in steps:
             assert step.author == subject.model.role
             assert step.vocabulary == full.vocabulary
             assert "".join(token.text for token in step.tokens) == step.text
             assert (step.stop == "delimiter") == step.text.endswith(DELIMITER)
             assert len(step.tokens) <= SHORT
-        written = sum(call.written for call in subject.calls[1:])
-        assert written >= sum(len(step.tokens) for step in steps) - 12  # those of the beginnings
+        tokens = sum(call.written for call in subject.calls[1:])
+        assert tokens >= sum(len(step.tokens) for step in steps) - 12  # those of the openings
 
-    async def test_a_beginning_does_not_depend_on_the_other_beginnings(
+    async def test_a_step_does_not_depend_on_those_that_are_written_at_once(
         self, subject: Subject
     ) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)
-        begun = [full.cut(length) for length in (1, 3, len(full.text) // 2)]
-        together = await subject.model.branch(subject.chain, begun, limit=SHORT)
+        openings = [full.text[:length] for length in (1, 3, len(full.text) // 2)]
+        together = await written(subject, *openings, limit=SHORT)
         alone = [
-            (await subject.model.branch(subject.chain, [one], limit=SHORT))[0] for one in begun
+            await subject.model.write(subject.chain, opening=opening, limit=SHORT)
+            for opening in openings
         ]
         assert [(step.text, step.stop) for step in together] == [
             (step.text, step.stop) for step in alone
         ]
 
-    async def test_a_beginning_counts_towards_the_limit_and_is_cut_to_it(
+    async def test_an_opening_as_long_as_the_step_is_cut_to_the_limit(
         self, subject: Subject
     ) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)
-        begun = [full.cut(len(full.tokens[0].text)), replace(full, stop="until")]
-        for step in await subject.model.branch(subject.chain, begun, limit=2):
+        openings = (full.tokens[0].text, full.text)
+        for step in await written(subject, *openings, limit=2):
             assert len(step.tokens) == 2
             assert "".join(token.text for token in step.tokens) == step.text
             assert step.stop == "length"
             assert full.text.startswith(step.text)
-        assert len(subject.calls) == 2
-        (cut,) = await subject.model.branch(subject.chain, begun[1:], limit=2)
+        calls = len(subject.calls)
+        assert calls <= 2
+        (cut,) = await written(subject, full.text, limit=2)
         assert (len(cut.tokens), cut.stop) == (2, "length")
-        assert len(subject.calls) == 2  # There was nothing to write.
+        assert len(subject.calls) == calls  # There was nothing to write.
 
-    async def test_a_stop_string_in_a_beginning_does_not_end_the_step(
+    async def test_a_stop_string_in_an_opening_does_not_end_the_step(
         self, subject: Subject
     ) -> None:
-        begun = Step(f"So.{DELIMITER}", subject.model.role)
-        (step,) = await subject.model.branch(subject.chain, [begun], limit=SHORT)
-        assert len(step.text) > len(begun.text)
+        opening = f"So.{DELIMITER}"
+        step = await subject.model.write(subject.chain, opening=opening, limit=SHORT)
+        assert len(step.text) > len(opening)
 
-    async def test_branching_that_is_cancelled_is_over_and_leaves_the_model_usable(
+    async def test_writes_at_once_that_are_cancelled_are_over_and_leave_the_model_usable(
         self, subject: Subject
     ) -> None:
-        begun = [Step(word, subject.model.role) for word in ("So", "Wait,")]
-        branching = asyncio.create_task(subject.model.branch(subject.chain, begun, limit=SHORT))
+        writing = asyncio.create_task(written(subject, "So", "Wait,", limit=SHORT))
         for _ in range(3):
             await asyncio.sleep(0)
-        branching.cancel()
+        writing.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await branching
+            await writing
         assert {call.fate for call in subject.calls} <= {"cancelled"}
-        assert len(await subject.model.branch(subject.chain, begun, limit=SHORT)) == 2
+        assert len(await written(subject, "So", "Wait,", limit=SHORT)) == 2

@@ -26,7 +26,7 @@ from stepspec.cli import app
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import Limits, RunOptions, run_options
-from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
+from stepspec.orchestrator.verifiers import FunctionVerifier
 from stepspec.service.http.app import Service
 from stepspec.service.settings import Scaling, ServiceSettings
 from stepspec.service_factory import offer
@@ -80,10 +80,6 @@ TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
     "critic as a function": (
         FunctionVerifier,
         "A verifier that is a Python function ([verifiers](extend.md#a-verifier)).",
-    ),
-    "critic by decisions": (
-        DecisionsVerifier,
-        "A classifier or judge that is served with the Decisions API.",
     ),
     "service": (ServiceSettings, "For `stepspec serve` alone ([the service](service.md))."),
     "service.ray": (Scaling, "For the service [on Ray](deploy.md#on-ray) alone."),

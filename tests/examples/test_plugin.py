@@ -211,7 +211,6 @@ def test_the_code_in_the_documents_is_that_of_the_example() -> None:
         "from stepspec import Candidate, Rating, solve",
         "[critic]",  # of verifiers, which examples/verifier shows
         "import httpx",
-        "[critic]",
         (
             'prompts_dir = "my-prompts"    # my-prompts/specreason.grade.txt replaces the question'
             " of SpecReason"

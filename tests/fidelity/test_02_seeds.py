@@ -17,6 +17,7 @@ from stepspec import Endpoint, Sampling, Solution, Solver
 from stepspec.orchestrator import Chain
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Message, Role, Step
+from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
@@ -131,13 +132,17 @@ async def test_rivals_have_seeds_of_their_own(seed: int | None) -> None:
     server = DrawingVllm()
     async with server.serve("small") as settings, VllmEndpoint(settings) as endpoint:
         model = endpoint.model(Sampling(seed=seed))
-        begun = [Step(f" {word}", "small") for word in ("one", "two", "three")]
-        steps = await model.branch(CHAIN, begun)
+
+        async def written() -> list[Step]:
+            words = (" one", " two", " three")
+            return await at_once(model.write(CHAIN, opening=word) for word in words)
+
+        steps = await written()
         bodies = [body for path, body in server.requests if path == "/v1/completions"]
         assert [step.text.split()[0].strip(".") for step in steps] == ["one", "two", "three"]
         # without one, each draws by itself
         assert len({body.get("seed") for body in bodies}) == (3 if seed else 1)
-        assert seed is None or await model.branch(CHAIN, begun) == steps
+        assert seed is None or await written() == steps
 
 
 def test_seeds_follow_from_the_run_the_role_and_the_place_alone() -> None:

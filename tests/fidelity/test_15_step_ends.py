@@ -18,6 +18,7 @@ from stepspec.cli.eval import arm
 from stepspec.orchestrator import Chain, Step, reason
 from stepspec.orchestrator.backends.vllm import VllmEndpoint, VllmModel
 from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Drafted, Event
@@ -163,9 +164,9 @@ async def test_the_server_stops_at_delimiters_but_for_the_rest_of_a_block() -> N
 async def test_rivals_go_on_within_a_block_too() -> None:
     server = FakeVllm(pieces(TEXT, 3))
     chain = PROBLEM.extend(Step(STEPS[0], "small"))
-    begun = [Step("```", "small", "until"), Step("```py\n", "small", "until")]
     async with server.serve() as endpoint, VllmEndpoint(endpoint) as served:
-        steps = await served.model(GREEDY).branch(chain, begun)
+        model = served.model(GREEDY)
+        steps = await at_once(model.write(chain, opening=text) for text in ("```", "```py\n"))
     assert [step.text for step in steps] == [STEPS[1], STEPS[1]]
 
 

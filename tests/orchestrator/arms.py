@@ -262,7 +262,7 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
                 repair_tokens=(None, 1, 6)[seed % 3],
             )
         case "choose":
-            return policies.Choose(small, large, 1 + seed % 4, 0.01, temperature=seed % 3 / 2)
+            return policies.Choose(small, large, 1 + seed % 4, 0.01)
         case "random":
             return policies.make(name, small, large, seed=seed)
         case "relay":

@@ -46,7 +46,7 @@ from stepspec.orchestrator.events import (
 )
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.prior import Prior
-from stepspec.orchestrator.solution import stretches
+from stepspec.orchestrator.solution import share_alone as share_of_events
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse
 from stepspec.policies import Led, Solo, SpecReason
 from tests.fakes import replay
@@ -185,10 +185,9 @@ def decisions(traces: Sequence[Sequence[Moment]]) -> list[Decided]:
 
 def share_alone(traces: Sequence[Sequence[Moment]]) -> float:
     """The share of the steps that the large model wrote alone."""
-    found = [each for trace in traces for each in stretches([moment.event for moment in trace])]
-    return sum(each.steps for each in found if each.choice == "large") / sum(
-        each.steps for each in found
-    )
+    share = share_of_events([moment.event for trace in traces for moment in trace])
+    assert share is not None
+    return share
 
 
 @pytest.mark.parametrize(

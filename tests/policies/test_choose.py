@@ -1,8 +1,9 @@
 """Choose: the best rival that passes replaces a rejected draft; otherwise it is SpecReason."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 from hypothesis import given
@@ -22,13 +23,14 @@ from stepspec.orchestrator.events import (
     Repaired,
     Started,
 )
+from stepspec.orchestrator.interfaces import WriteOptions
 from stepspec.orchestrator.repetition import SPAN_UNITS, LoopGuard
 from stepspec.orchestrator.run import Outcome, RunParts
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, dump, parse
 from stepspec.policies import Choose, SpecReason, make
-from stepspec.policies.choose import forks, shuffle
+from stepspec.policies.choose import forks
 from tests.fakes import replay
 
 from ..fakes import ScriptedModel, counting, run
@@ -104,36 +106,29 @@ def test_the_best_rival_that_passes_is_accepted(
     assert (ruling.chosen.step.text if ruling.chosen else None) == kept
 
 
-def test_rivals_are_drawn_by_the_seed_where_there_is_a_temperature() -> None:
-    def written(temperature: float) -> set[str]:
-        rulings = [
-            verdict({DRAFT: 2}, candidates=2, temperature=temperature, seed=seed)[0]
-            for seed in range(20)
-        ]
-        return {rival.step.text for ruling in rulings for rival in ruling.rivals}
-
-    assert written(0.0) == {A}
-    assert written(1.0) == {A, B, C}
-    assert verdict({DRAFT: 2}, candidates=2, temperature=1.0, seed=3) == verdict(
-        {DRAFT: 2}, candidates=2, temperature=1.0, seed=3
-    )
+def test_the_likeliest_rivals_are_written() -> None:
+    ruling, _ = verdict({DRAFT: 2}, candidates=2)
+    assert [rival.step.text for rival in ruling.rivals] == [A]
 
 
 def test_an_equal_or_looping_rival_is_refused_without_a_question() -> None:
     class Odd(ScriptedModel):
-        async def branch(
-            self, chain: Chain, beginnings: Sequence[Step], **limits: Any
-        ) -> tuple[Step, ...]:
-            await super().branch(chain, beginnings, **limits)
-            texts = " So it is 1. \n\n", again, B, B
-            return tuple(Step(text, "small") for text in texts)
+        async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
+            step = await super().write(chain, **options)
+            return Step(odd_texts.get(options.get("opening", ""), step.text), "small")
 
     again = " ".join(map(str, range(150))) + "\n\n"
-    small, large = pair({DRAFT: 2, B: 6})
+    small, large = pair({DRAFT: 2, B: 6}, {**LIKELY, " 5": -2.5})
+    odd_texts = {
+        "So it is 2": " So it is 1. \n\n",
+        "So it is 3": again,
+        "So it is 4": B,
+        "So it is 5": B,
+    }
     odd = Odd("small", small.script, rivals=small.rivals, log=small.log)
     chain = PROBLEM.extend(Step(again, "small")).extend(Step(again, "small"))
     policy = Choose(odd, large, candidates=5)
-    draft = run(policy.draft(PROBLEM))[0]
+    draft = run(Choose(small, large, candidates=5).draft(PROBLEM))[0]
     ruling = run(policy.verify(chain, draft))[0]
     assert texts(ruling) == [
         (" So it is 1. \n\n", None, "same"),
@@ -216,9 +211,7 @@ def test_after_a_rival_that_ends_the_thinking_the_answer_is_its_own() -> None:
     assert seconds == 5.0  # four requests as ever, and the answer
 
 
-@pytest.mark.parametrize(
-    ("options", "count"), [({}, 4), ({"candidates": 3}, 3), ({"temperature": 0.5}, 20)]
-)
+@pytest.mark.parametrize(("options", "count"), [({}, 4), ({"candidates": 3}, 3)])
 def test_only_the_needed_number_of_alternatives_is_requested(
     options: Mapping[str, Any], count: int
 ) -> None:
@@ -245,13 +238,13 @@ def test_a_rival_in_a_loop_is_rejected_unless_loops_are_not_stopped(
     round_ = "".join(f" w{number}" for number in range(SPAN_UNITS))
     looping = Chain(PROBLEM.messages, (Step(round_ * (LoopGuard().rounds_to_reject - 1), "large"),))
 
-    async def branch(chain: Chain, beginnings: Sequence[Step], **options: Any) -> tuple[Step, ...]:
-        return (Step(round_, "small", "delimiter"),)
+    async def write(chain: Chain, **options: Unpack[WriteOptions]) -> Step:
+        return Step(round_, "small", "delimiter")
 
-    small.branch = branch  # type: ignore[method-assign]
+    small.write = write  # type: ignore[method-assign]
     draft = Step("So", "small", "delimiter")
     assert isinstance(policy, Choose)
-    rivals, _ = run(policy.rivals(looping, draft, [draft]))
+    rivals, _ = run(policy.rivals(looping, draft, [draft.text]))
     assert [rival.reason for rival in rivals] == [reason]
 
 
@@ -286,13 +279,13 @@ def step(*tokens: Token) -> Step:
 
 
 def begun(step: Step, least: float = NEVER) -> list[str]:
-    return [one.text for one in forks(PROBLEM, step, least)]
+    return forks(PROBLEM, step, least)
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
     """Steps of words that tell different words for their places."""
-    words = draw(st.lists(st.sampled_from([" a", " b", " c", "d", ""]), min_size=1, max_size=6))
+    words = draw(st.lists(st.sampled_from([" a", " b", " c", "d"]), min_size=1, max_size=6))
     likely = st.dictionaries(
         st.sampled_from([" a", " b", " c", "d", " </s>", "\n\n"]), LOGPROBS, max_size=4
     )
@@ -331,39 +324,20 @@ def test_rivals_with_the_text_of_the_draft_are_dropped() -> None:
     assert begun(step(token("So", (same, -0.1), ("It", -1.0), id=0))) == ["It"]
 
 
-@pytest.mark.parametrize(("temperature", "share"), [(1.0, 4 / 9), (0.5, 16 / 21), (2.0, 2 / 7)])
-def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(
-    temperature: float, share: float
-) -> None:
-    found = forks(
-        PROBLEM,
-        step(token("So", ("a", math.log(0.4)), *[(word, math.log(0.1)) for word in "bcdef"])),
-        NEVER,
-    )
-    firsts = [shuffle(found, temperature, seed, PROBLEM)[0].text for seed in range(1500)]
-    assert firsts.count("a") / len(firsts) == pytest.approx(share, abs=0.05)
-    orders = [
-        shuffle(found, temperature, seed, chain)
-        for seed in range(9)
-        for chain in (PROBLEM, Chain.of("Why?"))
-    ]
-    assert all(
-        sorted(one.text for one in order) == sorted(one.text for one in found) for order in orders
-    )
-    assert orders[::2] != orders[1::2]
-
-
 @given(draft=steps(), least=st.floats(-6, 0))
 @BOUNDED
 def test_no_beginning_is_the_beginning_of_another_or_of_the_step(draft: Step, least: float) -> None:
-    written = [tuple(token.text for token in draft.tokens)]
-    for one in forks(PROBLEM, draft, least):
-        assert "".join(token.text for token in one.tokens) == one.text
-        assert one.tokens[-1].logprob >= least
-        assert one.tokens[:-1] == tuple(
-            Token(t.text, t.logprob, t.rank, t.id) for t in draft.tokens[: len(one.tokens) - 1]
-        )
-        written.append(tuple(token.text for token in one.tokens))
+    likely: dict[str, float] = {}
+    before = ""
+    for token in draft.tokens:
+        likely |= {before + other.text: other.logprob for other in token.top}
+        before += token.text
+    found = forks(PROBLEM, draft, least)
+    logprobs = [likely[text] for text in found]
+    assert logprobs == sorted(logprobs, reverse=True)
+    assert all(logprob >= least for logprob in logprobs)
+    written = [re.findall(" [abc]|d", text) for text in (draft.text, *found)]
+    assert ["".join(words) for words in written] == [draft.text, *found]
     for place, words in enumerate(written):
         assert not any(
             other[: len(words)] == words for number, other in enumerate(written) if number != place

@@ -89,10 +89,7 @@ def test_options_are_those_of_the_policy_without_its_models_and_their_defaults_t
         "bild": {"fallback": 0.6, "rollback": 5.0, "run": 10, "scale": "token"},
         "glimpse": {"threshold": 1.0, "top": 20},
         "cascade": {"sure": 0.9, "threshold": 0.5},
-        "choose": {
-            **{"candidates": 4, "least": 0.05, "temperature": 0.0, "seed": 0},
-            **defaults("specreason"),
-        },
+        "choose": {"candidates": 4, "least": 0.05, **defaults("specreason")},
         "random": {"p": 0.5, "seed": 0},
         "reflective": {
             **{"alpha": 0.3, "accept": None, "top": None, "epsilon": 0.09, "delta": 0.3}
@@ -149,8 +146,13 @@ def test_a_threshold_is_what_scores_are_compared_with(name: str) -> None:
         ("glimpse", {"top": 1}, "a whole number from 2 to 20"),
         ("choose", {"candidates": 21}, "a whole number from 1 to 20"),
         ("choose", {"least": 0}, "a number above 0, 1 at most"),
-        ("relay", {"cues": []}, "'relay' needs cues"),
-        ("relay", {"cues": "So"}, r"'cues': a list of texts \(got 'So'\)"),
+        (
+            "relay",
+            {"cues": []},
+            r"'cues': a list of texts, at least one and none empty \(got \[\]\)",
+        ),
+        ("relay", {"cues": ["So", ""]}, "at least one and none empty"),
+        ("relay", {"cues": "So"}, r"'cues': a list of texts.* \(got 'So'\)"),
     ],
 )
 def test_a_wrong_name_option_or_value_is_an_error_with_the_valid_ones(
@@ -162,7 +164,7 @@ def test_a_wrong_name_option_or_value_is_an_error_with_the_valid_ones(
         make(name, SMALL, LARGE, **chosen)
 
 
-def test_a_check_needs_no_models_and_finds_the_same_errors() -> None:
+def test_a_check_needs_no_models() -> None:
     assert check("specreason", {"threshold": "5.5"}) == {"threshold": 5.5}
     assert check("reward", {}) == {}
     with pytest.raises(

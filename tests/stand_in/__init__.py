@@ -32,7 +32,6 @@ from stepspec.orchestrator.chain import DELIMITER, Role
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.tokens import shared_length
 
 from . import tools as stand_in_tools
 
@@ -941,3 +940,22 @@ def stand_in_process(*flags: str) -> Generator[str]:
             yield line.split()[-1]
         finally:
             process.terminate()
+
+
+def shared_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """
+    Return how many members *one* and *other* begin with alike.
+
+    This is a binary search: to compare whole parts is fast where members are the same objects.
+    """
+    most = min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    least = 0
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 
 from ...chain import Chain, Role, Step, Token, beginning
-from ...concurrency import at_once
 from ...endpoints.interfaces import Clock, Format, SingleModel
 from ...endpoints.settings import Sampling
 from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
@@ -126,38 +125,6 @@ class VllmModel(SingleModel):
         """Close the stream that was opened last. Earlier streams are closed already."""
         if self._sticky:
             await self._sticky.close()
-
-    async def branch(
-        self,
-        chain: Chain,
-        beginnings: Sequence[Step],
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = DEFAULT_LIMIT,
-    ) -> tuple[Step, ...]:
-        """
-        Write the next step from several beginnings as `Model.branch` says, with a request for each.
-
-        Raise `ContextTooLong` if one of the beginnings leaves no room for a token.
-        """
-        bounds = StepBounds(
-            step_ends(chain, stop),
-            limit,
-            closing=await self._closing(chain),
-        )
-        tokenizer = self._endpoint.tokenizer
-        growing = [
-            StepBuilder(
-                self.role,
-                tokenizer.vocabulary,
-                chain,
-                bounds,
-                await tokenizer.continued_tokens(step),
-            )
-            for step in beginnings
-        ]
-        steps = [self._complete(chain, each, self._sampling) for each in growing]
-        return tuple(await at_once(steps))
 
     async def _closing(self, chain: Chain) -> Closing:
         """

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import accumulate, groupby
-from operator import itemgetter
+from itertools import accumulate, groupby, takewhile
+from operator import is_, itemgetter
 from typing import NamedTuple, TypeAlias
 
 from ...chain import THINK_END, Chain, Message, Step, Token, Tokens
@@ -30,7 +30,6 @@ from ...errors import ConfigurationError, ContextTooLong, EndpointRejected, Miss
 from ...http.prompts import EncodedPrompt, Ids
 from ...markers import ThinkingMarkers, mark_after, opened_by, opens_block
 from ...step_builder import text_of
-from ...tokens import shared_length
 from .replies import divide_text
 from .text_tokenizer import AsyncCache, TextTokenizer
 from .tokenizer_source import TokenizerSource
@@ -231,27 +230,6 @@ class ModelTokenizer(TextTokenizer):
         """
         markers = self.template.markers
         return await self.encode_special(f"{markers.opening}\n\n{markers.closing}\n\n")
-
-    async def continued_tokens(self, step: Step) -> list[Token]:
-        """
-        Return the tokens of the unfinished *step*. The next request continues this step.
-
-        Text that has no ids of this vocabulary is encoded.
-        """
-        if step.vocabulary != self.vocabulary or not step.tokens:
-            return await self.tokens_of_text(step.text)
-        tokens: list[Token] = []
-        for keeps_ids, group in _groups(step.tokens):
-            if keeps_ids:
-                tokens += group
-                continue
-            encoded = await self.tokens_of_text(text_of(group))
-            if len(encoded) == 1 and encoded[0].text == group[-1].text:
-                # The last token has the text of the group, and the tokens before it have no text.
-                # Keep the log-probabilities of the last token.
-                encoded = [replace(group[-1], id=encoded[0].id)]
-            tokens += encoded
-        return tokens
 
     async def encode_step(self, step: Step, *, closing: str = "") -> Sequence[int]:
         """
@@ -482,7 +460,8 @@ class ChainPromptCache:
         last = self._last  # Another call may replace `_last` while this call waits.
         if last is None or last.key != key:
             last = _EncodedChain(key, (), prefix, [(prefix.count, prefix.size)])
-        shared = shared_length(last.steps, chain.steps)
+        # A step that two chains share is the same object.
+        shared = len([*takewhile(bool, map(is_, last.steps, chain.steps))])
         sizes = list(last.sizes[: shared + 1])
         prompt = last.prompt.beginning(*sizes[-1])
         thinking = chain.totals.thinking

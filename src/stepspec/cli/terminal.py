@@ -94,7 +94,7 @@ def summary(solution: Solution) -> Text:
     if ledger.accept_rate is not None:
         parts.append(f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted")
     parts.append(f"{ledger.share_large:.0%} of the kept tokens by the large model")
-    if solution.stretches:
+    if solution.share_alone is not None:
         parts.append(f"{solution.share_alone:.0%} of the steps by the large model alone")
     parts.append(f"{wasted} {'token' if wasted == 1 else 'tokens'} discarded")
     parts.append(f"finish reason: {solution.finish_reason}")

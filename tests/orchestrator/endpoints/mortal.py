@@ -182,18 +182,6 @@ class MortalModel(SingleModel):
                 f"no token in the first {self.first:g} s", url=self.server.url
             ) from None
 
-    async def branch(
-        self,
-        chain: Chain,
-        beginnings: Sequence[Step],
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = 512,
-    ) -> tuple[Step, ...]:
-        return await self.server.called(
-            self.server.scripted.branch(chain, beginnings, stop=stop, limit=limit)
-        )
-
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         return await self.server.called(self.server.scripted.score(chain, *spans, top=top))
 

@@ -30,8 +30,8 @@ from stepspec.orchestrator.trace import Moment, Recorder
 from stepspec.orchestrator.verifiers import (
     AnswerCheck,
     Candidate,
-    ConnectedVerifier,
     FunctionVerifier,
+    SharedVerifier,
     Verifier,
     yes_or_no,
 )
@@ -117,19 +117,18 @@ class Checked:
         recorder = self.recorder = Recorder(loop.time)
         self.small.observe = self.large.observe = recorder
         settings = FunctionVerifier.model_validate({"function": rated, **self.settings})
-        async with ConnectedVerifier(settings) as connected:
-            verifier = Verifier(connected, judge, recorder, loop.time)
-            return await solve(
-                RunParts(
-                    make(self.policy, self.small, self.large),
-                    budget=self.budget,
-                    ahead=1,
-                    by_method=self.by_method,
-                    check=AnswerCheck(verifier, self.large, note, settings.repairs),
-                ),
-                replace(PROBLEM, thinks=self.thinks),
-                recorder,
-            )
+        verifier = Verifier(SharedVerifier(settings), judge, recorder, loop.time)
+        return await solve(
+            RunParts(
+                make(self.policy, self.small, self.large),
+                budget=self.budget,
+                ahead=1,
+                by_method=self.by_method,
+                check=AnswerCheck(verifier, self.large, note, settings.repairs),
+            ),
+            replace(PROBLEM, thinks=self.thinks),
+            recorder,
+        )
 
     def run(self) -> tuple[Outcome, float]:
         outcome, seconds = run(self.solve())

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,8 @@ from stepspec.orchestrator.errors import ConfigurationError, VerifierFailed
 from stepspec.orchestrator.verifiers import (
     VERIFIERS,
     Candidate,
-    ConnectedVerifier,
     FunctionVerifier,
+    SharedVerifier,
 )
 
 PROBLEM = Chain.of("What is 6 x 7?")
@@ -38,22 +37,20 @@ def two(candidate: Candidate, more: object) -> float:
     return 1.0
 
 
-@asynccontextmanager
-async def connected(function: Any, **settings: Any) -> AsyncGenerator[ConnectedVerifier]:
-    async with ConnectedVerifier(FunctionVerifier(function=function, **settings)) as verifier:
-        yield verifier
+def shared(function: Any, **settings: Any) -> SharedVerifier:
+    return SharedVerifier(FunctionVerifier(function=function, **settings))
 
 
 async def test_a_thread_that_cannot_start_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    async with connected(right, max_concurrency=1, seconds=5) as verifier:
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", start)
-            with pytest.raises(VerifierFailed, match="can't start new thread"):
-                await verifier.rate(CANDIDATE)
-        assert await verifier.rate(CANDIDATE) == Rating(1.0)
+    verifier = shared(right, max_concurrency=1, seconds=5)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(VerifierFailed, match="can't start new thread"):
+            await verifier.rate(CANDIDATE)
+    assert await verifier.rate(CANDIDATE) == Rating(1.0)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +75,12 @@ async def test_a_function_returns_a_rating_a_number_or_a_truth_and_all_else_is_a
         return value
 
     for function in (rate, rate_later):
-        async with connected(function) as verifier:
-            if rating is not None:
-                assert await verifier.rate(CANDIDATE) == rating
-                continue
-            with pytest.raises(VerifierFailed, match="has to be a number from 0 to 1"):
-                await verifier.rate(CANDIDATE)
+        verifier = shared(function)
+        if rating is not None:
+            assert await verifier.rate(CANDIDATE) == rating
+            continue
+        with pytest.raises(VerifierFailed, match="has to be a number from 0 to 1"):
+            await verifier.rate(CANDIDATE)
 
 
 async def test_what_a_function_raises_is_a_failure_that_names_it() -> None:
@@ -102,9 +99,9 @@ async def test_what_a_function_raises_is_a_failure_that_names_it() -> None:
         runs_out: "RuntimeError: StopIter",
     }
     for function, cause in causes.items():
-        async with connected(function) as verifier:
-            with pytest.raises(VerifierFailed, match=cause):
-                await verifier.rate(CANDIDATE)
+        verifier = shared(function)
+        with pytest.raises(VerifierFailed, match=cause):
+            await verifier.rate(CANDIDATE)
 
 
 async def test_a_function_that_blocks_leaves_the_loop_free_and_keeps_its_place_when_late() -> None:
@@ -118,18 +115,16 @@ async def test_a_function_that_blocks_leaves_the_loop_free_and_keeps_its_place_w
         loop.call_soon_threadsafe(entered.set)
         return free.wait(60)
 
-    async with connected(blocks, seconds=1.5, max_concurrency=1) as verifier:
-        rating = asyncio.create_task(verifier.rate(CANDIDATE))
-        await entered.wait()  # the loop goes on while the function blocks
-        with pytest.raises(
-            VerifierFailed, match=r"no rating within 1\.5 s \(seconds in \[critic\]\)"
-        ):
-            await rating
-        with pytest.raises(VerifierFailed, match="no rating"):
-            await verifier.rate(CANDIDATE)
-        assert len(calls) == 1
-        free.set()
-        assert await verifier.rate(CANDIDATE) == Rating(1.0)
+    verifier = shared(blocks, seconds=1.5, max_concurrency=1)
+    rating = asyncio.create_task(verifier.rate(CANDIDATE))
+    await entered.wait()  # the loop goes on while the function blocks
+    with pytest.raises(VerifierFailed, match=r"no rating within 1\.5 s \(seconds in \[critic\]\)"):
+        await rating
+    with pytest.raises(VerifierFailed, match="no rating"):
+        await verifier.rate(CANDIDATE)
+    assert len(calls) == 1
+    free.set()
+    assert await verifier.rate(CANDIDATE) == Rating(1.0)
     assert len(calls) == 2
 
 
@@ -145,8 +140,8 @@ async def test_at_most_so_many_run_at_a_time() -> None:
         running -= 1
         return True
 
-    async with connected(counts, max_concurrency=3) as verifier:
-        await asyncio.gather(*(verifier.rate(CANDIDATE) for _ in range(10)))
+    verifier = shared(counts, max_concurrency=3)
+    await asyncio.gather(*(verifier.rate(CANDIDATE) for _ in range(10)))
     assert most == 3
 
 
@@ -162,8 +157,8 @@ async def test_an_instance_may_be_a_verifier_and_so_may_what_arguments_are_bound
         return candidate.answer == expected
 
     for function in (Near("42"), partial(matches, "42"), right):
-        async with connected(function) as verifier:
-            assert await verifier.rate(CANDIDATE) == Rating(1.0)
+        verifier = shared(function)
+        assert await verifier.rate(CANDIDATE) == Rating(1.0)
 
 
 @pytest.mark.parametrize(
