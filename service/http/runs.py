@@ -13,8 +13,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
-import aiohttp
-
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints.request_context import CARRIED
 from stepspec.orchestrator.events import Committed, Event
@@ -39,12 +37,6 @@ from .health import check_every
 
 log = logging.getLogger("stepspec")
 
-IDLE_SECONDS = 2.0
-"""
-Seconds that an idle connection stays open.
-
-vLLM closes its own after five seconds, perhaps just when a request is under way.
-"""
 MIN_SECONDS = 0.001
 """Seconds for a run whose deadline was over before it began."""
 GRACE_SECONDS = 10.0
@@ -52,10 +44,7 @@ GRACE_SECONDS = 10.0
 
 
 class ServiceContext:
-    """Settings, admission, models, clients and connections of one service."""
-
-    http: aiohttp.ClientSession
-    """The connections for forwarded requests, while the context is `open`."""
+    """Settings, admission, models and clients of one service."""
 
     def __init__(
         self,
@@ -82,13 +71,9 @@ class ServiceContext:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
-        """Hold connections, and check the health of the servers, while the block lasts."""
-        self.http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        """Check the health of the servers while the block lasts."""
         checking = check_every(self.settings.health_every, self.models, self.observe)
-        async with self.http, background(checking):
+        async with background(checking):
             yield
 
     def respond(

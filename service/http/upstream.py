@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -17,23 +16,13 @@ from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.breaker import UNUSABLE_STATUSES
 from stepspec.orchestrator.endpoints.interfaces import Server
-from stepspec.orchestrator.endpoints.request_context import SESSION, run_place
+from stepspec.orchestrator.endpoints.request_context import CARRIED, SESSION, run_place
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
     EndpointUnavailable,
 )
-from stepspec.orchestrator.http.client import connection_error
-from stepspec.orchestrator.http.http_errors import (
-    Call,
-    as_object,
-    http_date,
-    http_error,
-    no_reply,
-    no_stream,
-    object_in,
-    retry_after,
-)
+from stepspec.orchestrator.http.http_errors import as_object, no_reply, no_stream, object_in
 from stepspec.orchestrator.http.sse import (
     CONNECTION_ERRORS,
     DONE,
@@ -47,13 +36,13 @@ from ..errors import ApiError
 from ..formats.deltas import ANTHROPIC_ERROR_EVENT, OPENAI_ERROR_EVENT, response_failed
 from ..formats.requests import ServedModel, forwarded_priority
 from ..json_types import JsonFields, JsonObject
-from ..records import MESSAGES_PATH, ServiceRequest
+from ..records import MESSAGES_PATH, ServiceRequest, UpstreamAttempt
 from .connection import EVENT_STREAM, ClientConnection
 from .runs import ServiceContext
 
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 MAX_FAILURE_BYTES = 1 << 20
-"""The service reads at most about this many bytes of an answer with an error status."""
+"""The service reads at most about this many bytes of an answer in place of a stream."""
 MAX_ANSWER_BYTES = 1 << 28
 """The service reads at most about this many bytes of an answer that is no stream."""
 SERVER_DIED = "did the server die?"
@@ -65,16 +54,12 @@ class BrokenAnswer(Exception):
     """A server did not complete its answer."""
 
 
-class PriorityRefused(Exception):
-    """A server refused a request because of the priority that the service added."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
     """A client's request, and the model that it names."""
 
     context: ServiceContext
-    """What all requests share: settings, connections, and the queue for admission."""
+    """What all requests share: settings, clients, and the queue for admission."""
     record: ServiceRequest
     """The record of the request, for the log and the metrics."""
     body: bytes
@@ -107,15 +92,16 @@ class ClientRequest:
                 attempt = Attempt(self, model, endpoint, server, connection)
                 await attempt.send(priority)
 
-            SESSION.set(self.record.session)  # a context variable: no other task sees the change
+            # context variables: no other task sees the change
+            SESSION.set(self.record.session)
+            CARRIED.set(self.record.forwarded)
             try:
                 async with asyncio.timeout(seconds):
                     await endpoint.call(send_to)
             except EndpointError as exc:
-                attempts = self.record.attempts
-                status = attempts[-1].status if attempts else 0
-                if status in (404, 405):  # the server does not know the path
-                    raise ApiError(status, str(exc), code="upstream_rejected") from exc
+                # the server does not know the path; an error within an answer has no headers
+                if exc.status in (404, 405) and exc.headers:
+                    raise ApiError(exc.status, str(exc), code="upstream_rejected") from exc
                 raise
 
         return self.context.respond(self.record, work, priority or 0)
@@ -139,15 +125,14 @@ class Attempt:
         server: VllmEndpoint,
         connection: ClientConnection,
     ) -> None:
-        settings = server.settings
         self._client_request = client_request
         self._record = client_request.record
         self._model = model
         self._endpoint = endpoint
         self._server = server
         self._connection = connection
-        self._deadlines = settings.deadlines
-        self._call = Call(model.role, settings.url, "forward", settings.api_key is not None)
+        self._deadlines = server.settings.deadlines
+        self._call = server.connection.call("forward")
         self._streams = client_request.content.get("stream") is True
 
     async def send(self, priority: int | None) -> None:
@@ -158,38 +143,15 @@ class Attempt:
         request keeps the priority in its body, if there is one.
         """
         content = {**self._client_request.content, "model": self._model.name}
-        server = self._server
+        record = self._record
+        call = self._call
         # vLLM loses the top log-probabilities of a request if its batch also has a question of
         # a judge, which asks for the log-probabilities of given tokens
         exclusive = wants_top_logprobs(content)
-        async with server.without_questions() if exclusive else nullcontext():
-            if priority is None or not server.connection.priorities:
-                await self._send(content)
-                return
-            prioritised = {**content, "priority": run_place(priority)}
-            try:
-                await self._send(prioritised, may_refuse_priority=True)
-            except PriorityRefused:
-                await self._send(content)
-                # if the server accepts the request now, never send this server a priority again
-                if self._response.ok:
-                    server.connection.priorities = False
-
-    async def _send(self, content: JsonObject, *, may_refuse_priority: bool = False) -> None:
-        """
-        Send *content* once. Send the answer to the client.
-
-        With *may_refuse_priority*, raise `PriorityRefused` if the server refuses the priority.
-        """
-        record = self._record
-        call = self._call
         try:
-            with record.attempt(self._model.role, self._model.name, call.url) as attempt:
-                async with await self._open(content) as response:
-                    self._response = response
-                    attempt.status = response.status
-                    attempt.first = record.seconds - attempt.started
-                    await self._pass_on(may_refuse_priority=may_refuse_priority)
+            async with self._server.without_questions() if exclusive else nullcontext():
+                with record.attempt(self._model.role, self._model.name, call.url) as attempt:
+                    await self._send(attempt, content, priority)
         except (BrokenAnswer, EventTooLarge) as exc:
             if not self._connection.started:
                 raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
@@ -198,13 +160,34 @@ class Attempt:
             raise ApiError(503, message, code="upstream_error", retry=False) from exc
         record.upstream_seconds = record.seconds - (record.admitted or 0.0)
 
-    async def _pass_on(self, *, may_refuse_priority: bool) -> None:
-        if self._response.ok:
-            await self._pass_on_answer()
-        else:
-            await self._pass_on_failure(may_refuse_priority=may_refuse_priority)
+    async def _send(
+        self,
+        attempt: UpstreamAttempt,
+        content: JsonObject,
+        priority: int | None,
+    ) -> None:
+        """
+        Send *content*. Send the answer to the client.
 
-    async def _open(self, content: JsonObject) -> aiohttp.ClientResponse:
+        An answer that refuses this request only is passed on as it is. All servers would refuse the
+        request. If the prompt is too long, the client gets an error with its own code.
+        """
+        try:
+            response = await self._open(content, priority)
+        except EndpointError as exc:
+            attempt.status = exc.status
+            is_refusal = 400 <= exc.status < 500 and exc.status not in UNUSABLE_STATUSES
+            if not is_refusal or isinstance(exc, ContextTooLong):
+                raise
+            await self._connection.send_whole(exc.body, returned(exc.headers), exc.status)
+            return
+        async with response:
+            self._response = response
+            attempt.status = response.status
+            attempt.first = self._record.seconds - attempt.started
+            await self._pass_on_answer()
+
+    async def _open(self, content: JsonObject, priority: int | None) -> aiohttp.ClientResponse:
         """
         Send *content*. Return the answer when its headers have arrived.
 
@@ -212,32 +195,22 @@ class Attempt:
         is written. Then the service waits for the headers as long as the server is up.
         """
         request = self._client_request
-        api_key = self._server.settings.api_key
-        proxy = self._server.connection.proxy
-        headers = {
-            **self._record.forwarded,
-            "Content-Type": "application/json",
-            "Accept-Encoding": "identity",
-        }
-        if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key.get_secret_value()}"
-        posting = request.context.http.post(
-            f"{self._call.url}{self._record.path}",
+        prioritised = None
+        if priority is not None:
+            prioritised = write_json({**content, "priority": run_place(priority)})
+        opening = self._server.connection.open(
+            self._call,
+            self._record.path,
             # a request that stepspec does not change passes through byte by byte
-            data=request.body if content == request.content else write_json(content),
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(sock_connect=self._deadlines.connect),
-            proxy=proxy,
+            request.body if content == request.content else write_json(content),
+            prioritised,
         )
-        try:
-            async with background(posting) as (answering,):
-                return await self._within(
-                    self._deadlines.first,
-                    lambda: asyncio.shield(answering),
-                    patient=not self._streams,
-                )
-        except CONNECTION_ERRORS as exc:
-            raise connection_error(self._call, exc, self._deadlines.connect) from exc
+        async with background(opening) as (answering,):
+            return await self._within(
+                self._deadlines.first,
+                lambda: asyncio.shield(answering),
+                patient=not self._streams,
+            )
 
     async def _within(
         self,
@@ -255,8 +228,6 @@ class Attempt:
             try:
                 async with asyncio.timeout(seconds):
                     return await wait()
-            except aiohttp.ServerTimeoutError:  # a connection was not opened in time
-                raise
             except TimeoutError:
                 if not (patient and self._server in self._endpoint.up):
                     raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
@@ -281,25 +252,6 @@ class Attempt:
                 break
             rest += part
         return bytes(rest)
-
-    async def _pass_on_failure(self, *, may_refuse_priority: bool) -> None:
-        """
-        Send the client an answer whose status is an error.
-
-        Raise `EndpointError` if another server can possibly answer, or if the prompt is too long.
-        """
-        status = self._response.status
-        body = await self._rest(MAX_FAILURE_BYTES)
-        if may_refuse_priority and status == 400 and b"priority" in body.lower():
-            raise PriorityRefused
-        error = http_error(self._call, status, body, self._record.path)
-        if isinstance(error, EndpointUnavailable):
-            headers = self._response.headers
-            now = http_date(headers.get("Date")) or time.time()
-            error.retry_after = retry_after(headers.get("Retry-After"), now)
-        if status >= 500 or status in UNUSABLE_STATUSES or isinstance(error, ContextTooLong):
-            raise error
-        await self._connection.send_whole(body, self._headers, status)
 
     async def _pass_on_answer(self) -> None:
         """Send the client an answer without an error status, as a stream or in one piece."""
@@ -351,8 +303,12 @@ class Attempt:
     @property
     def _headers(self) -> dict[str, str]:
         """The headers of the answer that the client receives."""
-        headers = self._response.headers
-        return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
+        return returned(self._response.headers)
+
+
+def returned(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return those *headers* of a server's answer that the client receives."""
+    return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
 
 
 LAST_EVENTS = frozenset(
