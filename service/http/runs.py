@@ -22,6 +22,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Stopwatch
 
 from ..admission import Admission, Clients
+from ..formats.deltas import calls_of, upstream_seconds
 from ..formats.reply_format import ReplyFormat, RequestRuns, RunItem
 from ..formats.requests import ModelCatalog, Offer, RunRequest
 from ..records import (
@@ -142,8 +143,10 @@ class Runs(RequestRuns):
             async with asyncio.timeout(seconds + GRACE_SECONDS), background(*runs):
                 await answer(format, connection)
         finally:
-            request.ledgers = [Ledger.of(counts.events) for counts in self.counts]
-            request.partial = any(counts.written for counts in self.counts)
+            request.ledgers = [Ledger.of(events) for events in self.events]
+            request.partial = any(
+                call.written for events in self.events for call in calls_of(events)
+            )
 
     async def _whole(self, format: ReplyFormat, connection: ClientConnection) -> None:
         """Answer in one piece."""
@@ -205,7 +208,7 @@ class Runs(RequestRuns):
 
         def observe(event: Event) -> None:
             seconds = clock()
-            self.counts[choice](event)
+            self.events[choice].append(event)
             if isinstance(event, Committed) and self._request.first_step is None:
                 self._request.first_step = self._request.seconds
             self._put(RunEvent(self._request, choice, seconds, event))
@@ -227,7 +230,7 @@ class Runs(RequestRuns):
             return
         self.solutions[choice] = solution
         if len(self.solutions) == len(self.run_requests):
-            self._request.upstream_seconds = max(counts.upstream_seconds for counts in self.counts)
+            self._request.upstream_seconds = max(map(upstream_seconds, self.events))
         self._put(RunResult(self._request, choice, solution))
 
     def _put(self, item: RunItem) -> None:
