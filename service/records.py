@@ -229,17 +229,5 @@ class RequestFinished:
     """The request."""
 
 
-@dataclass(frozen=True, slots=True)
-class HealthChecked:
-    """The servers of a role were checked."""
-
-    role: Role
-    """The role."""
-    up: bool
-    """Whether a server of the role is up."""
-
-
-ServiceEvent: TypeAlias = (
-    RequestArrived | RunEvent | RunResult | RequestFailed | RequestFinished | HealthChecked
-)
+ServiceEvent: TypeAlias = RequestArrived | RunEvent | RunResult | RequestFailed | RequestFinished
 ServiceObserver: TypeAlias = Callable[[ServiceEvent], None]

@@ -73,8 +73,7 @@ class ServiceContext:
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
         """Check the health of the servers while the block lasts."""
-        checking = check_every(self.settings.health_every, self.models, self.observe)
-        async with background(checking):
+        async with background(check_every(self.settings.health_every, self.models)):
             yield
 
     def respond(

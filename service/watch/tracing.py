@@ -22,7 +22,6 @@ from stepspec.orchestrator.events import Called, Started
 
 from ..records import (
     MODEL_PATHS,
-    HealthChecked,
     RequestArrived,
     RequestFailed,
     RequestFinished,
@@ -102,8 +101,6 @@ class Tracing:
                 )
 
     def __call__(self, event: ServiceEvent) -> None:
-        if isinstance(event, HealthChecked):
-            return
         request = event.request
         if isinstance(event, RequestArrived) and request.path in MODEL_PATHS:
             self._arrived(request)

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepspec import __version__
 from stepspec.cli.program import logging_to_stderr
+from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Drafted, Started
 from stepspec.service.records import (
     RequestArrived,
@@ -32,7 +33,7 @@ from stepspec.service.watch import tracing
 from stepspec.service.watch.observers import RequestLog
 
 from ...stand_in import Refuse
-from ..served import Behind, FullDisk, Served, chosen, put_behind, serving, until
+from ..served import SCRIPT, Behind, FullDisk, Noting, Served, chosen, put_behind, serving, until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -83,8 +84,20 @@ async def test_metrics_count_requests_runs_steps_and_tokens() -> None:
     assert (
         found(samples, "upstream_up", role="small"),
         found(samples, "upstream_up", role="large"),
-    ) == (1, 1)
+    ) == (1, 0)  # the large model is down until a probe succeeds
     assert found(samples, "info", version=__version__) == 1
+
+
+async def test_a_model_is_up_while_one_of_its_servers_is() -> None:
+    async with serving(replicas=[Noting(SCRIPT, digits={"9": -0.1}, names=("huge",))]) as served:
+        large: Any = served.service.context.offer.engine.large
+        told = list[bool]()
+        for replica in large.replicas:
+            replica.open(EndpointUnavailable("it is gone"))
+            text = served.service.metrics.scrape()[0].decode()
+            told.append('stepspec_upstream_up{role="large"} 1.0' in text)
+        assert told == [True, False]
+        assert 'stepspec_upstream_up{role="small"} 1.0' in text
 
 
 async def test_a_request_refused_before_its_body_has_no_model() -> None:
@@ -394,7 +407,7 @@ async def test_an_observer_that_fails_is_logged_and_harms_no_request(
         samples = await metrics(served)
     chat = {"endpoint": "/v1/chat/completions"}
     assert found(samples, "requests_total", **chat, model="specreason", status="200") == 2
-    for kind in ("RequestArrived", "RunEvent", "RunResult", "RequestFinished", "HealthChecked"):
+    for kind in ("RequestArrived", "RunEvent", "RunResult", "RequestFinished"):
         assert f"an observer failed at {kind}" in caplog.text
 
 
