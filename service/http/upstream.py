@@ -36,7 +36,7 @@ from ..errors import ApiError
 from ..formats.deltas import ANTHROPIC_ERROR_EVENT, OPENAI_ERROR_EVENT, response_failed
 from ..formats.requests import ServedModel, forwarded_priority
 from ..json_types import JsonFields, JsonObject
-from ..records import MESSAGES_PATH, ServiceRequest, UpstreamAttempt
+from ..records import MESSAGES_PATH, ServiceRequest
 from .connection import EVENT_STREAM, ClientConnection
 from .runs import ServiceContext
 
@@ -150,8 +150,7 @@ class Attempt:
         exclusive = wants_top_logprobs(content)
         try:
             async with self._server.without_questions() if exclusive else nullcontext():
-                with record.attempt(self._model.role, self._model.name, call.url) as attempt:
-                    await self._send(attempt, content, priority)
+                await self._send(content, priority)
         except (BrokenAnswer, EventTooLarge) as exc:
             if not self._connection.started:
                 raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
@@ -160,12 +159,7 @@ class Attempt:
             raise ApiError(503, message, code="upstream_error", retry=False) from exc
         record.upstream_seconds = record.seconds - (record.admitted or 0.0)
 
-    async def _send(
-        self,
-        attempt: UpstreamAttempt,
-        content: JsonObject,
-        priority: int | None,
-    ) -> None:
+    async def _send(self, content: JsonObject, priority: int | None) -> None:
         """
         Send *content*. Send the answer to the client.
 
@@ -175,7 +169,6 @@ class Attempt:
         try:
             response = await self._open(content, priority)
         except EndpointError as exc:
-            attempt.status = exc.status
             is_refusal = 400 <= exc.status < 500 and exc.status not in UNUSABLE_STATUSES
             if not is_refusal or isinstance(exc, ContextTooLong):
                 raise
@@ -183,8 +176,6 @@ class Attempt:
             return
         async with response:
             self._response = response
-            attempt.status = response.status
-            attempt.first = self._record.seconds - attempt.started
             await self._pass_on_answer()
 
     async def _open(self, content: JsonObject, priority: int | None) -> aiohttp.ClientResponse:
