@@ -294,22 +294,6 @@ def response_error(status: int, message: str) -> JsonObject:
     return {"code": code, "message": message}
 
 
-def response_failed(
-    response: JsonFields,
-    number: int,
-    status: int,
-    message: str,
-) -> bytes:
-    """
-    Return the last event of a stream of the Responses API that fails.
-
-    *response* is the response at the beginning of the stream, *number* the sequence number of the
-    event.
-    """
-    failed = {**response, "status": "failed", "error": response_error(status, message)}
-    return named_event("response.failed", sequence_number=number, response=failed)
-
-
 def named_event(kind: str, **fields: Any) -> bytes:
     """Return an event of a stream with its name, as Anthropic and the Responses API write it."""
     return b"event: " + kind.encode() + b"\n" + event({"type": kind, **fields})

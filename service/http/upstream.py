@@ -33,7 +33,7 @@ from stepspec.orchestrator.http.sse import (
 from stepspec.orchestrator.json_values import write_json
 
 from ..errors import ApiError
-from ..formats.deltas import ANTHROPIC_ERROR_EVENT, OPENAI_ERROR_EVENT, response_failed
+from ..formats.deltas import ANTHROPIC_ERROR_EVENT, OPENAI_ERROR_EVENT
 from ..formats.requests import ServedModel, forwarded_priority
 from ..json_types import JsonFields, JsonObject
 from ..records import MESSAGES_PATH, ServiceRequest
@@ -259,9 +259,9 @@ class Attempt:
     async def _pass_on_stream(self) -> None:
         """Send the client a stream."""
         connection = self._connection
-        answer = ForwardedAnswer(self._record.path)
+        answer = ForwardedAnswer()
         first = await self._first_event(answer)
-        connection.last_event = answer.failed
+        connection.last_event = self._failed
         await connection.start({**EVENT_STREAM, **self._headers}, self._response.status)
         await connection.send(first)
         # a server can be silent, for example until a tool call is complete
@@ -291,6 +291,11 @@ class Attempt:
         # the server sent nothing, or no events: for example an error in JSON
         raise no_stream(self._call, received + await self._rest(MAX_FAILURE_BYTES))
 
+    def _failed(self, error: ApiError, body: bytes) -> bytes:
+        """Return the event that ends the stream with *error*. *body* is *error* as JSON text."""
+        has_names = self._record.path in (MESSAGES_PATH, "/v1/responses")
+        return (ANTHROPIC_ERROR_EVENT if has_names else OPENAI_ERROR_EVENT) % body
+
     @property
     def _headers(self) -> dict[str, str]:
         """The headers of the answer that the client receives."""
@@ -310,41 +315,15 @@ LAST_EVENTS = frozenset(
 
 class ForwardedAnswer:
     """
-    A stream on its way from a server to the client: the answer to a request to *path*.
+    A stream on its way from a server to the client.
 
     The client receives complete events only, so that an event with an error can follow at any
     point.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._reader = EventReader()
-        self._first_data = b""  # the data of the first event
-        self._last_object = b""  # the data of the last event whose data is a JSON object
-        self._done = False  # the event [DONE] has come
-
-    @property
-    def _is_complete(self) -> bool:
-        """
-        Whether the last event is one that ends a stream.
-
-        Otherwise the stream was cut off, even if the server closed the connection normally.
-        """
-        last = object_in(self._last_object)
-        kind = last.get("type")
-        choices: object = last.get("choices")
-        if self._done:
-            return True
-        if isinstance(kind, str):
-            return kind in LAST_EVENTS
-        if not isinstance(choices, list):
-            # an error, or an event of an API whose last event is not known here
-            return self._first_data != b""
-        reasons = [
-            as_object(choice).get("finish_reason") for choice in cast("list[object]", choices)
-        ]
-        # an event without choices has the usage, and comes after all choices
-        return not reasons or any(reason is not None for reason in reasons)
+        self._last = b""  # the data of the last event that has data
 
     def add(self, part: bytes) -> bytes:
         """
@@ -354,7 +333,7 @@ class ForwardedAnswer:
         """
         events = self._reader.feed(part)
         for event in events:
-            self._note(event.data)
+            self._last = event.data.strip() or self._last  # JSON can have spaces around it
         return b"".join(event.raw for event in events)
 
     def finish(self) -> bytes:
@@ -365,38 +344,33 @@ class ForwardedAnswer:
         cut off.
         """
         rest = self._reader.rest
-        data = self._reader.end()
-        self._note(data)
-        is_cut = not rest.startswith(b":") and rest.strip(b"\r\n") != b""
-        if data.strip() == DONE or object_in(data):
-            is_cut = False
-        if is_cut or not self._is_complete:
+        data = self._reader.end().strip()
+        is_whole = data == DONE or bool(object_in(data))
+        is_cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and not is_whole
+        if is_cut or not ends_stream(data or self._last):
             raise BrokenAnswer(SERVER_DIED)
         return rest + b"\n\n" if data else rest
 
-    def failed(self, error: ApiError, body: bytes) -> bytes:
-        """
-        Return the event that ends the stream with *error*.
 
-        *body* is the JSON text of *error* in the form of the stream's API.
-        """
-        if self._path == MESSAGES_PATH:
-            return ANTHROPIC_ERROR_EVENT % body
-        if self._path != "/v1/responses":
-            return OPENAI_ERROR_EVENT % body
-        response = as_object(object_in(self._first_data).get("response"))
-        last_number: object = object_in(self._last_object).get("sequence_number")
-        number = last_number + 1 if isinstance(last_number, int) else 0
-        return response_failed(response, number, error.status, error.message)
+def ends_stream(data: bytes) -> bool:
+    """
+    Return whether an event with *data* ends a stream. b"": there was no event with data.
 
-    def _note(self, data: bytes) -> None:
-        """Update the attributes from the *data* of the next event."""
-        data = data.strip()  # JSON can have spaces around it
-        self._first_data = self._first_data or data
-        if data == DONE:
-            self._done = True
-        if data.startswith(b"{"):
-            self._last_object = data
+    A stream without such an event was cut off, even if the server closed the connection normally.
+    """
+    fields = object_in(data)
+    kind = fields.get("type")
+    choices: object = fields.get("choices")
+    if isinstance(kind, str):
+        return kind in LAST_EVENTS
+    if isinstance(choices, list):
+        reasons = [
+            as_object(choice).get("finish_reason") for choice in cast("list[object]", choices)
+        ]
+        # an event without choices has the usage, and comes after all choices
+        return not reasons or any(reason is not None for reason in reasons)
+    # [DONE], an error, or an event of an API whose last event is not known here
+    return data != b""
 
 
 def wants_top_logprobs(content: JsonFields) -> bool:
