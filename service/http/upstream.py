@@ -254,15 +254,17 @@ class Attempt:
         error = no_reply(self._call, body)
         if error:
             raise error
-        await self._connection.send_whole(body, self._headers, response.status)
+        await self._connection.send_whole(body, returned(response.headers), response.status)
 
     async def _pass_on_stream(self) -> None:
         """Send the client a stream."""
         connection = self._connection
+        response = self._response
         answer = ForwardedAnswer()
         first = await self._first_event(answer)
         connection.last_event = self._failed
-        await connection.start({**EVENT_STREAM, **self._headers}, self._response.status)
+        headers = {**EVENT_STREAM, **returned(response.headers)}
+        await connection.start(headers, response.status)
         await connection.send(first)
         # a server can be silent, for example until a tool call is complete
         while part := await self._read(self._deadlines.between, patient=True):
@@ -295,11 +297,6 @@ class Attempt:
         """Return the event that ends the stream with *error*. *body* is *error* as JSON text."""
         has_names = self._record.path in (MESSAGES_PATH, "/v1/responses")
         return (ANTHROPIC_ERROR_EVENT if has_names else OPENAI_ERROR_EVENT) % body
-
-    @property
-    def _headers(self) -> dict[str, str]:
-        """The headers of the answer that the client receives."""
-        return returned(self._response.headers)
 
 
 def returned(headers: Mapping[str, str]) -> dict[str, str]:
