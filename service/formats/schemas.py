@@ -149,11 +149,9 @@ def check_bounds(content: JsonFields) -> None:
                     " texts that belong together",
                     name,
                 )
-            level = [
-                item
-                for container in containers
-                for item in (container.values() if isinstance(container, dict) else container)
-            ]
+            level = []
+            for container in containers:
+                level += container.values() if isinstance(container, dict) else container
 
 
 class Options(BaseModel):

@@ -92,6 +92,7 @@ async def test_a_model_is_up_while_one_of_its_servers_is() -> None:
     async with serving(replicas=[Noting(SCRIPT, digits={"9": -0.1}, names=("huge",))]) as served:
         large: Any = served.service.context.offer.engine.large
         told = list[bool]()
+        text = ""
         for replica in large.replicas:
             replica.open(EndpointUnavailable("it is gone"))
             text = served.service.metrics.scrape()[0].decode()
