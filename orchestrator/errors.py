@@ -25,8 +25,9 @@ from __future__ import annotations
 import difflib
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 from .chain import Role
 
@@ -55,6 +56,10 @@ class EndpointError(StepspecError):
 
     status: int = 0
     """The HTTP status of the response, or of the error inside of it; 0 if there is none."""
+    body: bytes = b""
+    """The body of a response with an error status; b"" if there is none."""
+    headers: Mapping[str, str] = MappingProxyType({})
+    """The headers of a response with an error status."""
 
     def __init__(
         self,

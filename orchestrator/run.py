@@ -58,6 +58,8 @@ class Outcome:
     """Whether a verifier accepted the answer. None: nobody judged the answer."""
     rejection: str = ""
     """Why the verifier rejected the answer. "": the verifier accepted it, or nobody judged it."""
+    stopped: str = ""
+    """The stop string that ended the answer. "": none did."""
 
     @property
     def answer(self) -> str:
@@ -213,8 +215,18 @@ class _CurrentRun:
             self.stream.finish(text)
         if reason != "stop":
             calls = complete_calls(calls)
-        text = answer_text(text, self.stop, thought=self.chain.thought)
-        return Outcome(self.chain, text, reason, calls)
+        return Outcome(
+            self.chain,
+            answer_text(text, self.stop, thought=self.chain.thought),
+            reason,
+            calls,
+            stopped=self._stop_in(text),
+        )
+
+    def _stop_in(self, text: str) -> str:
+        """Return the first stop string in the answer *text*. "": there is none."""
+        found = first_stop(text, self.stop)
+        return found[1] if found else ""
 
     def _answering_chain(self) -> Chain:
         """
@@ -489,6 +501,7 @@ class _CurrentRun:
             reason=reason,
             verified=answer.verified,
             rejection=answer.rejection,
+            stopped=self._stop_in(answer.step.text),
         )
 
     def _left(self, chain: Chain) -> int:

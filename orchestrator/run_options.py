@@ -294,12 +294,13 @@ def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collectio
     place = [part for part in error["loc"] if part not in hidden]
     name = ".".join(map(str, place))
     if error["type"] == "extra_forbidden":
-        return f"unknown setting {name!r}{near(str(place[-1]), _known(model, place) - {place[-1]})}"
+        suggestion = near(str(place[-1]), known_fields(model, place) - {place[-1]})
+        return f"unknown setting {name!r}{suggestion}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{name}: {message}" if name else message
 
 
-def _known(root: type[BaseModel], place: Sequence[int | str]) -> set[str]:
+def known_fields(root: type[BaseModel], place: Sequence[int | str]) -> set[str]:
     """Return the names of the fields that may stand where the last part of *place* does."""
     found = [root]
     for name in place[:-1]:

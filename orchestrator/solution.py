@@ -96,6 +96,10 @@ class Solution:
     """
     rejection: str = ""
     """Why the answer was not accepted; "" if it was."""
+    stopped: str = ""
+    """The stop string that ended the answer; "" if none did."""
+    thinking_tokens: int = 0
+    """The number of tokens of the thinking."""
 
     @classmethod
     def of(cls, outcome: Outcome, moments: Sequence[Moment]) -> Solution:
@@ -107,10 +111,11 @@ class Solution:
         if any(isinstance(event, FellBack) for event in events):
             degraded.append("critic")
         advice = (event.advice for event in events if isinstance(event, Decided) and event.advice)
+        thinking, _ = outcome.chain.parts()
         return cls(
             answer=outcome.answer,
             text=outcome.text,
-            thinking=outcome.chain.parts()[0].text,
+            thinking=thinking.text,
             steps=tuple(step for moment in moments for step in solved_steps(moment, lost)),
             ledger=Ledger.of(events),
             finish_reason=outcome.reason,
@@ -122,6 +127,8 @@ class Solution:
             calls=outcome.calls,
             verified=outcome.verified,
             rejection=outcome.rejection,
+            stopped=outcome.stopped,
+            thinking_tokens=thinking.tokens if outcome.chain.thought else 0,
         )
 
 

@@ -9,12 +9,10 @@ observers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.solution import Solution
@@ -47,28 +45,6 @@ NEVER_FORWARDED = frozenset({"/live"})
 """The paths of `MODEL_PATHS` whose requests are never forwarded to a server."""
 TRACE_HEADERS = ("traceparent", "tracestate")
 """The headers with the trace to which a request belongs."""
-
-
-@dataclass(slots=True, eq=False)
-class UpstreamAttempt:
-    """One attempt to forward a request to a server."""
-
-    role: Role
-    """The role of the model."""
-    model: str
-    """The name of the model."""
-    url: str
-    """The base URL of the server."""
-    started: float
-    """The start, in seconds since the request arrived."""
-    seconds: float = 0.0
-    """Seconds from the start to the end."""
-    first: float | None = None
-    """Seconds from the start to the headers of the answer. None: no answer came."""
-    status: int = 0
-    """The HTTP status of the answer. 0: no answer came."""
-    failure: str | None = None
-    """The status that is an error, or the name of the exception. None: nothing failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,8 +89,6 @@ class ServiceRequest:
     """The headers that served models receive, among them the session header."""
     log_fields: JsonObject = field(default_factory=JsonObject)
     """Further fields for the request's line in the log."""
-    attempts: list[UpstreamAttempt] = field(default_factory=list[UpstreamAttempt])
-    """The attempts to forward the request."""
 
     def __post_init__(self) -> None:
         names = (*TRACE_HEADERS, self.session_header)
@@ -129,21 +103,6 @@ class ServiceRequest:
     def seconds(self) -> float:
         """Seconds since the request arrived."""
         return time.perf_counter() - self.arrived
-
-    @contextmanager
-    def attempt(self, role: Role, model: str, url: str) -> Generator[UpstreamAttempt]:
-        """Record in `attempts` the attempt that is made within the block."""
-        attempt = UpstreamAttempt(role, model, url, self.seconds)
-        self.attempts.append(attempt)
-        try:
-            yield attempt
-        except BaseException as exc:
-            attempt.failure = type(exc).__name__
-            raise
-        finally:
-            attempt.seconds = self.seconds - attempt.started
-            if attempt.status >= 400:
-                attempt.failure = str(attempt.status)
 
     @property
     def anthropic(self) -> bool:
@@ -229,17 +188,5 @@ class RequestFinished:
     """The request."""
 
 
-@dataclass(frozen=True, slots=True)
-class HealthChecked:
-    """The servers of a role were checked."""
-
-    role: Role
-    """The role."""
-    up: bool
-    """Whether a server of the role is up."""
-
-
-ServiceEvent: TypeAlias = (
-    RequestArrived | RunEvent | RunResult | RequestFailed | RequestFinished | HealthChecked
-)
+ServiceEvent: TypeAlias = RequestArrived | RunEvent | RunResult | RequestFailed | RequestFinished
 ServiceObserver: TypeAlias = Callable[[ServiceEvent], None]

@@ -72,6 +72,8 @@ MAX_PAUSE_SECONDS = 10.0
 """Between two tries, unless the server wants more."""
 MAX_DOUBLINGS = 10
 """How often the pause is doubled at most. It exceeds `MAX_PAUSE_SECONDS` before."""
+MAX_FAILURE_BYTES = 1 << 20
+"""At most about so many bytes of an answer with an error status are read."""
 
 log = logging.getLogger("stepspec.requests")
 waiting = logging.getLogger(WAITING)
@@ -272,27 +274,45 @@ class Connection:
             return await self._send_once(call, path, body)
         body = {**body, **CACHE.get()}
         value = priority(REQUEST.get(), RUN.get())
-        if self.priorities and value is not None:
-            try:
-                return await self._send_once(call, path, {**body, "priority": value})
-            except EndpointRejected as exc:
-                if "priority" not in exc.cause.lower():
-                    raise
-                self.priorities = False
-        return await self._send_once(call, path, body)
+        prioritised = None if value is None else {**body, "priority": value}
+        return await self.open(call, path, body, prioritised)
+
+    async def open(
+        self,
+        call: Call,
+        path: str,
+        body: Body | bytes,
+        prioritised: Body | bytes | None,
+    ) -> aiohttp.ClientResponse:
+        """
+        Send *body* once; return the response with its body unread.
+
+        *prioritised* is *body* with a priority, which is sent first. None: it has no priority. If
+        the server refuses the priority and accepts *body*, it never gets a priority again.
+        """
+        if prioritised is None or not self.priorities:
+            return await self._send_once(call, path, body)
+        try:
+            return await self._send_once(call, path, prioritised)
+        except EndpointRejected as exc:
+            if b"priority" not in exc.body.lower():
+                raise
+        response = await self._send_once(call, path, body)
+        self.priorities = False
+        return response
 
     async def _send_once(
         self,
         call: Call,
         path: str,
-        body: Body | None,
+        body: Body | bytes | None,
     ) -> aiohttp.ClientResponse:
         method = "GET"
         content: bytes | None = None
         headers = CARRIED.get()
         if body is not None:
             method = "POST"
-            content = _json(call, body)
+            content = body if isinstance(body, bytes) else _json(call, body)
             headers = {"Content-Type": "application/json", **headers}
         url = self.endpoint.url + path
         try:
@@ -307,7 +327,8 @@ class Connection:
             self._heard = asyncio.get_running_loop().time()
             log.debug("%s %s: %d", method, url, response.status)
             if response.status >= 400:
-                raise await _refusal(call, response, path)
+                async with response:
+                    raise await _refusal(call, response, path, self.endpoint.deadlines.between)
         except CONNECTION_ERRORS as exc:
             raise connection_error(call, exc, self.endpoint.deadlines.connect) from exc
         return response
@@ -456,13 +477,26 @@ def _shortage_of_names(exc: Exception) -> str:
     return ""
 
 
-async def _refusal(call: Call, response: aiohttp.ClientResponse, path: str) -> EndpointError:
+async def _refusal(
+    call: Call,
+    response: aiohttp.ClientResponse,
+    path: str,
+    seconds: float,
+) -> EndpointError:
     """
-    Make the error of a *response*.
+    Make the error of a *response*, whose body may take *seconds*.
 
     It says when the server wants the request again, or which other URL has refused the request.
     """
-    error = http_error(call, response.status, await response.read(), path)
+    body = b""
+    try:
+        async with asyncio.timeout(seconds):
+            while len(body) < MAX_FAILURE_BYTES and not response.content.at_eof():
+                body += await response.content.readany()
+    except TimeoutError:
+        message = f"HTTP {response.status}, and no whole answer in {seconds:g} s"
+        return call.error(EndpointUnavailable, message)
+    error = http_error(call, response.status, body, path)
     if isinstance(error, EndpointUnavailable):
         now = http_date(response.headers.get("date")) or time.time()
         error.retry_after = retry_after(response.headers.get("retry-after"), now)
@@ -475,6 +509,8 @@ async def _refusal(call: Call, response: aiohttp.ClientResponse, path: str) -> E
         )
         error = call.error(EndpointRejected, moved)
         error.status = response.status
+    error.body = body
+    error.headers = response.headers.copy()
     return error
 
 

@@ -49,8 +49,6 @@ class ServerEvent(NamedTuple):
 
     data: bytes
     """The values of its ``data`` lines, joined by line breaks. b"": a block of comments."""
-    name: bytes
-    """The value of its ``event`` line. b"": it has none."""
     raw: bytes
     """All of its bytes, with the blank line that ends it."""
 
@@ -98,16 +96,13 @@ class EventReader:
 
     def _event(self, raw: bytes) -> ServerEvent:
         data: list[bytes] = []
-        name = b""
         # Bytes are split at LF and CR only.
         for line in raw.removeprefix(self._mark).splitlines():
             field, _, value = line.partition(b":")
             if field == b"data":
                 data.append(value.removeprefix(b" "))
-            elif field == b"event":
-                name = value.removeprefix(b" ")
         self._mark = b""
-        return ServerEvent(b"\n".join(data), name, raw)
+        return ServerEvent(b"\n".join(data), raw)
 
 
 def begins_events(head: bytes) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from stepspec.orchestrator.chain import THINK_END, Step, ToolCall
 from stepspec.orchestrator.events import (
-    Answered,
     Answering,
     Called,
     Calling,
@@ -23,7 +22,6 @@ from stepspec.orchestrator.json_values import write_json
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.markers import may_open_block, opened_by
 from stepspec.orchestrator.solution import Solution
-from stepspec.orchestrator.trace import EventLog
 
 from ..json_types import JsonFields, JsonObject
 from ..records import RunEvent, RunResult
@@ -203,78 +201,33 @@ class DeltaBuilder:
             yield Delta(call=Calling(self._call_index, arguments="{}"))
 
 
-class TokenCounts:
-    """
-    An observer of one run.
-
-    It counts tokens and the seconds of requests to models, and keeps the text of the answer.
-    """
-
-    def __init__(self) -> None:
-        self.reasoning = 0
-        """Kept tokens of the thinking."""
-        self.answer = 0
-        """Kept tokens of the answer."""
-        self.written = 0
-        """All tokens that the models have written."""
-        self.text = ""
-        """The answer as the model wrote it, with the stop sequence that ended it."""
-        self.events = EventLog()
-        """All events so far."""
-        self._tracker = ThinkingTracker()
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
-        match event:
-            case Started(thinks=thinks):
-                self._tracker = ThinkingTracker(open=thinks)
-            case Committed(step=step):
-                if self._tracker.add(step) is None:
-                    self.answer += len(step.tokens)
-                    self.text += step.text
-                else:
-                    self.reasoning += len(step.tokens)
-            case Answered(step=step):
-                self.answer += len(step.tokens)
-                self.text = step.text
-            case Called():
-                self.written += event.written
-            case _:
-                pass
-
-    @property
-    def _calls(self) -> list[Called]:
-        """The requests to models, in the order in which they started."""
-        calls = [event for event in self.events if isinstance(event, Called)]
-        return sorted(calls, key=lambda call: call.started)
-
-    @property
-    def first(self) -> Called | None:
-        """The first request to a model. None: there was none."""
-        return next(iter(self._calls), None)
-
-    @property
-    def upstream_seconds(self) -> float:
-        """Seconds in which at least one request to a model was open."""
-        busy = 0.0
-        busy_until = 0.0
-        for call in self._calls:
-            ended = call.started + call.seconds
-            busy += max(0.0, ended - max(call.started, busy_until))
-            busy_until = max(busy_until, ended)
-        return busy
+def calls_of(events: Iterable[Event]) -> list[Called]:
+    """Return the requests to models among the *events* of a run, in the order of their start."""
+    calls = [event for event in events if isinstance(event, Called)]
+    return sorted(calls, key=lambda call: call.started)
 
 
-def usage(prompt: int, counts: Sequence[TokenCounts]) -> JsonObject:
+def upstream_seconds(events: Iterable[Event]) -> float:
+    """Return the seconds in which at least one request to a model was open."""
+    busy = 0.0
+    busy_until = 0.0
+    for call in calls_of(events):
+        ended = call.started + call.seconds
+        busy += max(0.0, ended - max(call.started, busy_until))
+        busy_until = max(busy_until, ended)
+    return busy
+
+
+def usage(prompt: int, cached: int = 0, solutions: Collection[Solution] = ()) -> JsonObject:
     """
     Return the usage as one model alone would report it, in the form of a chat completion.
 
-    The *prompt* tokens of the conversation count once. Of the written tokens only kept ones count;
-    the ledger has the others.
+    The *prompt* tokens of the conversation count once. *cached* of these tokens were in the prefix
+    cache. Of the written tokens only kept ones count; the ledger has the others.
     """
-    reasoning = sum(count.reasoning for count in counts)
-    completion = reasoning + sum(count.answer for count in counts)
-    cached = max((count.first.cached for count in counts if count.first), default=0)
+    ledgers = [solution.ledger for solution in solutions]
+    completion = sum(ledger.small.kept + ledger.large.kept for ledger in ledgers)
+    reasoning = sum(solution.thinking_tokens for solution in solutions)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -339,22 +292,6 @@ def response_error(status: int, message: str) -> JsonObject:
     elif status >= 500:
         code = "server_error"
     return {"code": code, "message": message}
-
-
-def response_failed(
-    response: JsonFields,
-    number: int,
-    status: int,
-    message: str,
-) -> bytes:
-    """
-    Return the last event of a stream of the Responses API that fails.
-
-    *response* is the response at the beginning of the stream, *number* the sequence number of the
-    event.
-    """
-    failed = {**response, "status": "failed", "error": response_error(status, message)}
-    return named_event("response.failed", sequence_number=number, response=failed)
 
 
 def named_event(kind: str, **fields: Any) -> bytes:

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 
-from stepspec.orchestrator.answer import first_stop
 from stepspec.orchestrator.chain import Message, ToolCall, Toolset
 from stepspec.orchestrator.json_values import read_json
 from stepspec.orchestrator.solution import Solution
@@ -456,7 +455,7 @@ class MessagesReply(ApiReply[MessagesRequest]):
         return ContentBlocks()
 
     async def opening(self) -> bytes:
-        usage = _usage(deltas.usage(await self._runs.prompt_tokens(), []))
+        usage = _usage(deltas.usage(await self._runs.prompt_tokens()))
         message = self._message([]) | {"usage": usage | TIER}
         return named_event("message_start", message=message) + PING
 
@@ -483,14 +482,9 @@ class MessagesReply(ApiReply[MessagesRequest]):
 
     def _end_fields(self) -> JsonObject:
         """Return the fields of the message that say why it ended."""
-        (run_request,) = self._runs.run_requests
-        (observer,) = self._runs.counts
-        found = first_stop(observer.text, run_request.wanted.stops)
-        reason = stop_reason(self._solution, stopped=found is not None)
-        stop_sequence = None
-        if found is not None and reason == "stop_sequence":
-            _, stop_sequence = found
-        return {"stop_reason": reason, "stop_sequence": stop_sequence}
+        reason = stop_reason(self._solution)
+        stopped = self._solution.stopped if reason == "stop_sequence" else None
+        return {"stop_reason": reason, "stop_sequence": stopped}
 
     def _message(self, content: list[JsonObject]) -> JsonObject:
         return {
@@ -504,15 +498,15 @@ class MessagesReply(ApiReply[MessagesRequest]):
         }
 
 
-def stop_reason(solution: Solution, *, stopped: bool) -> str:
-    """Return Anthropic's reason for the end of a message. *stopped*: it has a stop sequence."""
+def stop_reason(solution: Solution) -> str:
+    """Return Anthropic's reason for the end of a message."""
     if solution.finish_reason == "context":
         return "model_context_window_exceeded"
     if solution.finish_reason != "stop":
         return "max_tokens"
     if solution.calls:
         return "tool_use"
-    return "stop_sequence" if stopped else "end_turn"
+    return "stop_sequence" if solution.stopped else "end_turn"
 
 
 TIER = {"service_tier": "standard"}

@@ -18,13 +18,14 @@ from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Calling, Committed, Event, Finished
 from stepspec.orchestrator.json_values import is_json
 from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.trace import EventLog
 
 from ..errors import ApiError
 from ..json_types import JsonFields, JsonObject
 from ..records import RunEvent, RunResult, ServiceRequest
 from ..settings import Thinking
 from . import deltas
-from .deltas import KEEP_ALIVE, Delta, DeltaBuilder, TokenCounts
+from .deltas import KEEP_ALIVE, Delta, DeltaBuilder
 from .requests import RunRequest
 from .schemas import Request
 
@@ -43,15 +44,17 @@ class RequestRuns:
     def __init__(self, run_requests: Sequence[RunRequest], large: ModelEndpoint) -> None:
         self.run_requests = run_requests
         """What each run was asked for, by the index of its choice."""
-        self.counts = [TokenCounts() for _ in run_requests]
-        """The tokens of each run, by the index of its choice."""
+        self.events = [EventLog() for _ in run_requests]
+        """The events of each run so far, by the index of its choice."""
         self.solutions: dict[int, Solution] = {}
         """The solutions of the runs that are over, by the index of their choice."""
         self._large = large
 
     async def usage(self) -> JsonObject:
         """Return the usage of all runs together, in the form of `deltas.usage`."""
-        return deltas.usage(await self.prompt_tokens(), self.counts)
+        requests = [deltas.calls_of(events) for events in self.events]
+        cached = max([calls[0].cached for calls in requests if calls], default=0)
+        return deltas.usage(await self.prompt_tokens(), cached, self.solutions.values())
 
     async def prompt_tokens(self) -> int:
         """Return the number of tokens of the conversation, as the large model reads it."""
@@ -60,8 +63,8 @@ class RequestRuns:
             async with asyncio.timeout(COUNT_SECONDS):
                 return await self._large.count(wanted.conversation, wanted.tools.tools)
         except (EndpointError, TimeoutError):  # the answer is complete without this number
-            called = self.counts[0].first
-            return called.prompt if called else 0
+            calls = deltas.calls_of(self.events[0])
+            return calls[0].prompt if calls else 0
 
     def extension(self, *choices: int) -> JsonObject:
         """Return stepspec's own fields of a reply, about the runs of *choices*, which are over."""

@@ -139,38 +139,19 @@ def check_bounds(content: JsonFields) -> None:
         raise bad_request(f"{len(content)} parameters: at most {MAX_ITEMS} are allowed")
     values = 0
     for name, value in content.items():
-        sizes = [len(container) for level in _levels(value) for container in level]
-        values += sum(sizes)
-        longest = max(sizes, default=0)
-        if longest > MAX_ITEMS:
-            raise bad_request(
-                f"{name} has a list or an object of {longest} items: at most {MAX_ITEMS} are"
-                " allowed",
-                name,
-            )
-        if values > MAX_VALUES:
-            raise bad_request(
-                f"{name}: the request has more than {MAX_VALUES} JSON values (texts, numbers,"
-                " lists, objects); join texts that belong together",
-                name,
-            )
-
-
-def _levels(value: object) -> Iterator[list[Any]]:
-    """
-    Yield the lists and objects in *value*, level by level.
-
-    The first level is *value* itself, the second level is what *value* contains, and so on.
-    """
-    values: Iterable[Any] = [value]
-    while containers := [item for item in values if type(item) in (list, dict)]:
-        yield containers
-        values = _items(containers)
-
-
-def _items(containers: Iterable[Any]) -> Iterable[Any]:
-    for container in containers:
-        yield from container.values() if isinstance(container, dict) else container
+        level: list[Any] = [value]
+        while containers := [item for item in level if type(item) in (list, dict)]:
+            values += sum(map(len, containers))
+            if values > MAX_VALUES or max(map(len, containers)) > MAX_ITEMS:
+                raise bad_request(
+                    f"{name}: a request may have at most {MAX_VALUES} JSON values (texts, numbers,"
+                    f" lists, objects), and a list or an object at most {MAX_ITEMS} items; join"
+                    " texts that belong together",
+                    name,
+                )
+            level = []
+            for container in containers:
+                level += container.values() if isinstance(container, dict) else container
 
 
 class Options(BaseModel):

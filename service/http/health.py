@@ -9,15 +9,14 @@ from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable, LocalShortage
 
 from ..formats.requests import ROLES, ModelCatalog
-from ..records import HealthChecked, ServiceObserver
 
 CHECK_SECONDS = 5.0
 """Seconds for one health check."""
 
 
-async def check_every(seconds: float, models: ModelCatalog, observe: ServiceObserver) -> None:
+async def check_every(seconds: float, models: ModelCatalog) -> None:
     """
-    Check every server of *models* now and every *seconds*, for ever. *observe* the results.
+    Check every server of *models* now and every *seconds*, for ever.
 
     A server that fails a check is reported to its circuit breaker, which probes it from then on.
     """
@@ -26,7 +25,6 @@ async def check_every(seconds: float, models: ModelCatalog, observe: ServiceObse
             endpoint = models.endpoint(role)
             assert isinstance(endpoint, ReplicatedEndpoint)
             await asyncio.gather(*[check(endpoint, server) for server in endpoint.up])
-            observe(HealthChecked(role, endpoint.usable))
         await asyncio.sleep(seconds)
 
 

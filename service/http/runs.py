@@ -13,8 +13,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
-import aiohttp
-
 from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints.request_context import CARRIED
 from stepspec.orchestrator.events import Committed, Event
@@ -24,6 +22,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Stopwatch
 
 from ..admission import Admission, Clients
+from ..formats.deltas import calls_of, upstream_seconds
 from ..formats.reply_format import ReplyFormat, RequestRuns, RunItem
 from ..formats.requests import ModelCatalog, Offer, RunRequest
 from ..records import (
@@ -39,12 +38,6 @@ from .health import check_every
 
 log = logging.getLogger("stepspec")
 
-IDLE_SECONDS = 2.0
-"""
-Seconds that an idle connection stays open.
-
-vLLM closes its own after five seconds, perhaps just when a request is under way.
-"""
 MIN_SECONDS = 0.001
 """Seconds for a run whose deadline was over before it began."""
 GRACE_SECONDS = 10.0
@@ -52,10 +45,7 @@ GRACE_SECONDS = 10.0
 
 
 class ServiceContext:
-    """Settings, admission, models, clients and connections of one service."""
-
-    http: aiohttp.ClientSession
-    """The connections for forwarded requests, while the context is `open`."""
+    """Settings, admission, models and clients of one service."""
 
     def __init__(
         self,
@@ -82,13 +72,8 @@ class ServiceContext:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
-        """Hold connections, and check the health of the servers, while the block lasts."""
-        self.http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        checking = check_every(self.settings.health_every, self.models, self.observe)
-        async with self.http, background(checking):
+        """Check the health of the servers while the block lasts."""
+        async with background(check_every(self.settings.health_every, self.models)):
             yield
 
     def respond(
@@ -157,8 +142,10 @@ class Runs(RequestRuns):
             async with asyncio.timeout(seconds + GRACE_SECONDS), background(*runs):
                 await answer(format, connection)
         finally:
-            request.ledgers = [Ledger.of(counts.events) for counts in self.counts]
-            request.partial = any(counts.written for counts in self.counts)
+            request.ledgers = [Ledger.of(events) for events in self.events]
+            request.partial = any(
+                call.written for events in self.events for call in calls_of(events)
+            )
 
     async def _whole(self, format: ReplyFormat, connection: ClientConnection) -> None:
         """Answer in one piece."""
@@ -220,7 +207,7 @@ class Runs(RequestRuns):
 
         def observe(event: Event) -> None:
             seconds = clock()
-            self.counts[choice](event)
+            self.events[choice].append(event)
             if isinstance(event, Committed) and self._request.first_step is None:
                 self._request.first_step = self._request.seconds
             self._put(RunEvent(self._request, choice, seconds, event))
@@ -242,7 +229,7 @@ class Runs(RequestRuns):
             return
         self.solutions[choice] = solution
         if len(self.solutions) == len(self.run_requests):
-            self._request.upstream_seconds = max(counts.upstream_seconds for counts in self.counts)
+            self._request.upstream_seconds = max(map(upstream_seconds, self.events))
         self._put(RunResult(self._request, choice, solution))
 
     def _put(self, item: RunItem) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -17,23 +16,13 @@ from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.breaker import UNUSABLE_STATUSES
 from stepspec.orchestrator.endpoints.interfaces import Server
-from stepspec.orchestrator.endpoints.request_context import SESSION, run_place
+from stepspec.orchestrator.endpoints.request_context import CARRIED, SESSION, run_place
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
     EndpointUnavailable,
 )
-from stepspec.orchestrator.http.client import connection_error
-from stepspec.orchestrator.http.http_errors import (
-    Call,
-    as_object,
-    http_date,
-    http_error,
-    no_reply,
-    no_stream,
-    object_in,
-    retry_after,
-)
+from stepspec.orchestrator.http.http_errors import as_object, no_reply, no_stream, object_in
 from stepspec.orchestrator.http.sse import (
     CONNECTION_ERRORS,
     DONE,
@@ -44,7 +33,7 @@ from stepspec.orchestrator.http.sse import (
 from stepspec.orchestrator.json_values import write_json
 
 from ..errors import ApiError
-from ..formats.deltas import ANTHROPIC_ERROR_EVENT, OPENAI_ERROR_EVENT, response_failed
+from ..formats.deltas import ANTHROPIC_ERROR_EVENT, OPENAI_ERROR_EVENT
 from ..formats.requests import ServedModel, forwarded_priority
 from ..json_types import JsonFields, JsonObject
 from ..records import MESSAGES_PATH, ServiceRequest
@@ -53,7 +42,7 @@ from .runs import ServiceContext
 
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 MAX_FAILURE_BYTES = 1 << 20
-"""The service reads at most about this many bytes of an answer with an error status."""
+"""The service reads at most about this many bytes of an answer in place of a stream."""
 MAX_ANSWER_BYTES = 1 << 28
 """The service reads at most about this many bytes of an answer that is no stream."""
 SERVER_DIED = "did the server die?"
@@ -65,16 +54,12 @@ class BrokenAnswer(Exception):
     """A server did not complete its answer."""
 
 
-class PriorityRefused(Exception):
-    """A server refused a request because of the priority that the service added."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
     """A client's request, and the model that it names."""
 
     context: ServiceContext
-    """What all requests share: settings, connections, and the queue for admission."""
+    """What all requests share: settings, clients, and the queue for admission."""
     record: ServiceRequest
     """The record of the request, for the log and the metrics."""
     body: bytes
@@ -107,15 +92,16 @@ class ClientRequest:
                 attempt = Attempt(self, model, endpoint, server, connection)
                 await attempt.send(priority)
 
-            SESSION.set(self.record.session)  # a context variable: no other task sees the change
+            # context variables: no other task sees the change
+            SESSION.set(self.record.session)
+            CARRIED.set(self.record.forwarded)
             try:
                 async with asyncio.timeout(seconds):
                     await endpoint.call(send_to)
             except EndpointError as exc:
-                attempts = self.record.attempts
-                status = attempts[-1].status if attempts else 0
-                if status in (404, 405):  # the server does not know the path
-                    raise ApiError(status, str(exc), code="upstream_rejected") from exc
+                # the server does not know the path; an error within an answer has no headers
+                if exc.status in (404, 405) and exc.headers:
+                    raise ApiError(exc.status, str(exc), code="upstream_rejected") from exc
                 raise
 
         return self.context.respond(self.record, work, priority or 0)
@@ -139,15 +125,14 @@ class Attempt:
         server: VllmEndpoint,
         connection: ClientConnection,
     ) -> None:
-        settings = server.settings
         self._client_request = client_request
         self._record = client_request.record
         self._model = model
         self._endpoint = endpoint
         self._server = server
         self._connection = connection
-        self._deadlines = settings.deadlines
-        self._call = Call(model.role, settings.url, "forward", settings.api_key is not None)
+        self._deadlines = server.settings.deadlines
+        self._call = server.connection.call("forward")
         self._streams = client_request.content.get("stream") is True
 
     async def send(self, priority: int | None) -> None:
@@ -158,38 +143,14 @@ class Attempt:
         request keeps the priority in its body, if there is one.
         """
         content = {**self._client_request.content, "model": self._model.name}
-        server = self._server
+        record = self._record
+        call = self._call
         # vLLM loses the top log-probabilities of a request if its batch also has a question of
         # a judge, which asks for the log-probabilities of given tokens
         exclusive = wants_top_logprobs(content)
-        async with server.without_questions() if exclusive else nullcontext():
-            if priority is None or not server.connection.priorities:
-                await self._send(content)
-                return
-            prioritised = {**content, "priority": run_place(priority)}
-            try:
-                await self._send(prioritised, may_refuse_priority=True)
-            except PriorityRefused:
-                await self._send(content)
-                # if the server accepts the request now, never send this server a priority again
-                if self._response.ok:
-                    server.connection.priorities = False
-
-    async def _send(self, content: JsonObject, *, may_refuse_priority: bool = False) -> None:
-        """
-        Send *content* once. Send the answer to the client.
-
-        With *may_refuse_priority*, raise `PriorityRefused` if the server refuses the priority.
-        """
-        record = self._record
-        call = self._call
         try:
-            with record.attempt(self._model.role, self._model.name, call.url) as attempt:
-                async with await self._open(content) as response:
-                    self._response = response
-                    attempt.status = response.status
-                    attempt.first = record.seconds - attempt.started
-                    await self._pass_on(may_refuse_priority=may_refuse_priority)
+            async with self._server.without_questions() if exclusive else nullcontext():
+                await self._send(content, priority)
         except (BrokenAnswer, EventTooLarge) as exc:
             if not self._connection.started:
                 raise call.error(EndpointUnavailable, f"no answer: {exc}") from exc
@@ -198,13 +159,26 @@ class Attempt:
             raise ApiError(503, message, code="upstream_error", retry=False) from exc
         record.upstream_seconds = record.seconds - (record.admitted or 0.0)
 
-    async def _pass_on(self, *, may_refuse_priority: bool) -> None:
-        if self._response.ok:
-            await self._pass_on_answer()
-        else:
-            await self._pass_on_failure(may_refuse_priority=may_refuse_priority)
+    async def _send(self, content: JsonObject, priority: int | None) -> None:
+        """
+        Send *content*. Send the answer to the client.
 
-    async def _open(self, content: JsonObject) -> aiohttp.ClientResponse:
+        An answer that refuses this request only is passed on as it is. All servers would refuse the
+        request. If the prompt is too long, the client gets an error with its own code.
+        """
+        try:
+            response = await self._open(content, priority)
+        except EndpointError as exc:
+            is_refusal = 400 <= exc.status < 500 and exc.status not in UNUSABLE_STATUSES
+            if not is_refusal or isinstance(exc, ContextTooLong):
+                raise
+            await self._connection.send_whole(exc.body, returned(exc.headers), exc.status)
+            return
+        async with response:
+            self._response = response
+            await self._pass_on_answer()
+
+    async def _open(self, content: JsonObject, priority: int | None) -> aiohttp.ClientResponse:
         """
         Send *content*. Return the answer when its headers have arrived.
 
@@ -212,32 +186,22 @@ class Attempt:
         is written. Then the service waits for the headers as long as the server is up.
         """
         request = self._client_request
-        api_key = self._server.settings.api_key
-        proxy = self._server.connection.proxy
-        headers = {
-            **self._record.forwarded,
-            "Content-Type": "application/json",
-            "Accept-Encoding": "identity",
-        }
-        if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key.get_secret_value()}"
-        posting = request.context.http.post(
-            f"{self._call.url}{self._record.path}",
+        prioritised = None
+        if priority is not None:
+            prioritised = write_json({**content, "priority": run_place(priority)})
+        opening = self._server.connection.open(
+            self._call,
+            self._record.path,
             # a request that stepspec does not change passes through byte by byte
-            data=request.body if content == request.content else write_json(content),
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(sock_connect=self._deadlines.connect),
-            proxy=proxy,
+            request.body if content == request.content else write_json(content),
+            prioritised,
         )
-        try:
-            async with background(posting) as (answering,):
-                return await self._within(
-                    self._deadlines.first,
-                    lambda: asyncio.shield(answering),
-                    patient=not self._streams,
-                )
-        except CONNECTION_ERRORS as exc:
-            raise connection_error(self._call, exc, self._deadlines.connect) from exc
+        async with background(opening) as (answering,):
+            return await self._within(
+                self._deadlines.first,
+                lambda: asyncio.shield(answering),
+                patient=not self._streams,
+            )
 
     async def _within(
         self,
@@ -255,8 +219,6 @@ class Attempt:
             try:
                 async with asyncio.timeout(seconds):
                     return await wait()
-            except aiohttp.ServerTimeoutError:  # a connection was not opened in time
-                raise
             except TimeoutError:
                 if not (patient and self._server in self._endpoint.up):
                     raise BrokenAnswer(f"nothing came for {seconds:g} s") from None
@@ -282,25 +244,6 @@ class Attempt:
             rest += part
         return bytes(rest)
 
-    async def _pass_on_failure(self, *, may_refuse_priority: bool) -> None:
-        """
-        Send the client an answer whose status is an error.
-
-        Raise `EndpointError` if another server can possibly answer, or if the prompt is too long.
-        """
-        status = self._response.status
-        body = await self._rest(MAX_FAILURE_BYTES)
-        if may_refuse_priority and status == 400 and b"priority" in body.lower():
-            raise PriorityRefused
-        error = http_error(self._call, status, body, self._record.path)
-        if isinstance(error, EndpointUnavailable):
-            headers = self._response.headers
-            now = http_date(headers.get("Date")) or time.time()
-            error.retry_after = retry_after(headers.get("Retry-After"), now)
-        if status >= 500 or status in UNUSABLE_STATUSES or isinstance(error, ContextTooLong):
-            raise error
-        await self._connection.send_whole(body, self._headers, status)
-
     async def _pass_on_answer(self) -> None:
         """Send the client an answer without an error status, as a stream or in one piece."""
         response = self._response
@@ -311,15 +254,17 @@ class Attempt:
         error = no_reply(self._call, body)
         if error:
             raise error
-        await self._connection.send_whole(body, self._headers, response.status)
+        await self._connection.send_whole(body, returned(response.headers), response.status)
 
     async def _pass_on_stream(self) -> None:
         """Send the client a stream."""
         connection = self._connection
-        answer = ForwardedAnswer(self._record.path)
+        response = self._response
+        answer = ForwardedAnswer()
         first = await self._first_event(answer)
-        connection.last_event = answer.failed
-        await connection.start({**EVENT_STREAM, **self._headers}, self._response.status)
+        connection.last_event = self._failed
+        headers = {**EVENT_STREAM, **returned(response.headers)}
+        await connection.start(headers, response.status)
         await connection.send(first)
         # a server can be silent, for example until a tool call is complete
         while part := await self._read(self._deadlines.between, patient=True):
@@ -348,11 +293,15 @@ class Attempt:
         # the server sent nothing, or no events: for example an error in JSON
         raise no_stream(self._call, received + await self._rest(MAX_FAILURE_BYTES))
 
-    @property
-    def _headers(self) -> dict[str, str]:
-        """The headers of the answer that the client receives."""
-        headers = self._response.headers
-        return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
+    def _failed(self, error: ApiError, body: bytes) -> bytes:
+        """Return the event that ends the stream with *error*. *body* is *error* as JSON text."""
+        has_names = self._record.path in (MESSAGES_PATH, "/v1/responses")
+        return (ANTHROPIC_ERROR_EVENT if has_names else OPENAI_ERROR_EVENT) % body
+
+
+def returned(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return those *headers* of a server's answer that the client receives."""
+    return {name: headers[name] for name in RETURNED_HEADERS if name in headers}
 
 
 LAST_EVENTS = frozenset(
@@ -363,41 +312,15 @@ LAST_EVENTS = frozenset(
 
 class ForwardedAnswer:
     """
-    A stream on its way from a server to the client: the answer to a request to *path*.
+    A stream on its way from a server to the client.
 
     The client receives complete events only, so that an event with an error can follow at any
     point.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._reader = EventReader()
-        self._first_data = b""  # the data of the first event
-        self._last_object = b""  # the data of the last event whose data is a JSON object
-        self._done = False  # the event [DONE] has come
-
-    @property
-    def _is_complete(self) -> bool:
-        """
-        Whether the last event is one that ends a stream.
-
-        Otherwise the stream was cut off, even if the server closed the connection normally.
-        """
-        last = object_in(self._last_object)
-        kind = last.get("type")
-        choices: object = last.get("choices")
-        if self._done:
-            return True
-        if isinstance(kind, str):
-            return kind in LAST_EVENTS
-        if not isinstance(choices, list):
-            # an error, or an event of an API whose last event is not known here
-            return self._first_data != b""
-        reasons = [
-            as_object(choice).get("finish_reason") for choice in cast("list[object]", choices)
-        ]
-        # an event without choices has the usage, and comes after all choices
-        return not reasons or any(reason is not None for reason in reasons)
+        self._last = b""  # the data of the last event that has data
 
     def add(self, part: bytes) -> bytes:
         """
@@ -407,7 +330,7 @@ class ForwardedAnswer:
         """
         events = self._reader.feed(part)
         for event in events:
-            self._note(event.data)
+            self._last = event.data.strip() or self._last  # JSON can have spaces around it
         return b"".join(event.raw for event in events)
 
     def finish(self) -> bytes:
@@ -418,38 +341,33 @@ class ForwardedAnswer:
         cut off.
         """
         rest = self._reader.rest
-        data = self._reader.end()
-        self._note(data)
-        is_cut = not rest.startswith(b":") and rest.strip(b"\r\n") != b""
-        if data.strip() == DONE or object_in(data):
-            is_cut = False
-        if is_cut or not self._is_complete:
+        data = self._reader.end().strip()
+        is_whole = data == DONE or bool(object_in(data))
+        is_cut = rest.strip(b"\r\n") != b"" and not rest.startswith(b":") and not is_whole
+        if is_cut or not ends_stream(data or self._last):
             raise BrokenAnswer(SERVER_DIED)
         return rest + b"\n\n" if data else rest
 
-    def failed(self, error: ApiError, body: bytes) -> bytes:
-        """
-        Return the event that ends the stream with *error*.
 
-        *body* is the JSON text of *error* in the form of the stream's API.
-        """
-        if self._path == MESSAGES_PATH:
-            return ANTHROPIC_ERROR_EVENT % body
-        if self._path != "/v1/responses":
-            return OPENAI_ERROR_EVENT % body
-        response = as_object(object_in(self._first_data).get("response"))
-        last_number: object = object_in(self._last_object).get("sequence_number")
-        number = last_number + 1 if isinstance(last_number, int) else 0
-        return response_failed(response, number, error.status, error.message)
+def ends_stream(data: bytes) -> bool:
+    """
+    Return whether an event with *data* ends a stream. b"": there was no event with data.
 
-    def _note(self, data: bytes) -> None:
-        """Update the attributes from the *data* of the next event."""
-        data = data.strip()  # JSON can have spaces around it
-        self._first_data = self._first_data or data
-        if data == DONE:
-            self._done = True
-        if data.startswith(b"{"):
-            self._last_object = data
+    A stream without such an event was cut off, even if the server closed the connection normally.
+    """
+    fields = object_in(data)
+    kind = fields.get("type")
+    choices: object = fields.get("choices")
+    if isinstance(kind, str):
+        return kind in LAST_EVENTS
+    if isinstance(choices, list):
+        reasons = [
+            as_object(choice).get("finish_reason") for choice in cast("list[object]", choices)
+        ]
+        # an event without choices has the usage, and comes after all choices
+        return not reasons or any(reason is not None for reason in reasons)
+    # [DONE], an error, or an event of an API whose last event is not known here
+    return data != b""
 
 
 def wants_top_logprobs(content: JsonFields) -> bool:

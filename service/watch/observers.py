@@ -27,7 +27,6 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from structlog.tracebacks import ExceptionDictTransformer
 
-from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import GuardedStream
 from stepspec.orchestrator.events import (
     AnswerJudged,
@@ -47,7 +46,6 @@ from ..json_types import JsonObject
 from ..records import (
     MODEL_PATHS,
     POLLED_PATHS,
-    HealthChecked,
     RequestFailed,
     RequestFinished,
     RunEvent,
@@ -69,7 +67,6 @@ class RequestLog:
     """An observer that writes the log, without problems and answers."""
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self._up: dict[Role, bool] = {}
         self.log = _logger(settings)
 
     def __call__(self, event: ServiceEvent) -> None:
@@ -89,11 +86,6 @@ class RequestLog:
                 )
             case RequestFinished(request):
                 self._request(request)
-            case HealthChecked(role, up):
-                write = self.log.info if up else self.log.warning
-                if self._up.get(role, True) != up:
-                    write("upstream", role=role, up=up)
-                self._up[role] = up
             case _:
                 pass
 
@@ -254,8 +246,11 @@ class Metrics:
         self._gauges["requests_running"].set(self._admission.running)
         self._gauges["requests_waiting"].set(self._admission.waiting)
         self._gauges["tasks"].set(len(asyncio.all_tasks()))
-        for role, number in self._offer.engine.waiting.items():
+        engine = self._offer.engine
+        for role, number in engine.waiting.items():
             self._gauges["upstream_waiting"].labels(role).set(number)
+        for endpoint in (engine.small, engine.large):
+            self._gauges["upstream_up"].labels(endpoint.role).set(endpoint.usable)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _count(self, name: str, *labels: str, by: float = 1) -> None:
@@ -272,8 +267,6 @@ class Metrics:
                 self._run_result(request.model, solution)
             case RequestFinished(request):
                 self._request(request)
-            case HealthChecked(role, up):
-                self._gauges["upstream_up"].labels(role).set(up)
             case _:
                 pass
 

@@ -1,5 +1,5 @@
 """
-Traces in OpenTelemetry: a span for each request, with a span for each request to a served model.
+Traces in OpenTelemetry: a span for each request, and one for each request of its runs to a model.
 
 Names and attributes follow OpenTelemetry's conventions for generative AI. Only the spans of
 requests to models have tokens, so that a sum over all spans counts no token twice. No span has text
@@ -22,7 +22,6 @@ from stepspec.orchestrator.events import Called, Started
 
 from ..records import (
     MODEL_PATHS,
-    HealthChecked,
     RequestArrived,
     RequestFailed,
     RequestFinished,
@@ -30,7 +29,6 @@ from ..records import (
     RunResult,
     ServiceEvent,
     ServiceRequest,
-    UpstreamAttempt,
 )
 
 try:
@@ -102,8 +100,6 @@ class Tracing:
                 )
 
     def __call__(self, event: ServiceEvent) -> None:
-        if isinstance(event, HealthChecked):
-            return
         request = event.request
         if isinstance(event, RequestArrived) and request.path in MODEL_PATHS:
             self._arrived(request)
@@ -150,36 +146,45 @@ class Tracing:
         request.log_fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
 
     def _called(self, run_event: RunEvent, call: Called, span: Span) -> None:
-        """Make the span of *call* below *span*."""
+        """Make the span of *call*, a request of a run to a model, below *span*."""
         names = self._models.get(run_event.request, {})
-        about = {
+        model = names.get(call.role, call.role)
+        address = urlsplit(call.url)
+        attributes = {
             "gen_ai.operation.name": "text_completion",
-            "gen_ai.request.model": names.get(call.role, call.role),
+            "gen_ai.provider.name": "vllm",
+            "gen_ai.request.model": model,
+            "gen_ai.response.time_to_first_chunk": call.first,
             "gen_ai.usage.input_tokens": call.prompt,
             "gen_ai.usage.output_tokens": call.written,
             "gen_ai.usage.cache_read.input_tokens": call.cached,
+            "server.address": address.hostname,
+            "server.port": address.port,
             "error.type": "failed" if call.fate == "failed" else None,
+            "stepspec.role": call.role,
             "stepspec.choice": run_event.choice,
             "stepspec.verb": call.verb,
             "stepspec.purpose": call.purpose or None,
             "stepspec.step": call.step if call.step >= 0 else None,
             "stepspec.fate": call.fate,
         }
-        self._add_client_span(span, run_event.at, call, about)
+        started = time.time_ns() - int((run_event.at - call.started) * NANOSECONDS)
+        client_span = self._tracer.start_span(
+            f"text_completion {model}",
+            set_span_in_context(span),
+            SpanKind.CLIENT,
+            _known(attributes),
+            start_time=started,
+        )
+        if call.fate == "failed":
+            client_span.set_status(Status(StatusCode.ERROR))
+        client_span.end(started + int(call.seconds * NANOSECONDS))
 
     def _finished(self, request: ServiceRequest, span: Span) -> None:
-        """End *span* and make the spans of the forwarded requests below it."""
+        """End *span*."""
         del self._spans[request]
         self._models.pop(request, None)
         operation = MODEL_PATHS[request.path]
-        for attempt in request.attempts:
-            about = {
-                "gen_ai.operation.name": operation,
-                "gen_ai.request.model": attempt.model,
-                "http.response.status_code": attempt.status or None,
-                "error.type": attempt.failure,
-            }
-            self._add_client_span(span, request.seconds, attempt, about)
         if request.model:
             span.update_name(f"{operation} {request.model}")
         about = {
@@ -194,39 +199,6 @@ class Tracing:
         if request.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
-
-    def _add_client_span(
-        self,
-        parent: Span,
-        now: float,
-        call: Called | UpstreamAttempt,
-        about: Attributes,
-    ) -> None:
-        """
-        Make the span of *call*, a request to a model, below *parent*.
-
-        The times of *call*, and *now*, are seconds of one clock. *about* has further attributes.
-        """
-        address = urlsplit(call.url)
-        attributes = {
-            "gen_ai.provider.name": "vllm",
-            "server.address": address.hostname,
-            "server.port": address.port,
-            "gen_ai.response.time_to_first_chunk": call.first,
-            "stepspec.role": call.role,
-            **about,
-        }
-        started = time.time_ns() - int((now - call.started) * NANOSECONDS)
-        span = self._tracer.start_span(
-            f"{about['gen_ai.operation.name']} {about['gen_ai.request.model']}",
-            set_span_in_context(parent),
-            SpanKind.CLIENT,
-            _known(attributes),
-            start_time=started,
-        )
-        if about["error.type"] is not None:
-            span.set_status(Status(StatusCode.ERROR))
-        span.end(started + int(call.seconds * NANOSECONDS))
 
 
 def _known(attributes: Attributes) -> Attributes:

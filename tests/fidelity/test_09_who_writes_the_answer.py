@@ -39,7 +39,7 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment
 from stepspec.policies import METHODS
 from stepspec.run_parts import Models
-from stepspec.service.formats.deltas import DeltaBuilder, TokenCounts
+from stepspec.service.formats.deltas import DeltaBuilder, usage
 from stepspec.settings import load
 from tests.fakes import replay
 
@@ -134,10 +134,8 @@ def test_the_service_sends_the_answers_steps_as_content_and_counts_them_so() -> 
     case = Case()
     outcome, _ = case.run()
     builder = DeltaBuilder("both")
-    count = TokenCounts()
     fields: dict[str, str] = {}
     for event in case.events:
-        count(event)
         for delta in builder.add_event(event):
             for name, text in delta.fields.items():
                 fields[name] = fields.get(name, "") + text
@@ -146,7 +144,10 @@ def test_the_service_sends_the_answers_steps_as_content_and_counts_them_so() -> 
         fields["reasoning"] == fields["reasoning_content"] == thinking.text.removesuffix(THINK_END)
     )
     assert fields["content"] == outcome.text
-    assert (count.reasoning, count.answer) == (thinking.tokens, answer.tokens)
+    solution = Solution.of(outcome, [Moment(0.0, event) for event in case.events])
+    counted = usage(9, solutions=[solution])
+    assert counted["completion_tokens"] == thinking.tokens + answer.tokens
+    assert counted["completion_tokens_details"] == {"reasoning_tokens": thinking.tokens}
 
 
 @pytest.mark.parametrize("ahead", [0, 3])

@@ -241,6 +241,14 @@ def test_models_without_a_thinking_block_have_answered_when_they_end() -> None:
     assert not [event for event in case.events if isinstance(event, Answered)]
 
 
+def test_the_stop_that_ended_the_answer_is_known() -> None:
+    case = Case()
+    case.small.script = lambda previous: "It is STOP, not END"
+    outcome, _ = case.run(thinks=False, stop=("END", "STOP"))
+    assert (outcome.text, outcome.stopped) == ("It is ", "STOP")
+    assert Case().run(stop=("STOP",))[0].stopped == ""
+
+
 @pytest.mark.parametrize(
     ("limits", "reason", "most"),
     [(Budget(tokens=40), "length", (40, math.inf)), (Budget(seconds=8.0), "time", (math.inf, 8.0))],

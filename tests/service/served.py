@@ -7,6 +7,7 @@ import io
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,10 @@ from stepspec import Solver
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedEndpoint
+from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.events import Event
+from stepspec.orchestrator.http.client import Connection
+from stepspec.orchestrator.http.http_errors import Call
 from stepspec.service.http.app import Service, ServiceServer, listen
 from stepspec.service.records import (
     RequestFailed,
@@ -329,15 +333,28 @@ class Behind:
         return response
 
 
-def move(endpoint: ModelEndpoint, url: str, replica: int = 0) -> None:
+def change(server: Server, **settings: Any) -> None:
     """
-    Have the requests that pass through to a *replica* of *endpoint* sent to *url*. Its probes stay
-    as they are.
+    Give the requests that pass through to *server* other *settings*. Its other requests, such as
+    probes, stay as they are.
     """
-    assert isinstance(endpoint, ReplicatedEndpoint)
-    server = endpoint.up[replica]
     assert isinstance(server, VllmEndpoint)
-    server.settings = server.settings.model_copy(update={"url": url})
+    server.settings = server.settings.model_copy(update=settings)
+    own = server.connection
+    forwarding = copy(own)
+    forwarding.endpoint = server.settings
+
+    async def opened(call: Call, *request: Any) -> aiohttp.ClientResponse:
+        connection = forwarding if call.verb == "forward" else own
+        return await Connection.open(connection, call, *request)
+
+    vars(own).update(open=opened)
+
+
+def move(endpoint: ModelEndpoint, url: str, replica: int = 0) -> None:
+    """Have the requests that pass through to a *replica* of *endpoint* sent to *url*."""
+    assert isinstance(endpoint, ReplicatedEndpoint)
+    change(endpoint.up[replica], url=url)
 
 
 async def put_behind(

@@ -129,6 +129,17 @@ async def test_another_refusal_is_no_reason_to_send_none(meet: Meet) -> None:
     assert sent(server) == [3, 3]
 
 
+async def test_a_refusal_that_only_mentions_priorities_leaves_them_on(meet: Meet) -> None:
+    server = FakeVllm(("So", "\n\n"))
+    async with meet(server) as met:
+        server.faults.extend([Refuse(400, "no such priority of operations")] * 2)
+        with requesting(ORDER[3]), pytest.raises(EndpointRejected, match="no such priority"):
+            await met.model.write(PROBLEM)
+        with requesting(ORDER[3]):
+            await met.model.write(PROBLEM)
+    assert sent(server) == [3, None, 3]
+
+
 async def test_requests_with_a_separate_cache_carry_its_name_as_salt_and_others_none(
     meet: Meet,
 ) -> None:

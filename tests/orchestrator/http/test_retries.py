@@ -8,8 +8,8 @@ import asyncio
 import gc
 import logging
 import re
-from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
 import orjson
 import pytest
@@ -342,6 +342,28 @@ def test_a_rate_allows_whole_requests(rate: float, count: int, seconds: float) -
     assert (throttle.rate_limit, throttle.period) == (count, pytest.approx(seconds))
 
 
+class Refused:
+    """A response with an error, and its content."""
+
+    status = 400
+    history = ()
+    headers: ClassVar[dict[str, str]] = {}
+
+    def __init__(self) -> None:
+        self.content = self
+        self._parts = [b'{"error": "answered"}']
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    def at_eof(self) -> bool:
+        return not self._parts
+
+    async def readany(self) -> bytes:
+        return self._parts.pop()
+
+
 @jumping
 async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() -> None:
     class Rate:
@@ -350,10 +372,8 @@ async def test_the_deadline_of_a_request_begins_when_the_rate_lets_it_start() ->
 
         async def __aexit__(self, *error: object) -> None: ...
 
-    async def request(*parts: object, **fields: object) -> SimpleNamespace:
-        return SimpleNamespace(
-            status=400, history=(), read=partial(asyncio.sleep, 0, b'{"error": "answered"}')
-        )
+    async def request(*parts: object, **fields: object) -> Refused:
+        return Refused()
 
     connection, began = Connection(SETTINGS), asyncio.get_running_loop().time()
     vars(connection.slots).update(_starts=Rate())

@@ -129,11 +129,11 @@ def test_events_follow_the_rules_of_lines(
         assert b"".join(event.raw for event in read) + reader.rest == stream
 
 
-def test_an_event_is_read_with_its_last_byte_and_has_its_own_name() -> None:
+def test_an_event_is_read_with_its_last_byte() -> None:
     reader = EventReader()
     assert reader.feed(b"event: a\r\ndata: 1\r\n") == []
-    assert reader.feed(b"\r") == [(b"1", b"a", b"event: a\r\ndata: 1\r\n\r")]
-    assert reader.feed(b"\ndata: 2\n\n") == [(b"2", b"", b"\ndata: 2\n\n")]
+    assert reader.feed(b"\r") == [(b"1", b"event: a\r\ndata: 1\r\n\r")]
+    assert reader.feed(b"\ndata: 2\n\n") == [(b"2", b"\ndata: 2\n\n")]
 
 
 @pytest.mark.parametrize("end", [b"\n", b""])

@@ -77,6 +77,7 @@ class Checked:
     thinks: bool = True
     by_method: bool = False
     takes: float = 1.0
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.small = ScriptedModel("small", counting("small", 4))
@@ -123,6 +124,7 @@ class Checked:
                 make(self.policy, self.small, self.large),
                 budget=self.budget,
                 ahead=1,
+                stop=self.stop,
                 by_method=self.by_method,
                 check=AnswerCheck(verifier, self.large, note, settings.repairs),
             ),
@@ -141,6 +143,12 @@ def boxed(*right: str) -> Callable[[Candidate], Rating]:
     return lambda candidate: Rating(
         float(candidate.answer in right), "" if candidate.answer in right else "off by one"
     )
+
+
+@pytest.mark.parametrize("by_method", [False, True])
+def test_the_stop_that_ended_a_judged_answer_is_known(by_method: bool) -> None:
+    outcome, _ = Checked(lambda candidate: True, stop=("it is", "is"), by_method=by_method).run()
+    assert (outcome.text.strip(), outcome.verified, outcome.stopped) == ("So", True, "it is")
 
 
 def test_an_accepted_answer_is_emitted_once_it_is_judged_with_the_problem_and_the_thinking() -> (

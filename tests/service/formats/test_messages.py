@@ -15,11 +15,9 @@ from anthropic import AsyncAnthropic
 from anthropic.types import MessageDeltaUsage
 from pydantic import BaseModel
 
-from stepspec.orchestrator.answer import first_stop
-from stepspec.orchestrator.chain import Step
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.events import Answering, Calling, Committed, Started
-from stepspec.service.formats.deltas import Delta, DeltaBuilder, TokenCounts
+from stepspec.orchestrator.events import Answering, Calling
+from stepspec.service.formats.deltas import Delta, DeltaBuilder
 from stepspec.service.formats.messages import ContentBlocks
 
 from ...evals.scripted import solution
@@ -241,17 +239,6 @@ async def test_an_answer_says_why_it_ended() -> None:
     assert streamed[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "\\boxed"}
     assert (method["stop_reason"], method["stop_sequence"]) == ("stop_sequence", "\\boxed")
     assert method["content"][-1]["text"].strip() == "It is"
-    plain = TokenCounts()  # of a model that answers as it reasons
-    for event in (
-        Started(
-            (),
-            "large",
-            thinks=False,
-        ),
-        Committed(0, Step("It is STOP", "large")),
-    ):
-        plain(event)
-    assert first_stop(plain.text, ["STOP"]) == (len("It is "), "STOP")
 
 
 async def test_an_answer_without_text_has_a_block_for_clients_that_read_the_first() -> None:

@@ -21,15 +21,22 @@ from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment
 from stepspec.service.formats import deltas as payloads
-from stepspec.service.formats.deltas import DeltaBuilder, TokenCounts
+from stepspec.service.formats.deltas import DeltaBuilder
+
+PROBLEM = Chain.of("p")
 
 
 def step(text: str, tokens: int = 1) -> Step:
     return Step(text, "small", tokens=(Token("x"),) * tokens)
 
 
-def solved(text: str, reason: FinishReason = "stop", events: tuple[Event, ...] = ()) -> Solution:
-    outcome = Outcome(Chain.of("p"), text, reason)
+def solved(
+    text: str,
+    reason: FinishReason = "stop",
+    events: tuple[Event, ...] = (),
+    chain: Chain = PROBLEM,
+) -> Solution:
+    outcome = Outcome(chain, text, reason)
     return Solution.of(outcome, [Moment(0.0, event) for event in (Answered(step(text)), *events)])
 
 
@@ -94,30 +101,21 @@ def test_a_model_that_answers_as_it_reasons_has_content_only(thinking: Any) -> N
 
 
 def test_the_time_of_the_servers_is_counted_once_where_they_overlap() -> None:
-    count = TokenCounts()
-    for started, seconds in ((1.0, 2.0), (2.0, 2.0), (2.5, 0.1), (7.0, 1.0)):
-        count(Called("small", "write", "done", started, seconds))
-    assert count.upstream_seconds == pytest.approx(4.0)
-    assert not count.written
-    count(Called("small", "write", "failed", 9.0, 1.0, written=3))
-    assert count.written
+    times = ((7.0, 1.0), (1.0, 2.0), (2.0, 2.0), (2.5, 0.1))
+    calls = [Called("small", "write", "done", started, seconds) for started, seconds in times]
+    assert payloads.upstream_seconds(calls) == pytest.approx(4.0)
+    assert payloads.calls_of([Answering("x"), *calls]) == [*calls[1:], calls[0]]
 
 
 def test_usage_counts_the_tokens_of_a_single_model() -> None:
-    counts = [TokenCounts(), TokenCounts()]
-    for count in counts:
-        for event in (
-            Called("large", "ask", "done", 2.0, 1.0, prompt=90, cached=80),
-            Called("small", "write", "done", 1.0, 1.0, prompt=9, cached=4, written=50),
-            Committed(0, step("a", 5)),
-            Answered(step("b", 3)),
-        ):
-            count(event)
-    assert payloads.usage(10, counts) == {
+    chain = PROBLEM.extend(step("a", 5))
+    events = (Committed(0, step("a", 5)), Answered(step("b", 2)))
+    solutions = [solved("b", events=events, chain=chain)] * 2
+    assert payloads.usage(10, 4, solutions) == {
         "prompt_tokens": 10,
         "completion_tokens": 16,
         "total_tokens": 26,
         "prompt_tokens_details": {"cached_tokens": 4},
         "completion_tokens_details": {"reasoning_tokens": 10},
     }
-    assert payloads.usage(3, counts)["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert payloads.usage(3, 4, solutions)["prompt_tokens_details"] == {"cached_tokens": 3}

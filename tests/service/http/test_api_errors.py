@@ -120,6 +120,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "/openapi.json lists all"),
     ({"temperatures": 1}, "temperatures", "did you mean 'temperature'"),
+    (
+        {"stream_options": {"include_usages": True}},
+        "stream_options.include_usages",
+        "did you mean 'include_usage'",
+    ),
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
     ({"n": 5}, "n", "at most 4"),
     ({"seed": 1.5}, "seed", "integer"),

@@ -12,16 +12,15 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
+import openai
 import orjson
 import pytest
 from aiohttp import web
 
-from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.http.sse import EventReader
-from stepspec.service.errors import ApiError
 from stepspec.service.http.upstream import BrokenAnswer, ForwardedAnswer, wants_top_logprobs
 
 from ...stand_in import Refuse
@@ -32,6 +31,7 @@ from ..served import (
     Noting,
     Reply,
     Served,
+    change,
     chosen,
     down,
     move,
@@ -90,7 +90,7 @@ def pieces(content: bytes, size: int) -> list[bytes]:
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_stream_is_read_by_the_rules_of_its_lines_however_it_is_cut(kind: str, size: int) -> None:
     content = STREAMS[kind]
-    answer = ForwardedAnswer("/v1/completions")
+    answer = ForwardedAnswer()
     passed = [answer.add(piece) for piece in pieces(content, size)]
     assert b"".join(passed) + answer.finish() == content
 
@@ -105,7 +105,7 @@ async def test_a_client_gets_every_event_as_the_server_sends_it(kind: str) -> No
 
 
 def test_an_event_that_did_not_end_is_kept_back() -> None:
-    answer = ForwardedAnswer("/v1/completions")
+    answer = ForwardedAnswer()
     assert answer.add(b"data: {}\n\ndata: {}\n\ndata: {") == b"data: {}\n\ndata: {}\n\n"
     with pytest.raises(BrokenAnswer):
         answer.finish()
@@ -171,7 +171,7 @@ RESTS = (HALF, b"data: {}\n\nda", b"data: 1\n\nevent: x\n", b"data: [DONE", b": 
 
 @pytest.mark.parametrize("rest", [*RESTS, *[b"data: %b\n\n" % data for data in CUT]])
 def test_an_end_before_that_of_a_stream_is_a_failure(rest: bytes) -> None:
-    answer = ForwardedAnswer("/v1/completions")
+    answer = ForwardedAnswer()
     answer.add(rest)
     with pytest.raises(BrokenAnswer):
         answer.finish()
@@ -194,34 +194,33 @@ def test_an_end_before_that_of_a_stream_is_a_failure(rest: bytes) -> None:
     ],
 )
 def test_only_the_last_blank_line_may_be_missing(rest: bytes) -> None:
-    answer = ForwardedAnswer("/v1/completions")
+    answer = ForwardedAnswer()
     assert (
         EventReader().feed(answer.add(rest) + answer.finish())[0].data
         == EventReader().feed(rest + b"\n\n")[0].data
     )
 
 
-async def test_a_response_that_breaks_off_fails_with_its_id_and_the_next_number() -> None:
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_a_stream_of_events_with_names_that_breaks_off_ends_with_one_named_error(
+    path: str,
+) -> None:
     async with passing(BreaksOff([CREATED, DELTA], STREAM)) as served:
-        reply = await served.post("/v1/responses", {"model": "huge", "input": "x", "stream": True})
+        body = {"model": "huge", "input": "x", "messages": [TURN], "max_tokens": 9, "stream": True}
+        reply = await served.post(path, body)
     last = EventReader().feed(reply.body)[-1]
-    body = orjson.loads(last.data)
-    assert (last.name, body["type"], body["sequence_number"]) == (
-        b"response.failed",
-        "response.failed",
-        42,
-    )
-    assert (body["response"]["id"], body["response"]["status"]) == ("resp_1", "failed")
-    assert body["response"]["error"]["code"] == "server_error"
+    assert last.raw.startswith(b"event: error\n")
+    assert "the answer broke off" in orjson.loads(last.data)["error"]["message"]
 
 
-def test_a_response_that_had_no_event_yet_fails_with_number_0() -> None:
-    failed = ForwardedAnswer("/v1/responses").failed(ApiError(429, "slow"), b"")
-    body = orjson.loads(EventReader().feed(failed)[0].data)
-    assert (body["sequence_number"], body["response"]["error"]["code"]) == (
-        0,
-        "rate_limit_exceeded",
-    )
+async def test_openais_sdk_raises_the_error_of_a_response_that_breaks_off() -> None:
+    async with (
+        passing(BreaksOff([CREATED], STREAM)) as served,
+        openai.AsyncOpenAI(base_url=f"{served.base}/v1", api_key="k", max_retries=0) as sdk,
+    ):
+        events = await sdk.responses.create(model="huge", input="x", stream=True)
+        with pytest.raises(openai.APIError, match="the answer broke off"):
+            _ = [event async for event in events]
 
 
 @pytest.mark.parametrize(
@@ -323,9 +322,8 @@ async def two(one: Behind, other: Behind, **deadlines: float) -> AsyncGenerator[
         endpoint = served.service.context.offer.engine.large
         assert isinstance(endpoint, ReplicatedEndpoint)
         for server in endpoint.up:
-            assert isinstance(server, VllmEndpoint)
             shorter = server.settings.deadlines.model_copy(update=deadlines)
-            server.settings = server.settings.model_copy(update={"deadlines": shorter})
+            change(server, deadlines=shorter)
         yield served
 
 
@@ -589,11 +587,14 @@ async def test_an_error_that_mentions_priorities_leaves_them_on() -> None:
         [b'{"error": {"message": "1 error: input \'my priority is high\'"}}'], status=400
     )
     async with passing(behind, chosen(clients={"b": {"key": "b-key", "priority": 5}})) as served:
-        large: Any = served.service.context.offer.engine.large
-        reply = await served.post(
-            "/v1/completions", {"model": "huge", "prompt": "my priority is high"}, **BY
-        )
-        assert (reply.status, large.up[0].connection.priorities) == (400, True)
+        replies = [
+            await served.post(
+                "/v1/completions", {"model": "huge", "prompt": "my priority is high"}, **BY
+            )
+            for _ in range(2)
+        ]
+    assert [reply.status for reply in replies] == [400, 400]
+    assert ["priority" in orjson.loads(body) for _, _, body in behind.got] == [True, False] * 2
 
 
 async def test_cookies_of_a_server_reach_no_other_request() -> None:
@@ -625,7 +626,7 @@ async def test_a_stream_may_be_silent_while_its_server_is_healthy() -> None:
     async with passing(behind) as served:
         large: Any = served.service.context.offer.engine.large
         (server,) = large.up
-        server.settings = server.settings.model_copy(update={"deadlines": Deadlines(between=0.3)})
+        change(server, deadlines=Deadlines(between=0.3))
         assert behind.gate
         asyncio.get_running_loop().call_later(1.0, behind.gate.set)
         reply = await ask(served, stream=True)

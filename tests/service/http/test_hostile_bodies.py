@@ -134,11 +134,13 @@ async def test_health_answers_while_hostile_bodies_are_refused(served: Served) -
     assert answered >= SEVERAL
 
 
+BOUNDS = (
+    f"a request may have at most {MAX_VALUES} JSON values (texts, numbers, lists, objects), and a"
+    f" list or an object at most {MAX_ITEMS} items"
+)
 TOO_LARGE = {
-    "messages that are numbers": (
-        "messages has a list or an object of 100000 items: at most 4096 are allowed"
-    ),
-    "values of many small lists": f"metadata: the request has more than {MAX_VALUES} JSON values",
+    "messages that are numbers": f"messages: {BOUNDS}",
+    "values of many small lists": f"metadata: {BOUNDS}",
     "a long parameter": "unknown parameter 'aaa",
     "a long stop": "stop: String should have at most 1024 characters",
 }
