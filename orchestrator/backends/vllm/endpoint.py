@@ -123,9 +123,6 @@ class VllmEndpoint(VllmServer):
         """Forget what was learnt by trying requests, because the server is now *process*."""
         self._process = process
         _, self.speculates = process
-        # A V1 runner that speculates cannot return log-probabilities by token id. The request
-        # fails. If the batch has drafted tokens, the engine even ends.
-        self.answers_by_id = False if self.speculates else None
         self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
         self.connection.priorities = self.settings.priorities
 
@@ -312,9 +309,7 @@ class VllmEndpoint(VllmServer):
 
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do."""
-        can = await probe(self)
-        self.answers_by_id = can.chosen_logprobs
-        return can
+        return await probe(self)
 
     async def warm_up(self) -> None:
         """
