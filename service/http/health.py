@@ -24,7 +24,6 @@ async def check_every(seconds: float, models: ModelCatalog, observe: ServiceObse
     while True:
         for role in ROLES:
             endpoint = models.endpoint(role)
-            assert isinstance(endpoint, ReplicatedEndpoint)
             await asyncio.gather(*[check(endpoint, server) for server in endpoint.up])
             observe(HealthChecked(role, endpoint.usable))
         await asyncio.sleep(seconds)

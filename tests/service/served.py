@@ -17,7 +17,7 @@ from aiohttp import web
 from stepspec import Solver
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.events import Event
 from stepspec.service.http.app import Service, ServiceServer, listen
 from stepspec.service.records import (
@@ -134,7 +134,6 @@ class Served:
 def down(served: Served) -> Mapping[str, str]:
     """The servers of the large model that fail, with the causes."""
     large = served.service.context.offer.engine.large
-    assert isinstance(large, ReplicatedEndpoint)
     return large.down
 
 
@@ -329,12 +328,11 @@ class Behind:
         return response
 
 
-def move(endpoint: ModelEndpoint, url: str, replica: int = 0) -> None:
+def move(endpoint: ReplicatedEndpoint, url: str, replica: int = 0) -> None:
     """
     Have the requests that pass through to a *replica* of *endpoint* sent to *url*. Its probes stay
     as they are.
     """
-    assert isinstance(endpoint, ReplicatedEndpoint)
     server = endpoint.up[replica]
     assert isinstance(server, VllmEndpoint)
     server.settings = server.settings.model_copy(update={"url": url})

@@ -17,7 +17,6 @@ import pytest
 from aiohttp import web
 
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
-from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.http.sse import EventReader
@@ -321,7 +320,6 @@ async def two(one: Behind, other: Behind, **deadlines: float) -> AsyncGenerator[
         for at, each in enumerate((one, other)):
             await put_behind(served, each, replica=at)
         endpoint = served.service.context.offer.engine.large
-        assert isinstance(endpoint, ReplicatedEndpoint)
         for server in endpoint.up:
             assert isinstance(server, VllmEndpoint)
             shorter = server.settings.deadlines.model_copy(update=deadlines)
@@ -530,7 +528,6 @@ async def test_a_prompt_that_is_too_long_is_refused_with_the_same_code_on_every_
 async def test_a_failure_has_the_replica_probed_and_a_stream_that_breaks_off_too() -> None:
     async with two(failing(500), streaming(b"data: {}\n\n")) as served:
         endpoint = served.service.context.offer.engine.large
-        assert isinstance(endpoint, ReplicatedEndpoint)
         reported = list[str]()
         report = endpoint.report
 
