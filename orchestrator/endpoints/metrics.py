@@ -140,6 +140,12 @@ def read_acceptance(metrics: bytes) -> Acceptance | None:
     return Acceptance(*sums) if sums else None
 
 
+def read_start(metrics: bytes) -> bytes:
+    """Return when the server's process was started, in its own words. b"": it does not say."""
+    found = re.search(rb"^process_start_time_seconds (\S+)", metrics, re.MULTILINE)
+    return found[1] if found else b""
+
+
 def _sums(metrics: bytes, *names: str) -> list[int] | None:
     """Add up each metric of *names* over all engines. None: one has no number."""
     sums: list[int] = []

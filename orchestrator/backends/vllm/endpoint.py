@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import product
+from typing import TypeAlias
 
 from ...chain import Chain, Step, Token, Toolset
 from ...concurrency import at_once
@@ -32,6 +33,7 @@ from ...endpoints.metrics import (
     read_acceptance,
     read_cache_config,
     read_queue,
+    read_start,
 )
 from ...endpoints.replicas import ReplicatedEndpoint
 from ...endpoints.settings import GREEDY, Endpoint, Sampling
@@ -67,6 +69,13 @@ MAX_TOOLSETS = 64
 """The most sets of tools whose formats are cached."""
 
 
+Process: TypeAlias = tuple[bytes, bool]
+"""
+Identifies the process of a server: its start time as the metrics show it, and whether vLLM itself
+speculates on tokens. A restarted server is another process.
+"""
+
+
 class VllmEndpoint(VllmServer):
     """
     The connection to one served model. Entering it learns the model's tokenizer and chat template.
@@ -74,6 +83,10 @@ class VllmEndpoint(VllmServer):
     Entering raises an `EndpointError` if the server cannot be used. It raises `MissingCapability`
     if the chat template cannot be learnt. The message names the cure.
     """
+
+    def __init__(self, settings: Endpoint) -> None:
+        super().__init__(settings)
+        self._process: Process | None = None  # None: not connected yet
 
     async def _learn(self) -> None:
         self.tokenizer = ModelTokenizer(self._tokenizer_source(), self.settings)
@@ -93,17 +106,20 @@ class VllmEndpoint(VllmServer):
 
     async def _learn_flags(self) -> None:
         """
-        Find out whether the server speculates on tokens. Without metrics, nothing is found out.
+        Find out whether the server speculates on tokens.
 
-        Forget what requests have shown, because the server may have been restarted.
+        Nothing changes while the metrics show the same process. If the server shows no metrics,
+        only the first call has an effect.
         """
         metrics = await self._metrics()
-        if metrics:
-            self.speculates = read_acceptance(metrics) is not None
-        self._forget()
+        process = (read_start(metrics), read_acceptance(metrics) is not None)
+        if process != self._process and (metrics or self._process is None):
+            self._begin(process)
 
-    def _forget(self) -> None:
-        """Forget the formats of tool calls, and whether the server refused a priority."""
+    def _begin(self, process: Process) -> None:
+        """Forget what was learnt by trying requests, because the server is now *process*."""
+        self._process = process
+        _, self.speculates = process
         self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
         self.connection.priorities = self.settings.priorities
 
@@ -167,8 +183,8 @@ class VllmEndpoint(VllmServer):
         self.tokenizer = fresh.tokenizer
         self.tokenizer.source = self._tokenizer_source()
         self.cache = fresh.cache
-        self.speculates = fresh.speculates
-        self._forget()
+        assert fresh._process, "a connection that was entered has looked at the process"
+        self._begin(fresh._process)
 
     async def thinks(self, messages: Messages, tools: Tools = ()) -> bool:
         """

@@ -91,7 +91,7 @@ async def restart(again: asyncio.Event) -> None:
         {"metrics": SPECULATES},
         {"spelling": 1000},
         {"spelling": 7, "room": 300},
-        {},
+        {"metrics": b"process_start_time_seconds 1.8e9\n"},
     ],
 )
 async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[str, Any]) -> None:
