@@ -52,7 +52,7 @@ def questions(servers: Iterable[FakeVllm]) -> list[str]:
         server.decode(body["prompt"])
         for server in servers
         for _, body in server.requests
-        if body.get("allowed_token_ids")
+        if body.get("logprob_token_ids")
     ]
 
 

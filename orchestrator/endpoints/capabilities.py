@@ -18,6 +18,11 @@ class Capabilities:
     """The version of vLLM."""
     token_ids: bool | None
     """Returns the ids that it writes."""
+    chosen_logprobs: bool | None
+    """
+    Returns the log-probabilities of requested tokens. This is not tried on a server that
+    speculates: in a batch with drafted tokens such a request ends vLLM's V1 engine.
+    """
     prompt_logprobs: bool | None
     """Scores the tokens of a prompt."""
     prefix_cache: bool | None

@@ -54,6 +54,12 @@ LACKS: Mapping[str, Lack] = {
         "no step can be written",
         "serve the model with vLLM 0.32 or later",
     ),
+    "chosen_logprobs": Lack(
+        "costs",
+        "judges read the 20 likeliest tokens only, so rare grades count as impossible",
+        "update vLLM, or start it without --speculative-config: its V1 runner cannot do it while it"
+        " speculates",
+    ),
     "prompt_logprobs": Lack(
         "costs",
         "policies that score drafts (BiLD, reading, reflective) cannot use it",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -157,17 +158,21 @@ class Attempt:
         """
         content = {**self._client_request.content, "model": self._model.name}
         server = self._server
-        if priority is None or not server.connection.priorities:
-            await self._send(content)
-            return
-        prioritised = {**content, "priority": run_place(priority)}
-        try:
-            await self._send(prioritised, may_refuse_priority=True)
-        except PriorityRefused:
-            await self._send(content)
-            # if the server accepts the request now, never send this server a priority again
-            if self._response.ok:
-                server.connection.priorities = False
+        # vLLM loses the top log-probabilities of a request if its batch also has a question of
+        # a judge, which asks for the log-probabilities of given tokens
+        exclusive = wants_top_logprobs(content)
+        async with server.without_questions() if exclusive else nullcontext():
+            if priority is None or not server.connection.priorities:
+                await self._send(content)
+                return
+            prioritised = {**content, "priority": run_place(priority)}
+            try:
+                await self._send(prioritised, may_refuse_priority=True)
+            except PriorityRefused:
+                await self._send(content)
+                # if the server accepts the request now, never send this server a priority again
+                if self._response.ok:
+                    server.connection.priorities = False
 
     async def _send(self, content: JsonObject, *, may_refuse_priority: bool = False) -> None:
         """
@@ -444,3 +449,15 @@ class ForwardedAnswer:
             self._done = True
         if data.startswith(b"{"):
             self._last_object = data
+
+
+def wants_top_logprobs(content: JsonFields) -> bool:
+    """
+    Return whether *content* asks for the log-probabilities of the likeliest tokens.
+
+    In the chat API, ``top_logprobs`` is the number of these tokens, and ``logprobs`` is a flag. In
+    the completions API, ``logprobs`` is the number.
+    """
+    logprobs = content.get("logprobs")
+    is_number = bool(logprobs) and logprobs is not True
+    return is_number or bool(content.get("top_logprobs"))

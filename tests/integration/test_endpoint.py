@@ -309,7 +309,7 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
         assert can is not None
         assert can.version
         assert can.speculation is False
-        assert all((can.token_ids, can.prompt_logprobs, can.metrics))
+        assert all((can.token_ids, can.chosen_logprobs, can.prompt_logprobs, can.metrics))
         assert (can.prefix_cache, can.cached_tokens, examined.faithful) == (True, True, True)
         assert examined.scoring is not None
         assert can.suffix_scoring is (True if examined.role == "large" else None)

@@ -114,10 +114,11 @@ async def test_a_judge_is_as_sure_as_without(speculating: Pair, pair: Pair) -> N
             )
     before, after = found
     assert sum(after.values()) > 0.9
+    # what is not among the 20 likeliest counts as nothing
     assert after == pytest.approx(before, abs=0.01)
 
 
-async def test_the_doctor_reports_speculation(speculating: Pair) -> None:
+async def test_the_doctor_reports_speculation_and_its_cost(speculating: Pair) -> None:
     found = await diagnose(
         endpoint(speculating.small, "small"), endpoint(speculating.large, "large")
     )
@@ -125,3 +126,5 @@ async def test_the_doctor_reports_speculation(speculating: Pair) -> None:
         assert examined.can is not None
         assert examined.can.speculation
         assert examined.acceptance is not None
+        assert not examined.can.chosen_logprobs
+    assert any("large: no chosen logprobs" in note for note in map(str, found.findings))

@@ -444,7 +444,7 @@ class FakeVllm:
                 ]
             if "allowed_token_ids" in body:
                 choice["logprobs"] = {
-                    "top_logprobs": [self.grades(prompt, body["allowed_token_ids"])]
+                    "top_logprobs": [self.grades(prompt, body.get("logprob_token_ids", []))]
                 }
                 choice["token_ids"] = body["allowed_token_ids"][:1]
             elif "prompt_logprobs" not in body:
@@ -466,7 +466,10 @@ class FakeVllm:
 
     def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         judged = self.judged(prompt, wanted).items()
-        return {f"token_id:{self.id(choice.encode())}": value for choice, value in judged}
+        known = {f"token_id:{self.id(choice.encode())}": value for choice, value in judged}
+        return {
+            key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]
+        } or known
 
     def judged(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         """

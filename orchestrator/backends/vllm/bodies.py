@@ -94,18 +94,23 @@ def choice_body(
     model: str,
     prompt: Prompts,
     choices: Sequence[int],
+    *,
+    by_id: bool,
 ) -> Body:
     """
     Ask for one token out of the ids *choices*, for each prompt.
 
-    The reply has the log-probabilities of the likeliest tokens of the vocabulary, which every
-    server reports, also while it speculates on tokens.
+    *by_id* asks for the log-probabilities of all choices. Otherwise the request asks for those of
+    the most probable tokens of the vocabulary, which every server supports.
     """
-    return completion_body(model, prompt, GREEDY, 1) | {
+    body = completion_body(model, prompt, GREEDY, 1) | {
         "allowed_token_ids": choices,
         "return_tokens_as_token_ids": True,
-        "logprobs": MAX_LOGPROBS,
+        "logprobs": 1 if by_id else MAX_LOGPROBS,
     }
+    if by_id:
+        body["logprob_token_ids"] = choices
+    return body
 
 
 def scoring_body(model: str, prompt: Prompt, top: int) -> Body:

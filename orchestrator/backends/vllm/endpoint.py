@@ -120,6 +120,9 @@ class VllmEndpoint(VllmServer):
         """Forget what was learnt by trying requests, because the server is now *process*."""
         self._process = process
         _, self.speculates = process
+        # A V1 runner that speculates cannot return log-probabilities by token id. The request
+        # fails. If the batch has drafted tokens, the engine even ends.
+        self.answers_by_id = False if self.speculates else None
         self._tool_formats = AsyncCache(self._tool_format, MAX_TOOLSETS)
         self.connection.priorities = self.settings.priorities
 
@@ -306,7 +309,9 @@ class VllmEndpoint(VllmServer):
 
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do."""
-        return await probe(self)
+        can = await probe(self)
+        self.answers_by_id = can.chosen_logprobs
+        return can
 
     async def warm_up(self) -> None:
         """

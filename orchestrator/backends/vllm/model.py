@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from functools import partial
 
@@ -296,9 +300,9 @@ class VllmModel(SingleModel):
         """
         Ask as `Model.ask` says. `ModelTokenizer.encode_question` is the layout of the question.
 
-        Raise `ConfigurationError` if a choice is not one token of this model. The server reports
-        the 20 likeliest tokens of the vocabulary. A choice that is not among them has the
-        probability 0.
+        Raise `ConfigurationError` if a choice is not one token of this model. A server that cannot
+        report the probabilities of given tokens reports its 20 most probable ones: any other choice
+        has the probability 0.
 
         The server of a hybrid model saves its state only where a prompt ends. The request to such a
         server has the chain itself as a second prompt. The server then saves the state after the
@@ -311,11 +315,64 @@ class VllmModel(SingleModel):
         prompts = [before.plus(await tokenizer.encode_question(question, opening))]
         if endpoint.checkpoints:
             prompts.append(before)
-        sent: Prompts = prompts[0] if len(prompts) == 1 else list(prompts)
-        body = bodies.choice_body(endpoint.name, sent, [*numbers.values()])
-        reply = await self._post("ask", prompts, body)
-        found = replies.choice_probabilities(self._call("ask"), reply, numbers)
+        if endpoint.may_ask_by_id:
+            probabilities = await self._ask_by_id(prompts, numbers)
+            if probabilities is not None:
+                return probabilities
+        async with endpoint.without_questions():
+            found = await self._ask(prompts, numbers, by_id=False)
         return dict.fromkeys(choices, 0.0) | found
+
+    async def _ask_by_id(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        numbers: Mapping[str, int],
+    ) -> dict[str, float] | None:
+        """
+        Ask for the log-probabilities of the choices' token ids. None: the server cannot do that.
+
+        The first such question to a server is a trial, with one prompt and without retries. If the
+        server cannot answer it, the server gets no further question of this kind.
+        """
+        endpoint = self._endpoint
+        known = endpoint.answers_by_id is True
+        asked = prompts if known else prompts[:1]
+        retries = None if known else 0
+        try:
+            with endpoint.asking_by_id():
+                found = await self._ask(asked, numbers, by_id=True, retries=retries)
+        except EndpointRejected as exc:
+            if "logprob_token_ids" not in exc.cause:
+                raise
+            endpoint.answers_by_id = False
+            return None
+        except EndpointUnavailable as exc:
+            if known:
+                raise
+            if exc.status == 500:  # vLLM's answer while it speculates on tokens
+                endpoint.answers_by_id = False
+            return None
+        endpoint.answers_by_id = len(found) == len(numbers)
+        return found if endpoint.answers_by_id else None
+
+    async def _ask(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        numbers: Mapping[str, int],
+        *,
+        by_id: bool,
+        retries: int | None = None,
+    ) -> dict[str, float]:
+        """
+        Ask for the probabilities of the choices with the token ids *numbers*.
+
+        *prompts* has the question. For a hybrid model it also has the chain, whose state the server
+        then saves.
+        """
+        sent: Prompts = prompts[0] if len(prompts) == 1 else list(prompts)
+        body = bodies.choice_body(self._endpoint.name, sent, [*numbers.values()], by_id=by_id)
+        reply = await self._post("ask", prompts, body, retries=retries)
+        return replies.choice_probabilities(self._call("ask"), reply, numbers)
 
     @asynccontextmanager
     async def _generate(
@@ -346,15 +403,18 @@ class VllmModel(SingleModel):
                 again=again,
             )
         call = self._call("write")
-        with self._metered(
-            "write",
-            observe=observe or self._observe,
-            prompt=len(prompt),
-        ) as meter:
-            async with endpoint.connection.stream(call, body) as events:
-                arrivals = TokenStream(call, events, meter, body, endpoint.spell)
-                yield arrivals
-                await arrivals.finish()
+        # If a question by token ids is in the same batch, vLLM leaves out the likeliest tokens of
+        # this stream.
+        async with endpoint.without_questions() if sampling.logprobs else nullcontext():
+            with self._metered(
+                "write",
+                observe=observe or self._observe,
+                prompt=len(prompt),
+            ) as meter:
+                async with endpoint.connection.stream(call, body) as events:
+                    arrivals = TokenStream(call, events, meter, body, endpoint.spell)
+                    yield arrivals
+                    await arrivals.finish()
 
     async def _post(
         self,

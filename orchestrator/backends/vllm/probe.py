@@ -11,7 +11,7 @@ from typing import TypeVar
 from ...endpoints.capabilities import LONG_PROMPT_TOKENS, Capabilities
 from ...endpoints.metrics import CacheConfig, read_cache_config
 from ...endpoints.settings import GREEDY
-from ...errors import EndpointError, EndpointUnavailable, EndpointUnreachable
+from ...errors import EndpointError, EndpointUnavailable, EndpointUnreachable, MalformedReply
 from ...http.http_errors import Reply
 from ...http.paths import COMPLETIONS, GENERATE, METRICS, VERSION, Body
 from . import bodies, replies
@@ -19,6 +19,8 @@ from .server import VllmServer
 from .tokenizer import VOCABULARY_PROBE
 
 T = TypeVar("T")
+
+DIGITS = "0123456789"
 
 BLOCK_PROMPT_TOKENS = (1000, 2000, 4000)
 """Lengths of prompts if the server does not show its block size: a hybrid's is 528 to 1600."""
@@ -57,6 +59,7 @@ async def probe(server: VllmServer) -> Capabilities:
     """
     room = server.tokenizer.context_length - ROOM_TOKENS  # the longest prompt, in tokens
     prompt = (await server.tokenizer.encode_special(VOCABULARY_PROBE))[:room]
+    digits = await server.tokenizer.encode_special(DIGITS)
     probing = _Probe(server, prompt)
     metrics = await probing.metrics()
     cache = read_cache_config(metrics or b"")
@@ -64,6 +67,7 @@ async def probe(server: VllmServer) -> Capabilities:
     can = Capabilities(
         version=replies.version(await probing.get(VERSION) or b""),
         token_ids=await probing.returns("token_ids", return_token_ids=True),
+        chosen_logprobs=False if speculation else await probing.chosen_logprobs(digits),
         prompt_logprobs=await probing.returns("prompt_logprobs", prompt_logprobs=0),
         prefix_cache=None,
         cached_tokens=None,
@@ -100,6 +104,18 @@ class _Probe:
         self._call = server.connection.call("probe")
         self._model = server.name
         self._prompt = prompt
+
+    async def chosen_logprobs(self, digits: Sequence[int]) -> bool | None:
+        body = bodies.choice_body(self._model, self._prompt, digits, by_id=True)
+        reply = await self._post(body)
+        if reply is None:
+            return None
+        try:
+            choices = {str(number): number for number in digits}
+            found = replies.choice_probabilities(self._call, reply, choices)
+        except MalformedReply:
+            return False
+        return len(found) == len(choices)
 
     async def repeat(self, can: Capabilities, prompt: Sequence[int]) -> Capabilities:
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeVar, Unpack, cast
@@ -140,6 +141,9 @@ class MortalEndpoint:
 
     async def check_unchanged(self) -> None:
         await asyncio.sleep(0)
+
+    def without_questions(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     def adopt(self, fresh: VllmEndpoint) -> None:
         self.name = fresh.name

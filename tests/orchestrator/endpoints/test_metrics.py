@@ -204,6 +204,9 @@ async def reads(meet: Meet, server: FakeVllm) -> list[int]:
     """How many tokens each of five verdicts about a growing chain reads."""
     chain = PROBLEM
     async with meet(server) as met:
+        # finds out that the server tells of chosen tokens
+        await met.model.ask(PROBLEM, "Right?", "79")
+        met.events.clear()
         for number in range(5):
             chain = chain.extend(Step(f"And {number}, as it is.\n\n", "small"))
             assert await met.model.ask(chain, "Right?", "79") == pytest.approx(
@@ -220,7 +223,7 @@ async def test_a_question_leaves_the_state_of_a_hybrid_where_the_next_one_finds_
     assert first > 200
     assert max(others) < 200  # the step and the question, and the step again; not the chain
     assert max(others) - min(others) <= 8  # whatever the chain's length
-    questions = [body["prompt"] for path, body in fine.requests if path == "/v1/completions"]
+    questions = [body["prompt"] for path, body in fine.requests if path == "/v1/completions"][1:]
     assert all(question[: len(chain)] == chain for question, chain in questions)
 
 
@@ -236,16 +239,18 @@ async def test_without_a_checkpoint_every_question_reads_the_chain(meet: Meet) -
     )
 
 
-async def test_the_chain_after_a_question_is_accounted_for(meet: Meet) -> None:
+async def test_a_server_with_likeliest_tokens_only_also_gets_the_chain(meet: Meet) -> None:
     server = FakeVllm(
         digits=GRADES,
         unit=4,
         metrics=info(block_size=64, prefix_match_unit=4),
+        lacks=frozenset({"logprob_token_ids"}),
     )
     async with meet(server) as met:
         for _ in range(2):
             grades = await met.model.ask(PROBLEM, "Right?", "789")
             assert grades == pytest.approx({"7": 0.5, "8": 0.0, "9": 0.25})
+        assert met.endpoint.answers_by_id is False
     question, chain = server.requests[-1][1]["prompt"]
     assert question[: len(chain)] == chain
     first = met.calls[0]

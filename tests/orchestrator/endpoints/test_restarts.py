@@ -36,6 +36,10 @@ PROBLEM = Chain.of("What is 1 + 1?")
 SCRIPT = ("So", " one", ".\n\n")
 A = "http://a"
 B = "http://b"
+LACKING = {
+    "lacks": frozenset({"logprob_token_ids"}),
+    "metrics": b"process_start_time_seconds 1.8e9\n",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +95,7 @@ async def restart(again: asyncio.Event) -> None:
         {"metrics": SPECULATES},
         {"spelling": 1000},
         {"spelling": 7, "room": 300},
-        {"metrics": b"process_start_time_seconds 1.8e9\n"},
+        LACKING,
     ],
 )
 async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[str, Any]) -> None:
@@ -104,6 +108,7 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
         chain = PROBLEM.extend(await model.write(PROBLEM))
         (server,) = endpoint.up
         assert isinstance(server, VllmEndpoint)
+        able = await server.capabilities()
         server.connection.priorities = False  # as the first one refused them
         await restart(again)
         for text in ("over a new connection", "and then over the same"):
@@ -119,6 +124,9 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
         assert now.connection.priorities
         assert (endpoint.vocabulary != before) == ("spelling" in other)
         assert step.vocabulary == endpoint.vocabulary
+        assert (await now.capabilities()).chosen_logprobs is (
+            able.chosen_logprobs and not second.metrics
+        )
         # a run that goes on across the restart sends its steps in the ids of the new one
         await model.write(chain)
         async with VllmEndpoint(endpoint.settings) as fresh:

@@ -35,7 +35,7 @@ from ...orchestrator.backends.test_reward_model import FakePooling
 from ...orchestrator.endpoints.test_metrics import info
 from ...stand_in import GENERATE, Break, FakeVllm, Refuse
 
-ALL = Capabilities("0.32.0", True, True, True, True, True, False, suffix_scoring=True)
+ALL = Capabilities("0.32.0", True, True, True, True, True, True, False, suffix_scoring=True)
 GOOD = EndpointReport(
     "large", "http://l", "", "big", 4096, "v", True, True, 0.97, WritePace(0.1, 0.03), ALL
 )
@@ -338,7 +338,7 @@ async def test_requests_that_fail_leave_what_they_would_have_shown_unknown() -> 
     diagnosis = await examined(server)
     can = diagnosis.large.can
     assert can is not None
-    assert (can.token_ids, can.prompt_logprobs) == (None,) * 2
+    assert (can.token_ids, can.chosen_logprobs, can.prompt_logprobs) == (None,) * 3
     assert (can.prefix_cache, can.cached_tokens) == (None,) * 2
     assert (diagnosis.large.digits, diagnosis.large.pace) == (None, None)
     found = [finding for finding in diagnosis.findings if finding.subject == "large"]
@@ -524,10 +524,17 @@ async def test_of_several_replicas_the_first_that_can_be_used_speaks_for_the_oth
 
 
 async def test_unsupported_fields_of_a_server_are_detected() -> None:
-    diagnosis = await examined(serving(lacks=frozenset({"prompt_logprobs"})), both=True)
+    diagnosis = await examined(
+        serving(lacks=frozenset({"logprob_token_ids", "prompt_logprobs"})), both=True
+    )
     can = diagnosis.small.can
     assert can is not None
-    assert (can.prompt_logprobs, can.metrics, can.version) == (False, False, None)
+    assert (can.chosen_logprobs, can.prompt_logprobs, can.metrics, can.version) == (
+        False,
+        False,
+        False,
+        None,
+    )
     assert (can.speculation, can.prefix_cache, can.cached_tokens) == (None, None, False)
     assert diagnosis.same_vocabulary
     assert diagnosis.large.digits == pytest.approx(0.905, abs=0.001)

@@ -21,7 +21,7 @@ from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.http.sse import EventReader
 from stepspec.service.errors import ApiError
-from stepspec.service.http.upstream import BrokenAnswer, ForwardedAnswer
+from stepspec.service.http.upstream import BrokenAnswer, ForwardedAnswer, wants_top_logprobs
 
 from ...stand_in import Refuse
 from ..served import (
@@ -523,6 +523,21 @@ async def test_a_prompt_that_is_too_long_is_refused_with_the_same_code_on_every_
     assert message in reply.error["message"]
     code = reply.error["details"]["error_code"] if path == "/v1/messages" else reply.error["code"]
     assert code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("content", "likeliest"),
+    [
+        ({"logprobs": True, "top_logprobs": 5}, True),
+        ({"logprobs": True}, False),
+        ({"logprobs": 3}, True),
+        ({"logprobs": 0}, False),
+        ({"logprobs": None, "top_logprobs": None}, False),
+        ({}, False),
+    ],
+)
+def test_requests_for_likeliest_tokens_are_known(content: dict[str, Any], likeliest: bool) -> None:
+    assert wants_top_logprobs(content) is likeliest
 
 
 async def test_a_failure_has_the_replica_probed_and_a_stream_that_breaks_off_too() -> None:
