@@ -1,4 +1,4 @@
-"""`Model` and `ReplicatedEndpoint` of a simulation. They answer from scripts, at a server's pace."""
+"""A `Model` and the endpoint of a simulation. They answer from scripts, at a server's pace."""
 
 from __future__ import annotations
 
