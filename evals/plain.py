@@ -20,7 +20,7 @@ from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.backends.vllm.bodies import completion_body
 from stepspec.orchestrator.backends.vllm.replies import ending, usage
 from stepspec.orchestrator.chain import Message
-from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling
+from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.request_context import carrying
 from stepspec.orchestrator.errors import ContextTooLong, MalformedReply
@@ -131,7 +131,7 @@ async def solve_plain(solver: Solver, problem: str, run: RunOptions) -> Solution
     messages: tuple[Message, ...] = (Message("user", problem),)
     if run.system:
         messages = (Message("system", run.system), *messages)
-    room = large.room - await large.count(messages)
+    room = large.room - await large.call(lambda server: server.count(messages))
     if room <= 0:
         raise ContextTooLong(
             "the problem alone is too long",
@@ -163,11 +163,11 @@ async def solve_plain(solver: Solver, problem: str, run: RunOptions) -> Solution
             reply.finish = "time"
         return reply, clock() - began
 
-    assert isinstance(large, ReplicatedEndpoint)
     # A problem has the same replica in every session while that is up.
     with carrying({}, session=problem):
         reply, seconds = await large.call(ask)
-    parts = reply.parts(large.template.markers.closing, thinks=await large.thinks(messages))
+    thinks = await large.call(lambda server: server.thinks(messages))
+    parts = reply.parts(large.template.markers.closing, thinks=thinks)
     thinking, text = (part.strip() for part in parts)
     spent = Account(
         "large",

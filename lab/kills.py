@@ -32,7 +32,7 @@ from stepspec.evals.testbed.servers import endpoint, miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.concurrency import background
-from stepspec.orchestrator.endpoints import GREEDY, Endpoint, ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, Endpoint
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.solution import Solution
 from stepspec.servers.launcher import Served, ServerCommand, launch
@@ -207,7 +207,6 @@ async def _kill_during(
 ) -> Killed:
     """Solve the problem of *plain*, and kill the server of *role* that the run is at."""
     model = solver.small if role == "small" else solver.large
-    assert isinstance(model, ReplicatedEndpoint)
     solving = asyncio.create_task(solver.solve(plain.problem))
     await asyncio.wait([solving], timeout=share * plain.seconds)
     runs = model.runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,8 +12,7 @@ import pytest
 from stepspec import Solver
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Message, Role, Tool
-from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
 from stepspec.run_parts import JUDGING_TOKENS, MIN_ROOM, context_room
 
@@ -31,11 +31,13 @@ class Counting:
     seconds: float = 1.0
     fails: bool = False
     cancelled: bool = False
-    known: bool = True
 
     @property
     def settings(self) -> Endpoint:
         return Endpoint(role=self.role, url="http://localhost:8001")
+
+    async def call(self, verb: Callable[[Counting], Awaitable[int]]) -> int:
+        return await verb(self)
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         try:
@@ -53,7 +55,7 @@ def fit(small: Counting, large: Counting, tokens: int = 8192) -> tuple[Budget, f
 
     async def main() -> tuple[Budget, float]:
         room, lost = await context_room(
-            CHAIN, cast("ModelEndpoint", small), cast("ModelEndpoint", large)
+            CHAIN, cast("ReplicatedEndpoint", small), cast("ReplicatedEndpoint", large)
         )
         assert (lost is None) == (not small.fails)
         return Budget(tokens).fit(room), asyncio.get_running_loop().time()
@@ -80,7 +82,10 @@ def test_without_the_small_model_the_room_is_the_large_ones_unless_the_run_needs
     with pytest.raises(EndpointUnavailable, match="gone"):
         run(
             context_room(
-                CHAIN, cast("ModelEndpoint", gone), cast("ModelEndpoint", large), needs_small=True
+                CHAIN,
+                cast("ReplicatedEndpoint", gone),
+                cast("ReplicatedEndpoint", large),
+                needs_small=True,
             )
         )
 
@@ -114,7 +119,7 @@ async def test_a_run_whose_small_model_has_too_short_a_context_is_the_large_ones
 def test_a_problem_that_only_the_large_model_takes_is_left_to_it() -> None:
     small = Counting("small", 100)
     large = Counting("large", 2000)
-    models = cast("ModelEndpoint", small), cast("ModelEndpoint", large)
+    models = cast("ReplicatedEndpoint", small), cast("ReplicatedEndpoint", large)
     room, lost = run(context_room(CHAIN, *models))[0]
     assert room == 2000 - 100 - JUDGING_TOKENS
     assert isinstance(lost, ContextTooLong)

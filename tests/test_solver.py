@@ -22,7 +22,7 @@ from stepspec import Endpoint, Sampling, Solver
 from stepspec.api import StreamArguments
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Committed, Decided, Event, Moved, Started
 from stepspec.orchestrator.prior import Prior
@@ -99,7 +99,6 @@ async def test_a_replica_that_dies_under_a_run_costs_nothing_but_time() -> None:
         plain = await solver.solve(PROBLEM)
         servers.large[0].faults.extend([Break(after=0)] * 99)
         solution = await solver.solve(PROBLEM, observe=events.append)
-        assert isinstance(solver.large, ReplicatedEndpoint)
         assert list(solver.large.down) == [servers.urls[0]]
         assert set(solver.large.runs.values()) == {0}
     assert (
@@ -135,7 +134,6 @@ async def test_without_any_replica_of_the_small_model_the_large_one_goes_on_alon
 async def test_work_that_needs_both_models_fails_with_the_small_one() -> None:
     async with serving() as servers, servers.solver() as solver:
         solver.require_both()
-        assert isinstance(solver.small, ReplicatedEndpoint)
         solver.small.patience = 0.0  # instead of half an hour
         servers.small.faults.extend([Refuse(500, "dead")] * 99)
         with pytest.raises(EndpointUnavailable, match="the small model"):

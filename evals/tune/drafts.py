@@ -69,9 +69,9 @@ class LargeChain:
         """Begin the chain of *problem* as a run of *solver* would."""
         run = solver.settings.run
         chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system)
-        thinks = await solver.large.thinks(chain.messages, chain.tools)
-        chain = replace(chain, thinks=thinks)
-        return cls(chain, chain)
+        thinks = await solver.large.call(lambda server: server.thinks(chain.messages, chain.tools))
+        start = replace(chain, thinks=thinks)
+        return cls(start, start)
 
     async def write(self, model: Model, limit: int) -> None:
         """Let *model* go on until the chain ends or has *limit* tokens."""

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from stepspec.api import Solver
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import ModelEndpoint
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, StepspecError
 
@@ -146,7 +146,7 @@ class Measuring:
             self._solver.settings.run.ahead,
         )
 
-    async def _pace(self, endpoint: ModelEndpoint, seconds: float) -> ServerPace:
+    async def _pace(self, endpoint: ReplicatedEndpoint, seconds: float) -> ServerPace:
         """
         Measure streams that have the server of *endpoint* to themselves.
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.concurrency import at_once
-from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, Sampling
+from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import RunModel
 
 STREAM_TOKENS = 48
@@ -78,7 +78,9 @@ async def at_most(seconds: float) -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def opened(endpoint: ModelEndpoint, sampling: Sampling = GREEDY) -> AsyncGenerator[RunModel]:
+async def opened(
+    endpoint: ReplicatedEndpoint, sampling: Sampling = GREEDY
+) -> AsyncGenerator[RunModel]:
     """Yield a model of *endpoint*, at one of its replicas."""
     model = endpoint.model(sampling)
     try:
@@ -88,7 +90,7 @@ async def opened(endpoint: ModelEndpoint, sampling: Sampling = GREEDY) -> AsyncG
 
 
 async def write_streams(
-    endpoint: ModelEndpoint,
+    endpoint: ReplicatedEndpoint,
     problems: Sequence[str],
     streams: list[list[Arrival]],
 ) -> None:

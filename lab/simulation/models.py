@@ -1,15 +1,15 @@
-"""`Model` and `ModelEndpoint` of a simulation. They answer from scripts, at a server's pace."""
+"""A `Model` and the endpoint of a simulation. They answer from scripts, at a server's pace."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import SimpleNamespace
-from typing import Self
+from typing import Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from stepspec.orchestrator.chain import (
@@ -28,9 +28,6 @@ from stepspec.orchestrator.endpoints import GREEDY, Endpoint, Sampling
 from stepspec.orchestrator.endpoints.chat_template import Template
 from stepspec.orchestrator.endpoints.interfaces import (
     Format,
-    ParsedAnswer,
-    ParsedTokens,
-    ParserState,
     SingleModel,
     or_now,
 )
@@ -43,6 +40,8 @@ from stepspec.policies.specreason import DIGITS
 
 from ..script import Script, Turn
 from .server import Request, SimulatedServer
+
+T = TypeVar("T")
 
 ROOM = 10**9  # tokens of context: no chain is too long
 WORD = "w"  # a token of a draft
@@ -491,6 +490,10 @@ class SimulatedEndpoint:
             sticky=not sampling.samples_by_seed,
         )
 
+    async def call(self, verb: Callable[[SimulatedEndpoint], Awaitable[T]]) -> T:
+        """Call *verb* on the server, which is the only one."""
+        return await verb(self)
+
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         return self._scripts[messages[-1].content].prompt
 
@@ -499,19 +502,6 @@ class SimulatedEndpoint:
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         raise MissingCapability("a simulated server calls no tools")
-
-    async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer:
-        raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
-
-    async def parse_tokens(
-        self,
-        toolset: Toolset,
-        tokens: Sequence[Token],
-        state: ParserState,
-        *,
-        finished: bool,
-    ) -> ParsedTokens:
-        raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
     async def queue(self) -> QueueGauges | None:
         return QueueGauges(

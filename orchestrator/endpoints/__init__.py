@@ -1,7 +1,6 @@
-"""The servers of a model: settings, replicas with circuit breakers, and the interface of both."""
+"""The servers of a model: settings, replicas and their circuit breakers."""
 
 from .chat_template import Template
-from .interfaces import ModelEndpoint
 from .replicas import ReplicatedEndpoint, ReplicatedModel
 from .settings import GREEDY, CriticEndpoint, Deadlines, Endpoint, Sampling
 
@@ -10,7 +9,6 @@ __all__ = [
     "CriticEndpoint",
     "Deadlines",
     "Endpoint",
-    "ModelEndpoint",
     "ReplicatedEndpoint",
     "ReplicatedModel",
     "Sampling",

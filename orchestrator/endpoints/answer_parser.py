@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from ..chain import Step, Token, ToolCall, Toolset
 from ..events import Calling
-from .interfaces import ModelEndpoint, ParserState
+from .interfaces import ParserState
+from .replicas import ReplicatedEndpoint
 
 _CALL_SIGNS = re.compile("[^\\w\\s.,;:!?'\"()*/+=-]")
 """Signs that may begin a call, such as brackets. Plain text has none of them."""
@@ -28,13 +29,13 @@ Parsed: TypeAlias = tuple[int, str, Sequence[Calling]]
 
 class ServerParser:
     """
-    The `AnswerParser` of one answer with *toolset*, by the server of *endpoint*.
+    The `AnswerParser` of one answer with *toolset*, by the servers of *endpoint*.
 
     Many parsers expect one token at a time. Several tokens are sent at once only if they have no
     sign of a call, and prove to be nothing but content.
     """
 
-    def __init__(self, endpoint: ModelEndpoint, toolset: Toolset) -> None:
+    def __init__(self, endpoint: ReplicatedEndpoint, toolset: Toolset) -> None:
         self._endpoint = endpoint
         self._toolset = toolset
         self._state: ParserState = {}
@@ -58,11 +59,14 @@ class ServerParser:
     async def _parse(self, tokens: Sequence[Token], count: int, *, finished: bool) -> Parsed:
         """Read the first *count* of *tokens*, or only the first if they are not content alone."""
         read = tokens[:count]
-        parsed = await self._endpoint.parse_tokens(
-            self._toolset,
-            read,
-            self._state,
-            finished=finished and len(read) == len(tokens),
+        is_last = finished and len(read) == len(tokens)
+        parsed = await self._endpoint.call(
+            lambda server: server.parse_tokens(
+                self._toolset,
+                read,
+                self._state,
+                finished=is_last,
+            )
         )
         text = self._text + "".join([token.text for token in read])
         content = self._content + parsed.content
@@ -76,5 +80,7 @@ class ServerParser:
         return len(read), parsed.content, parsed.pieces
 
     async def parse_whole(self, answer: Step) -> tuple[str, Sequence[ToolCall]]:
-        parsed = await self._endpoint.parse_answer(self._toolset, answer.tokens)
+        parsed = await self._endpoint.call(
+            lambda server: server.parse_answer(self._toolset, answer.tokens)
+        )
         return parsed.content, parsed.calls

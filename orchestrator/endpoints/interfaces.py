@@ -1,4 +1,4 @@
-"""The interface of an endpoint: one model, on one server or on replicas."""
+"""The interface of a server: what a back end implements, and what it returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from ..chain import Message, Role, Token, Tool, ToolCall, Toolset
+from ..chain import Message, Token, Tool, ToolCall, Toolset
 from ..events import Calling, Observer
 from ..interfaces import Model
 from .chat_template import Template
@@ -21,7 +21,7 @@ Clock: TypeAlias = Callable[[], float]
 
 
 class RunModel(Model, Protocol):
-    """The model of one run, which `ModelEndpoint.model` makes."""
+    """The model of one run, which `Server.model` makes."""
 
     def leave(self) -> None:
         """Release what the run holds, such as its place at a replica, as the run is over."""
@@ -35,14 +35,15 @@ class SingleModel:
         """Do nothing."""
 
 
-class ModelEndpoint(Protocol):
-    """One server (`Server`), or the servers of a model (`ReplicatedEndpoint`)."""
+class Server(Protocol):
+    """
+    One server of a model. A back end implements this, and the `Model` of its runs.
+
+    A `ReplicatedEndpoint` has all servers of a model. `ReplicatedEndpoint.call` calls one of them.
+    """
 
     @property
     def settings(self) -> Endpoint: ...
-
-    @property
-    def role(self) -> Role: ...
 
     @property
     def name(self) -> str: ...
@@ -54,17 +55,12 @@ class ModelEndpoint(Protocol):
     def vocabulary(self) -> str: ...
 
     @property
-    def known(self) -> bool:
-        """Whether a server was up at least once: template, vocabulary and room are known."""
-        ...
-
-    @property
-    def usable(self) -> bool:
-        """Whether a call may work; False only while probes of all servers fail."""
-        ...
-
-    @property
     def room(self) -> int: ...
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait for a slot of this server."""
+        ...
 
     async def count(self, messages: Messages, tools: Tools = ()) -> int: ...
 
@@ -83,7 +79,13 @@ class ModelEndpoint(Protocol):
         state: ParserState,
         *,
         finished: bool,
-    ) -> ParsedTokens: ...
+    ) -> ParsedTokens:
+        """
+        Parse the next *tokens* of an answer.
+
+        Any server of the model can parse them, because *state* is all that the parser needs.
+        """
+        ...
 
     def model(
         self,
@@ -97,15 +99,6 @@ class ModelEndpoint(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *error: object) -> None: ...
-
-
-class Server(ModelEndpoint, Protocol):
-    """One server of a model. A back end implements this, and the `Model` of its runs."""
-
-    @property
-    def waiting(self) -> int:
-        """The number of requests that wait for a slot of this server."""
-        ...
 
     async def check_health(self) -> None:
         """Raise `EndpointUnavailable` if the server says that it cannot work."""

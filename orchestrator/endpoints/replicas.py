@@ -15,7 +15,7 @@ from copy import copy
 from hashlib import blake2b
 from typing import Self, TypeVar, Unpack
 
-from ..chain import Chain, Role, Step, Token, Toolset
+from ..chain import Chain, Role, Step, Token
 from ..concurrency import background
 from ..errors import (
     EndpointError,
@@ -27,17 +27,7 @@ from ..events import Moved, Observer
 from ..interfaces import Model, WriteOptions
 from .breaker import PROBE_SECONDS, UNUSABLE_STATUSES, Replica
 from .chat_template import Template
-from .interfaces import (
-    Clock,
-    Format,
-    Messages,
-    ParsedAnswer,
-    ParsedTokens,
-    ParserState,
-    Server,
-    Tools,
-    or_now,
-)
+from .interfaces import Clock, Format, Server, or_now
 from .metrics import QueueGauges, total
 from .request_context import SESSION
 from .settings import GREEDY, Endpoint, Sampling
@@ -454,40 +444,6 @@ class ReplicatedEndpoint:
         finally:
             placement.leave()
 
-    async def count(self, messages: Messages, tools: Tools = ()) -> int:
-        return await self.call(lambda endpoint: endpoint.count(messages, tools))
-
-    async def thinks(self, messages: Messages, tools: Tools = ()) -> bool:
-        return await self.call(lambda endpoint: endpoint.thinks(messages, tools))
-
-    async def tool_format(self, toolset: Toolset) -> Format | None:
-        return await self.call(lambda endpoint: endpoint.tool_format(toolset))
-
-    async def parse_answer(self, toolset: Toolset, tokens: Sequence[Token]) -> ParsedAnswer:
-        return await self.call(lambda endpoint: endpoint.parse_answer(toolset, tokens))
-
-    async def parse_tokens(
-        self,
-        toolset: Toolset,
-        tokens: Sequence[Token],
-        state: ParserState,
-        *,
-        finished: bool,
-    ) -> ParsedTokens:
-        """
-        Parse as `ModelEndpoint.parse_tokens` does.
-
-        Any server can parse the next tokens, because *state* is all that the parser needs.
-        """
-        return await self.call(
-            lambda endpoint: endpoint.parse_tokens(
-                toolset,
-                tokens,
-                state,
-                finished=finished,
-            )
-        )
-
     async def queue(self) -> QueueGauges | None:
         """Add up the queues of the servers. None: no server reports a queue."""
         return total(await asyncio.gather(*(endpoint.queue() for endpoint in self.up)))
@@ -500,7 +456,7 @@ class ReplicatedEndpoint:
         clock: Clock | None = None,
         format: Format | None = None,
     ) -> ReplicatedModel:
-        """Make the model of one run, as `ModelEndpoint.model` does."""
+        """Make the model of one run, as `Server.model` does."""
         clock = or_now(clock)
         return ReplicatedModel(
             self,

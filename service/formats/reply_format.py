@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from stepspec.orchestrator.endpoints import ModelEndpoint
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Calling, Committed, Event, Finished
 from stepspec.orchestrator.json_values import is_json
@@ -41,7 +41,7 @@ PROGRESS_EVENTS: tuple[type[Event], ...] = (Committed, Answering, Calling, Finis
 class RequestRuns:
     """The runs of one request, one for each of *run_requests*. *large* is the large model."""
 
-    def __init__(self, run_requests: Sequence[RunRequest], large: ModelEndpoint) -> None:
+    def __init__(self, run_requests: Sequence[RunRequest], large: ReplicatedEndpoint) -> None:
         self.run_requests = run_requests
         """What each run was asked for, by the index of its choice."""
         self.events = [EventLog() for _ in run_requests]
@@ -61,7 +61,9 @@ class RequestRuns:
         wanted = self.run_requests[0].wanted
         try:
             async with asyncio.timeout(COUNT_SECONDS):
-                return await self._large.count(wanted.conversation, wanted.tools.tools)
+                return await self._large.call(
+                    lambda server: server.count(wanted.conversation, wanted.tools.tools)
+                )
         except (EndpointError, TimeoutError):  # the answer is complete without this number
             calls = deltas.calls_of(self.events[0])
             return calls[0].prompt if calls else 0

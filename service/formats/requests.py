@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from stepspec.orchestrator.chain import Message, Party, Role, Toolset
-from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.events import Observer
@@ -44,10 +44,10 @@ class Engine(Protocol):
     """Solves problems with two served models, many at the same time."""
 
     @property
-    def small(self) -> ModelEndpoint: ...
+    def small(self) -> ReplicatedEndpoint: ...
 
     @property
-    def large(self) -> ModelEndpoint: ...
+    def large(self) -> ReplicatedEndpoint: ...
 
     @property
     def waiting(self) -> Mapping[Party, int]:
@@ -120,7 +120,7 @@ class ServedModel:
 
     role: Role
     """The role of the model."""
-    endpoint: ModelEndpoint
+    endpoint: ReplicatedEndpoint
     """Its servers."""
 
     @property
@@ -179,7 +179,7 @@ class ModelCatalog:
             )
         return models[name]
 
-    def endpoint(self, role: Role) -> ModelEndpoint:
+    def endpoint(self, role: Role) -> ReplicatedEndpoint:
         engine = self.offer.engine
         return engine.small if role == "small" else engine.large
 

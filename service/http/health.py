@@ -23,7 +23,6 @@ async def check_every(seconds: float, models: ModelCatalog) -> None:
     while True:
         for role in ROLES:
             endpoint = models.endpoint(role)
-            assert isinstance(endpoint, ReplicatedEndpoint)
             await asyncio.gather(*[check(endpoint, server) for server in endpoint.up])
         await asyncio.sleep(seconds)
 

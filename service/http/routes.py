@@ -238,7 +238,9 @@ def messages_router(context: ServiceContext) -> APIRouter:
         async def work(connection: ClientConnection, seconds: float) -> None:
             async with asyncio.timeout(seconds):
                 large = context.offer.engine.large
-                tokens = await large.count(wanted.conversation, wanted.tools.tools)
+                tokens = await large.call(
+                    lambda server: server.count(wanted.conversation, wanted.tools.tools)
+                )
             await connection.send_whole(write_json({"input_tokens": tokens}))
 
         return context.respond(client_request.record, work)

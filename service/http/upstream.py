@@ -83,7 +83,6 @@ class ClientRequest:
         goes to the next server.
         """
         endpoint = model.endpoint
-        assert isinstance(endpoint, ReplicatedEndpoint)
         priority = forwarded_priority(self.content, self.best_priority)
 
         async def work(connection: ClientConnection, seconds: float) -> None:

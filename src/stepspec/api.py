@@ -8,7 +8,6 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -21,11 +20,10 @@ from stepspec.orchestrator.chain import Chain, Message, Party, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.endpoints import (
     Endpoint,
-    ModelEndpoint,
     ReplicatedEndpoint,
     Sampling,
 )
-from stepspec.orchestrator.endpoints.chat_template import disagreement
+from stepspec.orchestrator.endpoints.chat_template import Template, disagreement
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.endpoints.metrics import poll_queue
 from stepspec.orchestrator.endpoints.request_context import carrying
@@ -129,15 +127,14 @@ def _require_agreement(small: ReplicatedEndpoint, large: ReplicatedEndpoint) -> 
     Servers of the small model that come up later are checked in the same way.
     """
 
-    def conflict(one: ModelEndpoint, other: ModelEndpoint) -> str:
-        """Return why the models cannot be a pair. "": they can, or one of them was never up."""
-        if one.known and other.known:
-            return disagreement(one.template.thinks, other.template.thinks)
-        return ""
+    def conflict(template: Template) -> str:
+        """Return why a small model with *template* cannot be in the pair. "": it can."""
+        return disagreement(template.thinks, large.template.thinks) if large.known else ""
 
-    if reason := conflict(small, large):
+    reason = conflict(small.template) if small.known else ""
+    if reason:
         raise ConfigurationError(f"{small.name} and {large.name} cannot be a pair: {reason}")
-    small.reason_to_refuse = partial(conflict, other=large)
+    small.reason_to_refuse = lambda server: conflict(server.template)
 
 
 class Solver:
@@ -368,7 +365,8 @@ class Solver:
             self.large,
             needs_small=run.policy == "small",
         )
-        chain = replace(chain, thinks=await self.large.thinks(chain.messages, chain.tools))
+        thinks = await self.large.call(lambda server: server.thinks(chain.messages, chain.tools))
+        chain = replace(chain, thinks=thinks)
         recorder = trace.Recorder(clock or trace.Stopwatch())
         try:
             # A run with auto waits here until its chain probably fits into the large model's cache.

@@ -18,7 +18,7 @@ from stepspec.orchestrator.chain import Chain, Rating, Role, Toolset
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import (
     CriticEndpoint,
-    ModelEndpoint,
+    ReplicatedEndpoint,
     Sampling,
 )
 from stepspec.orchestrator.endpoints.answer_parser import ServerParser
@@ -199,9 +199,9 @@ class Models:
 class Connections:
     """The connections to both models and to the critic."""
 
-    small: ModelEndpoint
+    small: ReplicatedEndpoint
     """The small model."""
-    large: ModelEndpoint
+    large: ReplicatedEndpoint
     """The large model."""
     critic: RewardModelEndpoint | SharedVerifier | None = None
     """Rates steps or answers; None: nothing does."""
@@ -217,7 +217,7 @@ class Connections:
         """Open the models of one run. *observe* sees their requests, timed by *clock*."""
         opened: list[RunModel] = []
 
-        def opened_model(endpoint: ModelEndpoint, format: Format | None = None) -> Budgeted:
+        def opened_model(endpoint: ReplicatedEndpoint, format: Format | None = None) -> Budgeted:
             model = endpoint.model(sampling, observe=observe, clock=clock, format=format)
             opened.append(model)
             return Budgeted(model, budget.left)
@@ -272,7 +272,7 @@ class Connections:
         author = self.small if by == "small" else self.large
         may_answer = tools.choice == "auto" and not tools.named
         return AnswerPlan(
-            format=await author.tool_format(tools),
+            format=await author.call(lambda server: server.tool_format(tools)),
             parser=lambda: ServerParser(author, tools),
             by=by,
             without_calls=format if may_answer else None,
@@ -282,8 +282,8 @@ class Connections:
 
 async def context_room(
     chain: Chain,
-    small: ModelEndpoint,
-    large: ModelEndpoint,
+    small: ReplicatedEndpoint,
+    large: ReplicatedEndpoint,
     *,
     needs_small: bool = False,
 ) -> tuple[int, EndpointError | None]:
@@ -314,9 +314,9 @@ async def context_room(
     return min(ours, theirs), None
 
 
-async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
+async def _context_room(endpoint: ReplicatedEndpoint, chain: Chain) -> int:
     """Count the tokens that a chain may have in the context of one model."""
-    prompt = await endpoint.count(chain.messages, chain.tools)
+    prompt = await endpoint.call(lambda server: server.count(chain.messages, chain.tools))
     room = endpoint.room - prompt - JUDGING_TOKENS
     if room < MIN_ROOM:
         raise ContextTooLong(

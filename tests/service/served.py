@@ -18,7 +18,7 @@ from aiohttp import web
 from stepspec import Solver
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.http.client import Connection
@@ -138,7 +138,6 @@ class Served:
 def down(served: Served) -> Mapping[str, str]:
     """The servers of the large model that fail, with the causes."""
     large = served.service.context.offer.engine.large
-    assert isinstance(large, ReplicatedEndpoint)
     return large.down
 
 
@@ -351,9 +350,8 @@ def change(server: Server, **settings: Any) -> None:
     vars(own).update(open=opened)
 
 
-def move(endpoint: ModelEndpoint, url: str, replica: int = 0) -> None:
+def move(endpoint: ReplicatedEndpoint, url: str, replica: int = 0) -> None:
     """Have the requests that pass through to a *replica* of *endpoint* sent to *url*."""
-    assert isinstance(endpoint, ReplicatedEndpoint)
     change(endpoint.up[replica], url=url)
 
 

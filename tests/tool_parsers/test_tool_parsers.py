@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import orjson
 import pytest
@@ -22,6 +23,7 @@ from stepspec.orchestrator import answer as answers
 from stepspec.orchestrator.answer import CallStream
 from stepspec.orchestrator.backends.vllm import VllmEndpoint
 from stepspec.orchestrator.chain import Tool, ToolCall, Toolset
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.answer_parser import ServerParser
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.events import Answering, Calling, Event
@@ -35,6 +37,8 @@ from .spellings import CALLS, SPELLERS, TOOLS, Calls
 
 if TYPE_CHECKING:
     from .derender import ParsingVllm
+
+T = TypeVar("T")
 
 CONTENT = "Let me see.\n"
 CHUNKS = (1, 3, 10, 10**6)  # tokens that arrive at once
@@ -114,6 +118,20 @@ def tokens_of(server: ParsingVllm, text: str) -> tuple[Token, ...]:
     )
 
 
+@dataclass(frozen=True)
+class Alone:
+    """The endpoint of one server, which is connected already."""
+
+    server: VllmEndpoint
+
+    async def call(self, verb: Callable[[VllmEndpoint], Awaitable[T]]) -> T:
+        return await verb(self.server)
+
+
+def alone(vllm: VllmEndpoint) -> ReplicatedEndpoint:
+    return cast("ReplicatedEndpoint", Alone(vllm))
+
+
 def spelt(tokens: Sequence[Token]) -> str:
     return "".join(token.text for token in tokens)
 
@@ -123,7 +141,7 @@ async def streamed(
 ) -> tuple[str, list[tuple[str, Any]], CallStream]:
     """Write an answer of *tokens* that arrive *chunk* at a time, each after the last is read."""
     events: list[Event] = []
-    parser = Reading(vllm, TOOLSET)
+    parser = Reading(alone(vllm), TOOLSET)
     stream = CallStream(events.append, parser)
     async with stream.following():
         for end in range(chunk, len(tokens) + chunk, chunk):
@@ -154,7 +172,7 @@ async def whole(
     vllm: VllmEndpoint, tokens: Sequence[Token]
 ) -> tuple[str, list[tuple[str, Any]], CallStream]:
     toolset = Toolset(TOOLSET.tools, live=False)
-    stream = CallStream(lambda event: None, ServerParser(vllm, toolset), live=False)
+    stream = CallStream(lambda event: None, ServerParser(alone(vllm), toolset), live=False)
     step = Step(spelt(tokens), "large", "end", tuple(tokens))
     await stream.complete(step)
     return stream.text, values(stream.calls), stream
@@ -284,7 +302,7 @@ async def by_vllm(
     answer = await vllm._parse_whole(MORE_TOOLS, ids)  # pyright: ignore[reportPrivateUsage]
     state: Mapping[str, Any] = {}
     content = ""
-    stream = CallStream(lambda event: None, ServerParser(vllm, MORE_TOOLS))
+    stream = CallStream(lambda event: None, ServerParser(alone(vllm), MORE_TOOLS))
     for place, token in enumerate(tokens, 1):
         parsed = await vllm.parse_tokens(MORE_TOOLS, [token], state, finished=place == len(tokens))
         state = parsed.state

@@ -84,9 +84,6 @@ class VllmEndpoint(VllmServer):
     if the chat template cannot be learnt. The message names the cure.
     """
 
-    known = True
-    usable = True
-
     def __init__(self, settings: Endpoint) -> None:
         super().__init__(settings)
         self._process: Process | None = None  # None: not connected yet

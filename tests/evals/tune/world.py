@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ class World:
                 role=role,
                 name=role,
                 settings=SimpleNamespace(url=f"http://{role}"),
-                thinks=thinks,
+                call=on_server,
                 model=partial(self._opened, role),
             )
             for role in ("small", "large")
@@ -108,6 +108,11 @@ class World:
         clock = asyncio.get_running_loop().time()
         assert clock <= 60 * minutes + 1e-6, "the limit is a hard one"
         return found
+
+
+async def on_server(verb: Callable[[Any], Awaitable[bool]]) -> bool:
+    """Call *verb* on a server of a model that thinks."""
+    return await verb(SimpleNamespace(thinks=thinks))
 
 
 async def thinks(*_: Any) -> bool:

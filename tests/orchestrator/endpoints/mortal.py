@@ -79,9 +79,6 @@ class Mortal:
 class MortalEndpoint:
     """The public face of an endpoint, over one mortal server."""
 
-    known = True
-    usable = True
-
     def __init__(self, settings: Endpoint, server: Mortal) -> None:
         self.settings = settings
         self.server = server

@@ -19,8 +19,9 @@ from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.backends.vllm import VllmEndpoint, connect
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedEndpoint, Template
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Template
 from stepspec.orchestrator.endpoints.breaker import Replica
+from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.replicas import in_order
 from stepspec.orchestrator.endpoints.request_context import carrying
@@ -340,7 +341,7 @@ async def test_a_cancelled_verb_is_no_failure() -> None:
 async def test_counting_outlives_a_server_and_takes_no_place() -> None:
     async with replicated(server(A, dies=1), server(B)) as endpoint:
         await asyncio.sleep(2)
-        assert await endpoint.count(PROBLEM.messages) == 5
+        assert await endpoint.call(lambda server: server.count(PROBLEM.messages)) == 5
         assert set(endpoint.runs.values()) == {0}
         assert list(endpoint.down) == [A]
 
@@ -605,19 +606,22 @@ async def test_an_optional_model_may_come_up_later_unless_it_is_refused(complain
     late = server(A, "small", dies=0, revives=10)
     endpoint = replicated(late, optional=True)
 
-    def refuses(fresh: ModelEndpoint) -> str:
+    def refuses(fresh: Server) -> str:
         return complaint
 
     endpoint.reason_to_refuse = refuses
     async with endpoint:
         assert (endpoint.known, endpoint.usable, endpoint.name) == (False, False, "unknown")
         with pytest.raises(EndpointUnavailable, match="dead"):
-            await endpoint.count(PROBLEM.messages)
+            await endpoint.call(lambda server: server.count(PROBLEM.messages))
         await asyncio.sleep(40)
         assert endpoint.usable == endpoint.known == (not complaint)
         assert list(endpoint.down.values()) == ([complaint] if complaint else [])
         if not complaint:
-            assert (endpoint.name, await endpoint.count(PROBLEM.messages)) == ("model", 5)
+            assert (
+                endpoint.name,
+                await endpoint.call(lambda server: server.count(PROBLEM.messages)),
+            ) == ("model", 5)
     assert late.entered == 0
 
 

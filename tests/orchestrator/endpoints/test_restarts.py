@@ -78,6 +78,10 @@ async def started(
         await asyncio.wait([serving])
 
 
+async def counted(endpoint: ReplicatedEndpoint, problem: str) -> int:
+    return await endpoint.call(lambda server: server.count(Chain.of(problem).messages))
+
+
 async def restart(again: asyncio.Event) -> None:
     again.set()
     while again.is_set():  # noqa: ASYNC110  # the port is bound by another task
@@ -108,7 +112,7 @@ async def test_what_was_learnt_is_learnt_again_before_the_next_run(other: dict[s
         server.connection.priorities = False  # as the first one refused them
         await restart(again)
         for text in ("over a new connection", "and then over the same"):
-            assert await endpoint.count(Chain.of(text).messages) > 0
+            assert await counted(endpoint, text) > 0
         step = await endpoint.model().write(PROBLEM)
         (now,) = endpoint.up
         assert isinstance(now, VllmEndpoint)
@@ -159,7 +163,7 @@ async def test_another_vocabulary_is_learnt_before_a_run_or_from_its_first_refus
             second.faults.append(Refuse(400, "Token id 7 is out of vocabulary"))
         else:
             await endpoint.up[0].check_health()  # over a new connection
-            await endpoint.thinks(PROBLEM.messages)
+            await endpoint.call(lambda server: server.thinks(PROBLEM.messages))
             assert endpoint.vocabulary != before
         assert (await endpoint.model().write(PROBLEM)).text == "So one.\n\n"
         assert endpoint.vocabulary != before

@@ -238,15 +238,15 @@ async def test_an_answer_is_not_lost_because_its_prompt_cannot_be_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as served:
-        engine = served.service.context.offer.engine
-        counted = engine.large.count
+        (server,) = served.service.context.offer.engine.large.up
+        counted = server.count
 
         async def fails(messages: Any, tools: Any) -> int:
             if any(isinstance(event, Finished) for event in served.recorded.events):
                 raise EndpointUnavailable("gone")
             return await counted(messages, tools)
 
-        monkeypatch.setattr(engine.large, "count", fails)
+        monkeypatch.setattr(server, "count", fails)
         reply = await served.chat()
     assert reply.message["content"] == ANSWER
     assert reply.json["usage"]["prompt_tokens"] == 35

@@ -17,7 +17,6 @@ import orjson
 import pytest
 from aiohttp import web
 
-from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import StepspecError
 from stepspec.orchestrator.http.sse import EventReader
@@ -320,7 +319,6 @@ async def two(one: Behind, other: Behind, **deadlines: float) -> AsyncGenerator[
         for at, each in enumerate((one, other)):
             await put_behind(served, each, replica=at)
         endpoint = served.service.context.offer.engine.large
-        assert isinstance(endpoint, ReplicatedEndpoint)
         for server in endpoint.up:
             shorter = server.settings.deadlines.model_copy(update=deadlines)
             change(server, deadlines=shorter)
@@ -543,7 +541,6 @@ def test_requests_for_likeliest_tokens_are_known(content: dict[str, Any], likeli
 async def test_a_failure_has_the_replica_probed_and_a_stream_that_breaks_off_too() -> None:
     async with two(failing(500), streaming(b"data: {}\n\n")) as served:
         endpoint = served.service.context.offer.engine.large
-        assert isinstance(endpoint, ReplicatedEndpoint)
         reported = list[str]()
         report = endpoint.report
 
