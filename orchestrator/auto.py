@@ -10,9 +10,10 @@ draft. It is never committed, and only measures the method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any
 
 from .chain import accepts
 from .costs import (
@@ -42,9 +43,9 @@ from .prior import Prior
 from .server_load import ServerLoad
 from .trace import Moment
 
-KEPT_SHARE_PER_STEP = 0.9
+KEPT_SHARE_PER_VERDICT = 0.9
 """
-At each step, the weights of a run's older verdicts are multiplied by this.
+With each verdict of a run, the weights of its older verdicts are multiplied by this.
 
 With 0.9, about the last ten verdicts count. In the logged runs, rejections come in bursts of 2 to 7
 steps.
@@ -61,12 +62,17 @@ The share of the large model's time that shadow drafts may take.
 
 If both models share a GPU, a shadow draft of 1 s delays the large model by 0.3 to 0.5 s.
 """
-CHANGED_PACE_RATIO = 2.0
+MAX_SLOWDOWN = 1.03
 """
-If repairs are this many times as fast as the steps of the large model alone, forget these steps.
+Runs use no method if this is exceeded by `Auto.slowdown`.
 
-In a simulation, the large model suddenly became ten times as fast. With this ratio, runs took at
-most 1.1 times as long as if the better writer had been chosen at once.
+Smaller differences are noise, as with `MARGIN_TIME_SHARE`.
+"""
+MAX_ALONE_STEPS = 128
+"""
+A method counts as not measured after each run wrote this many steps without a new verdict.
+
+A logged run of an easy problem has 100 steps.
 """
 MAX_METHODS = 64
 """How many methods are remembered. A method with other options counts as another method."""
@@ -88,10 +94,9 @@ class Estimate:
     """The pace of the large model alone, if no run used a method."""
 
     def __str__(self) -> str:
-        method_ms = 1000 * self.method_pace
-        alone_ms = 1000 * self.alone_pace
         return (
-            f"method {method_ms:.3g} ms a token, large alone {alone_ms:.3g} ms,"
+            f"method {1000 * self.method_pace:.3g} ms a token,"
+            f" large alone {1000 * self.alone_pace:.3g} ms,"
             f" {self.accept_rate:.0%} of drafts accepted"
         )
 
@@ -101,11 +106,15 @@ class Record:
     """What all runs of one method with its options measured."""
 
     evidence: Evidence = field(default_factory=Evidence)
-    """The verdicts of all runs. The first verdicts of each run have the most weight."""
+    """The verdicts of all runs."""
     timings: Timings = field(default_factory=Timings)
     """Accepted and rejected steps, by the number of runs that used a method."""
-    repairs: MeanStep = field(default_factory=lambda: MeanStep(window=10))
-    """The mean of the large model's latest repairs. Each is measured from its first token on."""
+    alone_steps: float = 0.0
+    """
+    Steps that each run has written alone since the last verdict on a draft of the method.
+
+    With n runs, each such step adds 1/n.
+    """
     explained: bool = False
     """Whether the log says why a run went on with the large model alone."""
 
@@ -118,12 +127,6 @@ class Auto:
     """What was known before the first run."""
     server_load: ServerLoad = field(default_factory=ServerLoad)
     """The large model's server, and the runs that use it."""
-    steps: float = 0.0
-    """
-    A clock in steps. With n runs, each committed step adds 1/n.
-
-    Old measurements are forgotten by this clock.
-    """
     timings: Timings = field(default_factory=Timings)
     """Steps of the large model, by the number of all runs."""
     method_runs: set[AutoRun] = field(default_factory=set["AutoRun"])
@@ -144,20 +147,14 @@ class Auto:
 
     Each step of the large model alone pays back `SHADOW_TIME_SHARE` of its seconds.
     """
-    # By the method with its options. The method that was used last is at the end.
-    _records: dict[str, Record] = field(default_factory=dict[str, Record])
+    record_of: Callable[[str], Record] = field(
+        default_factory=lambda: lru_cache(MAX_METHODS)(lambda method: Record())
+    )
+    """Returns the record of a method with its options."""
 
-    @property
-    def crowded(self) -> bool:
-        """Whether the runs that use a method slow the others down by more than they gain."""
-        limit = 1.0
-        if self.method_runs:
-            limit += MARGIN_TIME_SHARE
-        return self.slowdown > limit
-
-    def large(self, kind: Literal["alone", "beside"]) -> MeanStep | None:
+    def large(self, kind: Kind) -> MeanStep | None:
         """Return the large model's mean step with the present number of runs. None: unknown."""
-        return self.timings.mean(kind, self.server_load.runs)
+        return self.timings.mean(kind, self.server_load.runs, min_steps=1)
 
     def run(
         self,
@@ -165,21 +162,16 @@ class Auto:
         options: Mapping[str, Any],
         max_ahead: int,
         large_policy: Policy | None = None,
-        lead: int = 0,
     ) -> AutoRun:
         """
         Begin a run of the method *policy* with its *options*, at most *max_ahead* drafts ahead.
 
-        The large model drafts the first *lead* steps. *large_policy* is the policy of the large
-        model alone. The run decides between this policy and the method. None: the run does not
-        decide.
+        *large_policy* is the policy of the large model alone. The run decides between this policy
+        and the method. None: the run does not decide.
         """
-        key = repr((policy, sorted(options.items())))
-        record = self._records.pop(key, None) or Record()
-        self._records[key] = record  # at the end; the first record is the one to forget
-        if len(self._records) > MAX_METHODS:
-            del self._records[next(iter(self._records))]
-        return AutoRun(self, record, max_ahead, large_policy, lead)
+        record = self.record_of(repr((policy, sorted(options.items()))))
+        undecided = Decided(-1, "large", max_ahead)
+        return AutoRun(self, record, max_ahead, undecided, large_policy)
 
 
 @dataclass(eq=False)
@@ -192,14 +184,11 @@ class AutoRun:
     """What all runs of its method measured."""
     max_ahead: int
     """How many drafts the run makes ahead at most."""
+    last_decision: Decided
+    """The last decision that was read from the events. Before the first one, its index is -1."""
     large_policy: Policy | None = None
     """The policy with which the large model writes alone; None if the run does not decide."""
-    lead: int = 0
-    """The number of first steps that the large model drafts."""
-    last_decision: Decided | None = None
-    """The last decision that was read from the events. None: there was none."""
     _evidence: Evidence = field(default_factory=Evidence)  # the verdicts of this run
-    _verdicts: int = 0  # the number of these verdicts
     _accepted: dict[int, bool] = field(default_factory=dict[int, bool])  # by the step's index
     _step_began: float = 0.0  # when the last step was committed, or the writer changed
     _step_tokens: int = 0  # tokens that were committed since the step began
@@ -212,7 +201,7 @@ class AutoRun:
     @property
     def ahead(self) -> int:
         """How many drafts may be made ahead now."""
-        return self.max_ahead if self.last_decision is None else self.last_decision.ahead
+        return self.last_decision.ahead
 
     @property
     def may_hedge(self) -> bool:
@@ -224,16 +213,11 @@ class AutoRun:
         server = self.auto.server_load
         return server.runs == 1 and not server.busy
 
-    @property
-    def _uses_method(self) -> bool:
-        return self in self.auto.method_runs
-
     def policy(self, method: Policy) -> Policy:
         """Return the policy of the next steps: the *method*, or the large model alone."""
-        decision = self.last_decision
-        if self.large_policy is None or decision is None or decision.choice == "method":
-            return method
-        return self.large_policy
+        if self.large_policy and self.last_decision.choice == "large":
+            return self.large_policy
+        return method
 
     def decide(self, index: int) -> Decided | None:
         """
@@ -242,20 +226,21 @@ class AutoRun:
         A decision takes effect when `read` gets it back as an event.
         """
         before = self.last_decision
-        if self.large_policy is None or (before is not None and before.index == index):
+        if self.large_policy is None or before.index == index:
             return None
         decision = self._choose(index)
-        if before is None or decision.shadow or _reported(before) != _reported(decision):
-            return decision
-        return None
+        unchanged = replace(before, index=index, figures=decision.figures, shadow=False)
+        if decision == unchanged:
+            return None
+        return decision
 
     def estimate(self) -> Estimate | None:
         """Return what to expect of the next step. None: too little is measured."""
         auto = self.auto
         timings = self.record.timings
-        runs = timings.measured_runs(auto.server_load.runs, auto.steps)
-        accepted_step = timings.mean("accepted", runs)
-        rejected_step = timings.mean("rejected", runs)
+        runs = auto.server_load.runs
+        accepted_step = timings.mean("accepted", runs, MIN_STEPS)
+        rejected_step = timings.mean("rejected", runs, MIN_STEPS)
         alone_step = auto.large("alone")
         if accepted_step is None or rejected_step is None or alone_step is None:
             return None
@@ -277,92 +262,80 @@ class AutoRun:
 
     def _choose(self, index: int) -> Decided:
         """Return the decision about step *index*, even if the decision changes nothing."""
-        server = self.auto.server_load
         estimate = self.estimate()
+        figures = str(estimate or "")
         objection = self._objection(estimate)
-        decision = Decided(
-            index,
-            choice="method",
-            ahead=0 if server.busy else self.max_ahead,
-            reason=str(estimate),
-            running=server.running,
-            waiting=server.waiting,
-        )
-        if not objection:
-            return decision
-        reason = f"{objection}: {estimate}" if estimate else objection
-        advice = server.advice
-        if estimate and not advice:
-            advice = f"{reason}: run `stepspec tune`"
-        return replace(
-            decision,
-            choice="large",
-            ahead=1,  # with 0, a model cannot keep its request open between steps (`OPEN_REQUESTS`)
-            reason=reason,
-            advice=advice,
-            shadow=self._may_shadow(index, estimate),
-        )
+        if objection:
+            # With ahead=0, a model cannot keep its request open between steps (`OPEN_REQUESTS`).
+            shadow = self._may_shadow(estimate)
+            return Decided(
+                index, "large", ahead=1, reason=objection, figures=figures, shadow=shadow
+            )
+        ahead = 0 if self.auto.server_load.busy else self.max_ahead
+        return Decided(index, "method", ahead, figures=figures)
 
     def _objection(self, estimate: Estimate | None) -> str:
         """Say why the method must not write the next step. Empty: the method may write it."""
         auto = self.auto
         server = auto.server_load
         if server.full:  # the cache would lose chains, and verdicts would read them again
-            return "the chains of all runs fill the large model's cache"
-        if auto.prior.runs is not None and server.runs > auto.prior.runs:
+            return server.advice
+        if auto.prior.runs and server.runs > auto.prior.runs:
             return f"by `prior.runs`, more than {auto.prior.runs} runs at once save no time"
         if estimate is None:
             return "the method is not measured yet"
         # Leave the method only if it is clearly slower. Take it only if it is clearly faster.
-        margin = MARGIN_TIME_SHARE if self._uses_method else -MARGIN_TIME_SHARE
+        uses_method = self in auto.method_runs
+        margin = MARGIN_TIME_SHARE if uses_method else -MARGIN_TIME_SHARE
         if estimate.method_pace >= (1 + margin) * estimate.beside_pace:
             return "the method is slower"
-        if auto.crowded:
+        if auto.slowdown > MAX_SLOWDOWN:
             return "the method slows other runs down"
         users = len(auto.method_runs)
-        measured = self.record.timings.measured_runs(server.runs, auto.steps)
-        # If n runs at once are measured, this run may join up to 2n runs that use a method.
-        if not self._uses_method and users > 2 * measured:
-            return f"more than {users} runs at once are not measured yet"
+        crowd = self.record.timings.means["accepted", users.bit_length()]
+        if not uses_method and crowd.count < min(users, MIN_STEPS):
+            return "more runs at once are not measured yet"
         return ""
 
-    def _may_shadow(self, index: int, estimate: Estimate | None) -> bool:
-        """Return whether the method may make a shadow draft of step *index*."""
+    def _may_shadow(self, estimate: Estimate | None) -> bool:
+        """Return whether the method may make a shadow draft of the next step."""
         auto = self.auto
-        if index < self.lead or auto.large("alone") is None or auto.server_load.strained:
+        if auto.large("alone") is None or auto.server_load.strained:
             return False
         if auto.shadow_run or auto.shadow_debt > 0:
             return False
         if estimate is None:
             return True
         # Test the method only if it would win with all drafts accepted.
-        return not auto.crowded and estimate.best_method_pace < estimate.alone_pace
+        may_win = estimate.best_method_pace < estimate.alone_pace
+        return may_win and auto.slowdown <= MAX_SLOWDOWN
 
     # Observe.
 
     def read(self, moment: Moment) -> None:
         """Learn from the next event of the run."""
-        # A trace on disk has rounded times. With the same rounding, a replay decides the same.
-        at = round(moment.at, 6)
+        auto = self.auto
+        at = moment.at
         event = moment.event
         match event:
             case Started(policy=policy):
                 if policy != "small":  # the policy "small" does not use the large model
-                    self.auto.server_load.enter(self)
+                    auto.server_load.enter(self)
                 if self.large_policy is None and policy not in ("small", "large"):
-                    self.auto.method_runs.add(self)
+                    auto.method_runs.add(self)
                 self._begin_step(at)
             case Decided():
                 self._follow(at, event)
             case Called(role="large"):
-                self.auto.server_load.grow(self, event.prompt + event.written)
-                self._compare_pace(event)
+                auto.server_load.grow(self, event.prompt + event.written)
             case Shadowed():
                 self._end_shadow(at)
                 # A draft that the large model completed says nothing about the small model.
                 if event.draft.author == "small":
                     self._judge(accepts(event.verdict))
                     self._add_steps(event.drafting, event.judging, max(1, len(event.draft.tokens)))
+                if self.estimate() is None:
+                    auto.shadow_debt /= 2  # so that the method is measured soon
             case Judged(index, draft, verdict) if draft.author == "small" and accepts(verdict):
                 self._accepted[index] = True
             case Repaired(index):
@@ -372,9 +345,9 @@ class AutoRun:
             case Committed():
                 self._committed(at, event)
             case Degraded():
-                self.auto.method_runs.discard(self)
+                auto.method_runs.discard(self)
             case Finished():
-                self.auto.server_load.finish(self)
+                auto.server_load.finish(self)
                 self.close()
             case _:
                 pass
@@ -393,7 +366,7 @@ class AutoRun:
 
     def _follow(self, at: float, decision: Decided) -> None:
         """Follow the *decision*. If the writer changes, a new step begins."""
-        if self.last_decision is None or self.last_decision.choice != decision.choice:
+        if self.last_decision.choice != decision.choice:
             if decision.choice == "method":
                 self.auto.method_runs.add(self)
             else:
@@ -409,24 +382,12 @@ class AutoRun:
         """
         End the shadow draft of this run, if it has one, at the time *at*.
 
-        Its duration becomes the debt (`Auto.shadow_debt`). If requests wait at the server, the
-        draft spent most of its time in the queue. Then the debt is at most the time of
-        `max_ahead` + 1 steps of the large model. Until the method is measured, the time of one step
-        is not added to the debt, so that the method is measured soon.
+        Its duration becomes the debt (`Auto.shadow_debt`).
         """
         auto = self.auto
-        if auto.shadow_run is not self:
-            return
-        auto.shadow_run = None
-        alone = auto.large("alone")
-        if alone is None:
-            return
-        seconds = at - self._shadow_began
-        if auto.server_load.waiting:
-            seconds = min(seconds, (self.max_ahead + 1) * alone.seconds)
-        if self.estimate() is None:
-            seconds -= alone.seconds
-        auto.shadow_debt = max(0.0, seconds)
+        if auto.shadow_run is self:
+            auto.shadow_run = None
+            auto.shadow_debt = at - self._shadow_began
 
     def _add_steps(self, draft: float, verdict: float, tokens: float) -> None:
         """
@@ -441,40 +402,14 @@ class AutoRun:
         timings = self.record.timings
         accepted = accepted_seconds(draft, verdict, self.max_ahead)
         rejected = rejected_seconds(draft, verdict, tokens * alone.pace)
-        timings.add("accepted", 1, accepted, tokens, self.auto.steps)
-        timings.add("rejected", 1, rejected, tokens, self.auto.steps)
-
-    def _compare_pace(self, call: Called) -> None:
-        """
-        Forget the large model's own steps if its repairs are much faster.
-
-        Only a single run compares. With several runs, the pace depends on what the others do.
-        """
-        auto = self.auto
-        alone = auto.large("alone")
-        if not self._uses_method or alone is None or auto.server_load.runs > 1:
-            return
-        if call.first is None or call.written < 2:
-            return
-        repairs = self.record.repairs
-        repairs.add(call.seconds - call.first, call.written - 1, auto.steps)
-        if CHANGED_PACE_RATIO * repairs.pace < alone.pace:
-            auto.timings.means.clear()
+        timings.add("accepted", 1, accepted, tokens)
+        timings.add("rejected", 1, rejected, tokens)
 
     def _judge(self, accepted: bool) -> None:
-        """
-        Add a verdict to the evidence of the run and to the evidence of the method.
-
-        In the method's evidence the first verdicts of a run have the most weight. The weights of
-        all runs together stay at most `WINDOW_STEPS`.
-        """
-        self._evidence.add(accepted)
-        weight = KEPT_SHARE_PER_STEP**self._verdicts
-        # If the sum of all weights is WINDOW_STEPS, `fade` takes *weight* away, and less from a
-        # smaller sum. `add` adds *weight*. So the sum never exceeds WINDOW_STEPS.
-        self.record.evidence.fade(1 - weight / WINDOW_STEPS)
-        self.record.evidence.add(accepted, weight)
-        self._verdicts += 1
+        """Add a verdict to the evidence of the run and to the evidence of the method."""
+        self._evidence.add(accepted, KEPT_SHARE_PER_VERDICT)
+        self.record.evidence.add(accepted, 1 - 1 / WINDOW_STEPS)
+        self.record.alone_steps = 0.0
 
     def _committed(self, at: float, event: Committed) -> None:
         """Measure the step that ends with *event*."""
@@ -483,15 +418,13 @@ class AutoRun:
         accepted = self._accepted.pop(event.index, None)
         if accepted is None and event.step.author == "small":
             return  # This is the beginning of a rejected draft. The step ends with its repair.
-        auto.steps += 1 / auto.server_load.runs
-        self._evidence.fade(KEPT_SHARE_PER_STEP)
         seconds = at - self._step_began
         if accepted is not None:
             self._judge(accepted)
             kind: Kind = "accepted" if accepted else "rejected"
             runs = max(1, self._step_runs)
-            self.record.timings.add(kind, runs, seconds, self._step_tokens, auto.steps)
-        elif not self._uses_method:
+            self.record.timings.add(kind, runs, seconds, self._step_tokens)
+        elif self not in auto.method_runs:
             self._wrote_alone(seconds)
         self._begin_step(at)
         if estimate := self.estimate():
@@ -508,19 +441,19 @@ class AutoRun:
         expects.
         """
         auto = self.auto
+        record = self.record
         prior = auto.prior
         if self._alone_steps:
-            kind: Kind = "beside" if self._step_runs or auto.method_runs else "alone"
+            kind: Kind = "beside" if self._step_runs else "alone"
             runs = auto.server_load.runs
-            auto.timings.add(kind, runs, seconds, self._step_tokens, auto.steps)
+            auto.timings.add(kind, runs, seconds, self._step_tokens)
             auto.shadow_debt = max(0.0, auto.shadow_debt - SHADOW_TIME_SHARE * seconds / runs)
+            record.alone_steps += 1 / runs
+            if record.alone_steps > MAX_ALONE_STEPS:
+                record.alone_steps = 0.0
+                record.timings.means.clear()
         self._alone_steps += 1
         alone = auto.large("alone")
-        if alone and prior.verdict_seconds is not None and not self.record.timings.means:
+        if alone and prior.verdict_seconds and not self.estimate():
             for _ in range(MIN_STEPS):  # with fewer steps, the method would not count as measured
                 self._add_steps(prior.pace * alone.seconds, prior.verdict_seconds, alone.tokens)
-
-
-def _reported(decision: Decided) -> tuple[object, ...]:
-    """Return the fields of the decision whose change has to be reported."""
-    return decision.choice, decision.ahead, bool(decision.advice)

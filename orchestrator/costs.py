@@ -32,19 +32,10 @@ If 64 runs begin together, the mean contains one step of each run.
 """
 MIN_STEPS = 3
 """
-The least number of steps with which a crowd counts as measured.
+The least number of steps with which a crowd of a method counts as measured.
 
 One step is not enough, because the first request of a server may take twice as long as later ones.
 """
-FRESH_STEPS = 128
-"""
-A measurement counts until each run has committed this many more steps.
-
-A logged run of an easy problem has 100 steps.
-"""
-
-ALL_CROWDS = 0
-"""The key of the steps of all crowds together. No crowd has the bit length 0."""
 
 
 def accepted_seconds(draft: float, verdict: float, ahead: int) -> float:
@@ -71,16 +62,12 @@ class Evidence:
     drafts: float = 0.0
     """The weight of all drafts."""
 
-    def add(self, accepted: bool, weight: float = 1.0) -> None:
-        """Add a verdict of this *weight*."""
-        self.drafts += weight
+    def add(self, accepted: bool, kept_share: float) -> None:
+        """Add a verdict. Multiply the weights of the older verdicts by *kept_share*."""
+        self.accepted *= kept_share
+        self.drafts = kept_share * self.drafts + 1
         if accepted:
-            self.accepted += weight
-
-    def fade(self, factor: float) -> None:
-        """Multiply the weights of all verdicts by *factor*."""
-        self.accepted *= factor
-        self.drafts *= factor
+            self.accepted += 1
 
     def rate(self, assumed: float) -> float:
         """Return the expected accept rate. The *assumed* rate weighs `ASSUMED_DRAFTS` drafts."""
@@ -96,30 +83,19 @@ class MeanStep:
     tokens: float = 0.0
     """Mean tokens that a step adds to the chain."""
     count: int = 0
-    """The number of measured steps since the mean began. 0: nothing is measured."""
-    measured_at: float = 0.0
-    """The time of the newest step, counted in steps that each run has committed."""
-    window: int = WINDOW_STEPS
-    """The number of steps that the mean contains."""
+    """The number of measured steps. 0: nothing is measured."""
 
     @property
     def pace(self) -> float:
         """Seconds per token. A step without tokens counts as one token."""
         return self.seconds / max(1, self.tokens)
 
-    def fresh(self, now: float) -> bool:
-        """Return whether the mean still counts at the time *now*, counted as `measured_at`."""
-        return now - self.measured_at <= FRESH_STEPS
-
-    def add(self, seconds: float, tokens: float, now: float) -> None:
-        """Add a step. Begin a new mean if the old one is not fresh."""
-        if not self.fresh(now):
-            self.count = 0
+    def add(self, seconds: float, tokens: float) -> None:
+        """Add a step."""
         self.count += 1
-        share = 1 / min(self.count, self.window)
+        share = 1 / min(self.count, WINDOW_STEPS)
         self.seconds += share * (seconds - self.seconds)
         self.tokens += share * (tokens - self.tokens)
-        self.measured_at = now
 
 
 @dataclass(eq=False, slots=True)
@@ -129,41 +105,20 @@ class Timings:
     means: defaultdict[tuple[Kind, int], MeanStep] = field(
         default_factory=lambda: defaultdict(MeanStep)
     )
-    """The mean steps by their kind and the bit length of their crowd (or `ALL_CROWDS`)."""
+    """The mean steps by their kind and the bit length of their crowd."""
 
-    def add(self, kind: Kind, runs: int, seconds: float, tokens: float, now: float) -> None:
+    def add(self, kind: Kind, runs: int, seconds: float, tokens: float) -> None:
         """Add a step of one of *runs* runs at once."""
-        for crowd in (ALL_CROWDS, runs.bit_length()):
-            self.means[kind, crowd].add(seconds, tokens, now)
+        self.means[kind, runs.bit_length()].add(seconds, tokens)
 
-    def mean(self, kind: Kind, runs: int) -> MeanStep | None:
+    def mean(self, kind: Kind, runs: int, min_steps: int) -> MeanStep | None:
         """
-        Return the mean step of *runs* runs at once. None: nothing is measured.
+        Return the mean step of *runs* runs at once. None: too little is measured.
 
-        The pace is the pace of the largest measured crowd that is not larger. The tokens are the
-        mean over all crowds, because the few steps of one crowd can be long by chance.
+        It is the mean of the largest crowd that is not larger and has *min_steps* steps.
         """
         for crowd in range(runs.bit_length(), 0, -1):
             mean = self.means[kind, crowd]
-            if mean.count:
-                tokens = self.means[kind, ALL_CROWDS].tokens
-                return MeanStep(mean.pace * tokens, tokens)
+            if mean.count >= min_steps:
+                return mean
         return None
-
-    def measured_runs(self, runs: int, now: float) -> int:
-        """
-        Return up to how many runs at once the time is measured, such as 7 for 4 to 7 runs. 0: none.
-
-        Crowds that are larger than *runs* do not count. A crowd counts as measured if the fresh
-        means have a step for each of its runs, and at least `MIN_STEPS` steps.
-        """
-        for crowd in range(runs.bit_length(), 0, -1):
-            count = sum(
-                mean.count
-                for (_, length), mean in self.means.items()
-                if length == crowd and mean.fresh(now)
-            )
-            fewest_runs: int = 2 ** (crowd - 1)
-            if count >= min(WINDOW_STEPS, max(MIN_STEPS, fewest_runs)):
-                return 2 * fewest_runs - 1
-        return 0

@@ -255,15 +255,18 @@ class Decided:
     ahead: int
     """The number of drafts that are made ahead."""
     reason: str = ""
-    """Why, in words."""
-    running: int = 0
-    """Requests that the large model's server ran, as last polled."""
-    waiting: int = 0
-    """Requests that waited there, as last polled."""
-    advice: str = ""
-    """A sentence on why the large model writes alone, and the cure; "" if it does not."""
+    """Why the large model writes alone. "": the method writes."""
+    figures: str = ""
+    """What the run expects of both writers. "": too little is measured."""
     shadow: bool = False
     """Whether the method drafts this step, too, and nothing of its draft is used."""
+
+    @property
+    def advice(self) -> str:
+        """Why the large model writes alone although the method is measured; "" otherwise."""
+        if not self.reason or not self.figures:
+            return ""
+        return f"{self.reason}: {self.figures}: run `stepspec tune`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Stopwatch:
 def dump(moment: Moment) -> bytes:
     """Return one line of a trace, with its line break."""
     name = type(moment.event).__name__
-    head = orjson.dumps({"at": round(moment.at, 6), "event": name})
+    head = orjson.dumps({"at": moment.at, "event": name})
     values = _ADAPTERS[name].dump_json((moment.event,))
     return head.removesuffix(b"}") + b"," + values.removeprefix(b"[{").removesuffix(b"]") + b"\n"
 
@@ -128,7 +128,7 @@ class Recorder:
         """The time of each event, in seconds since the run began."""
 
     def __call__(self, event: Event) -> None:
-        self.last = Moment(self.clock(), event)
+        self.last = Moment(round(self.clock(), 6), event)
         self._at.append(self.last.at)
         self._log.append(event)
 

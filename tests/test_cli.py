@@ -201,12 +201,13 @@ def test_where_the_large_model_writes_alone_the_first_step_says_why(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     show = RunPrinter(stderr)
-    for choice in ("large", "large", "method"):
-        show(Decided(0, choice, 1, reason="its pace"))
-    show(Decided(9, "large", 1, reason="its pace", advice="logged already"))
+    show(Decided(0, "large", 1, reason="not measured"))
+    show(Decided(1, "large", 1, reason="not measured"))
+    show(Decided(2, "method", 1, figures="its pace"))
+    show(Decided(9, "large", 1, reason="its pace", figures="logged already"))
     assert (
         capfd.readouterr().err
-        == "the large model writes alone: its pace\nthe method goes on: its pace\n"
+        == "the large model writes alone: not measured\nthe method goes on: its pace\n"
     )
 
 

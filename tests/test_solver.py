@@ -235,10 +235,10 @@ async def test_nothing_is_decided_once_the_small_model_is_gone() -> None:
     async with serving() as servers, servers.solver(auto=True) as solver:
         run = solver.settings.run
         timings = solver.auto.run(run.policy, run.options, 1).record.timings
-        solver.auto.timings.add("alone", 1, 50.0, 10, 0)
+        solver.auto.timings.add("alone", 1, 50.0, 10)
         for kind in ("accepted", "rejected"):
             for _ in range(3):
-                timings.add(kind, 1, 1.0, 10, 0)
+                timings.add(kind, 1, 1.0, 10)
         servers.small.faults.extend([Refuse(500, "dead")] * 99)
         solution = await solver.solve(PROBLEM, observe=events.append)
     assert (solution.degraded, solution.answer) == (("small",), "2")

@@ -430,13 +430,8 @@ class Solver:
             run.budget.to_budget(), sampling, watch, recorder.clock, plan
         )
         large = models.policy_of(run.model_copy(update={"policy": "large", "options": {}}))
-        auto = self.auto.run(
-            run.policy,
-            run.options,
-            run.ahead,
-            large if uses_auto else None,
-            run.lead,
-        )
+        large_policy = large if uses_auto else None
+        auto = self.auto.run(run.policy, run.options, run.ahead, large_policy)
         # Without `large_policy`, auto only measures: it decides nothing. The policy "small" runs
         # without the large model, so it has no fallback.
         parts = models.parts(

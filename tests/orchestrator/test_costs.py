@@ -7,7 +7,6 @@ import pytest
 from stepspec.orchestrator import reason
 from stepspec.orchestrator.costs import (
     ASSUMED_DRAFTS,
-    FRESH_STEPS,
     MIN_STEPS,
     WINDOW_STEPS,
     Evidence,
@@ -42,56 +41,42 @@ def test_the_formula_agrees_with_the_loop(verdict: float, ahead: int) -> None:
     assert rejected_seconds(1.0, verdict, repair=3.0) == pytest.approx(measured, rel=0.05)
 
 
-def test_evidence_begins_at_the_assumed_rate_and_returns_to_it() -> None:
+def test_evidence_begins_at_the_assumed_rate_and_older_verdicts_fade() -> None:
     evidence = Evidence()
     assert evidence.rate(0.8) == pytest.approx(0.8)
     assumed = 0.8 * ASSUMED_DRAFTS
-    evidence.add(False)
+    evidence.add(False, 0.5)
     assert evidence.rate(0.8) == pytest.approx(assumed / (ASSUMED_DRAFTS + 1))
-    evidence.add(True, weight=2.0)
-    assert evidence.rate(0.8) == pytest.approx((assumed + 2) / (ASSUMED_DRAFTS + 3))
-    evidence.fade(0.5)
+    evidence.add(True, 0.5)
     assert evidence.rate(0.8) == pytest.approx((assumed + 1) / (ASSUMED_DRAFTS + 1.5))
+    evidence.add(True, 0.5)
+    assert evidence.rate(0.8) == pytest.approx((assumed + 1.5) / (ASSUMED_DRAFTS + 1.75))
 
 
-def test_the_mean_step_is_that_of_the_window_and_what_is_old_is_forgotten() -> None:
+def test_the_mean_step_is_that_of_the_window() -> None:
     steps = MeanStep()
     for seconds in (1.0, 2.0, 6.0):
-        steps.add(seconds, 10, now=0)
+        steps.add(seconds, 10)
     assert steps.seconds == pytest.approx(3.0)
     assert (steps.tokens, steps.count) == (10, 3)
     assert steps.pace == pytest.approx(0.3)
     for _ in range(10 * WINDOW_STEPS):
-        steps.add(5.0, 10, now=0)
+        steps.add(5.0, 10)
     assert steps.seconds == pytest.approx(5.0, rel=1e-3)
-    assert (steps.fresh(FRESH_STEPS), steps.fresh(FRESH_STEPS + 1)) == (True, False)
-    steps.add(1.0, 4, now=FRESH_STEPS + 1)
-    assert (steps.seconds, steps.tokens, steps.count) == (1.0, 4, 1)
 
 
-def test_a_crowd_is_known_once_it_measured_a_step_for_each_of_its_runs() -> None:
+def test_a_step_that_is_not_measured_is_that_of_the_next_smaller_crowd() -> None:
     timings = Timings()
-    assert timings.measured_runs(8, 0) == 0
     for _ in range(MIN_STEPS):
-        timings.add("accepted", 1, 1.0, 10, 0)
-    for number in range(8):
-        assert timings.measured_runs(15, 0) == 1
-        timings.add("accepted" if number % 2 else "rejected", 8, 2.0, 10, 0)
-    assert timings.measured_runs(15, 0) == 15
-    assert timings.measured_runs(7, 0) == 1
-    assert timings.measured_runs(15, FRESH_STEPS + 1) == 0
-
-
-def test_a_pace_that_is_not_known_is_that_of_the_next_smaller_crowd() -> None:
-    """The tokens of a step are those of all crowds."""
-    timings = Timings()
-    timings.add("accepted", 2, 1.0, 10, 0)
-    timings.add("accepted", 9, 6.0, 20, 0)
-    found = [timings.mean("accepted", runs) for runs in (1, 2, 4, 9)]
+        assert timings.mean("accepted", 15, MIN_STEPS) is None
+        timings.add("accepted", 2, 3.0, 10)
+    timings.add("accepted", 9, 6.0, 20)  # one step is not enough
+    found = [timings.mean("accepted", runs, MIN_STEPS) for runs in (1, 2, 4, 9)]
     assert found[0] is None
-    assert [(steps.seconds, steps.tokens) for steps in found[1:] if steps is not None] == [
-        (1.5, 15),
-        (1.5, 15),
-        (4.5, 15),
-    ]
-    assert timings.mean("rejected", 15) is None
+    two_runs = timings.means["accepted", 2]
+    assert found[1:] == [two_runs] * 3
+    assert (two_runs.seconds, two_runs.tokens) == (3.0, 10)
+    for _ in range(MIN_STEPS):
+        timings.add("accepted", 9, 6.0, 20)
+    assert timings.mean("accepted", 15, MIN_STEPS) is timings.means["accepted", 4]
+    assert timings.mean("rejected", 15, MIN_STEPS) is None

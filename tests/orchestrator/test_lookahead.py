@@ -13,7 +13,7 @@ from stepspec.orchestrator import Chain, Ledger, Step, Token, reason
 from stepspec.orchestrator.auto import Auto, AutoRun, Record
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.events import Committed, Drafted, Event, Lost, Repaired
+from stepspec.orchestrator.events import Committed, Decided, Drafted, Event, Lost, Repaired
 from stepspec.orchestrator.lookahead import LookaheadControl, confidence
 from stepspec.policies import Led, LookaheadReasoning, SpecReason
 
@@ -180,7 +180,7 @@ def test_the_depth_may_change_on_the_way(then: int) -> None:
         def ahead(self) -> int:
             return next(depths, then)
 
-    auto = Changing(Auto(), Record(), 4)
+    auto = Changing(Auto(), Record(), 4, Decided(-1, "large", 4))
     run(
         reason(
             SpecReason(small, large), PROBLEM, ahead=LookaheadControl(4, auto=auto), deadline=50.0

@@ -109,12 +109,12 @@ const REDUCERS = {
   FellBack: (view, { stage, cause, fallback, at }) =>
     noticed(view, at, `The verifier failed; its fallback decided about the ${stage}: ${fallback}.`, cause),
 
-  Decided(view, { choice, ahead, reason, advice, at }) {
+  Decided(view, { choice, ahead, reason, figures, at }) {
     const decided = { choice, ahead };
     if (view.decided?.choice === choice) return { ...view, decided };
     if (!view.decided && choice === "method") return { ...view, decided };
     const text = choice === "large" ? "The large model goes on alone." : "The method goes on.";
-    return noticed({ ...view, decided }, at, text, advice || reason);
+    return noticed({ ...view, decided }, at, text, [reason, figures].filter(Boolean).join(": "));
   },
 
 

@@ -60,7 +60,7 @@ class RunPrinter:
         writer = "the method goes on"
         if event.choice == "large":
             writer = "the large model writes alone"
-        self._print(f"{writer}: {event.reason}", "dim")
+        self._print(f"{writer}: {event.reason or event.figures}", "dim")
 
     def _judged(self, event: AnswerJudged) -> None:
         """Print the verifier's last verdict about the answer."""
