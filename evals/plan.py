@@ -9,7 +9,7 @@ from typing import Any
 from stepspec import settings as configuration
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import Limits, arm_options
+from stepspec.orchestrator.run_options import ARM_OPTIONS, Limits
 from stepspec.run_parts import check_policies
 from stepspec.settings import Settings
 
@@ -110,7 +110,7 @@ def configured_arm(settings: Settings, options: Mapping[str, Any] | None = None)
     Return the arm that solves as a solver with these *settings* does; *options* replace those of
     its method.
     """
-    overrides: Any = {name: getattr(settings, name) for name in arm_options()}
+    overrides: Any = {name: getattr(settings, name) for name in ARM_OPTIONS}
     choices = {**settings.options, **(options or {})}
     return Arm.of(settings.policy, settings.policy, choices, **overrides)
 

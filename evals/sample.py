@@ -15,7 +15,7 @@ from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.ledger import Account, Ledger
-from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
+from stepspec.orchestrator.run_options import ARM_OPTIONS, Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution, StepFate
 from stepspec.orchestrator.trace import Stopwatch
 
@@ -72,13 +72,13 @@ class Arm:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Arm:
         """Make an arm of what `record` returned. Fields that this version lacks are left out."""
-        overrides: Any = {name: record[name] for name in arm_options() if name in record}
+        overrides: Any = {name: record[name] for name in ARM_OPTIONS if name in record}
         arm = cls.of(record["name"], record["policy"], record["options"], **overrides)
         return replace(arm, sampling=record.get("sampling", {}))
 
     def record(self) -> dict[str, Any]:
         """The arm as one table of names and values, for files."""
-        options = self.run.model_dump(include={"policy", "options", *arm_options()})
+        options = self.run.model_dump(include={"policy", "options", *ARM_OPTIONS})
         return {"name": self.name, **options, "sampling": self.sampling}
 
     @property
@@ -95,7 +95,7 @@ class Arm:
 
         An arm without a system prompt has that of the solver.
         """
-        values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
+        values = {name: getattr(self.run, name) for name in ("policy", "options", *ARM_OPTIONS)}
         values["system"] = self.run.system or defaults.system
         return defaults.model_copy(update=values)
 

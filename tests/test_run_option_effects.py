@@ -15,7 +15,7 @@ from stepspec import Sampling, Solver
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.endpoints.request_context import PRIORITY_SECONDS
 from stepspec.orchestrator.events import Answered, Called, Decided, Drafted, Event, Judged, Started
-from stepspec.orchestrator.run_options import Limits, run_options
+from stepspec.orchestrator.run_options import Limits, RunOptions
 from stepspec.orchestrator.solution import Solution
 
 from .stand_in import FakeVllm
@@ -141,7 +141,7 @@ async def observe(effect: Effect, options: Mapping[str, Any]) -> Observed:
     return Observed(solution, events, [body for path, body in requests if "completions" in path])
 
 
-@pytest.mark.parametrize("name", run_options())
+@pytest.mark.parametrize("name", RunOptions.model_fields)
 async def test_an_option_has_an_effect(name: str) -> None:
     assert name in EFFECTS, "a new option of a run: say here what it changes"
     effect = EFFECTS[name]

@@ -16,7 +16,7 @@ from rich.table import Table
 from stepspec import policies
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import arm_options
+from stepspec.orchestrator.run_options import ARM_OPTIONS
 from stepspec.orchestrator.toml import document
 from stepspec.policies import Threshold
 from stepspec.settings import Settings
@@ -89,7 +89,7 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
     """
     changed = settings.model_dump(
         mode="json",
-        include={*arm_options(), "sampling", "budget"},
+        include={*ARM_OPTIONS, "sampling", "budget"},
         exclude={"sampling": {"seed"}},
         exclude_defaults=True,
         exclude_none=True,

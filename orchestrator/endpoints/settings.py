@@ -107,7 +107,7 @@ class Deadlines(BaseModel, frozen=True, extra="forbid"):
         return min(self.first, self.total)
 
 
-class Address(BaseModel, frozen=True, extra="forbid"):
+class Address(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """One served model: its address, and the limits of its requests."""
 
     role: Party
@@ -117,7 +117,11 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     model: str | None = Field(default=None, min_length=1)
     """The served name; none: the first that the server lists."""
     api_key: Annotated[SecretStr | None, BeforeValidator(none_if_empty)] = None
-    """The key that the server expects, if it was started with ``--api-key``."""
+    """
+    API key of the server. Others can read flags; a variable, ``STEPSPEC_LARGE__API_KEY``, is safer.
+
+    The server expects it if it was started with ``--api-key``.
+    """
     max_concurrency: PositiveInt | None = None
     """
     The most requests at a time; none: as many as the service's ``max_running`` runs may have, and
@@ -156,8 +160,9 @@ class Endpoint(Address, frozen=True):
     """``small`` or ``large``. In a file it follows from the table and is left out."""
     url: Annotated[str, AfterValidator(base_urls)]
     """
-    Base URL of the server; it may end in ``/v1``. Several servers of the same model are divided by
-    commas.
+    Base URL of the model's server; several replicas are separated by commas.
+
+    It may end in ``/v1``.
     """
     template: dict[str, Any] = {}
     """Variables of the chat template (vLLM's ``chat_template_kwargs``)."""
@@ -203,6 +208,12 @@ class CriticEndpoint(Address, frozen=True):
 
     role: Literal["critic"] = "critic"
     """Always ``critic``."""
+    url: Annotated[str, AfterValidator(base_url)]
+    """
+    Base URL of the reward model's server, for methods that need one.
+
+    It may end in ``/v1``.
+    """
     kind: Literal["reward-model"] = "reward-model"
     """Always ``reward-model``; a verifier has another kind, and other fields."""
     delimiter: str = Field(default=DELIMITER, min_length=1)
@@ -222,7 +233,7 @@ class CriticEndpoint(Address, frozen=True):
     """
 
 
-class Sampling(BaseModel, frozen=True, extra="forbid"):
+class Sampling(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """
     How a model chooses its tokens. Every value is sent, so that none of the server's own defaults
     applies.
@@ -231,11 +242,11 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     """
 
     temperature: float = Field(default=0.6, ge=0, le=2)
-    """The temperature; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=0.95, gt=0, le=1)
-    """Sample among the likeliest tokens that have this probability together; 1: among all."""
+    """Sample from the likeliest tokens of this total probability; 1: from all."""
     top_k: int = Field(default=0, ge=0)
-    """Sample among this many of the likeliest tokens; 0: among all."""
+    """Sample from this number of likeliest tokens; 0: from all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """
     Sample among tokens with at least this share of the likeliest token's probability; 0: among all.
@@ -246,10 +257,12 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     """
     seed: int | None = None
     """
-    Every request has a seed of its own, derived from this seed and the request's place in the
-    chain: the same seed gives the same chain, if the server gives equal requests equal tokens. None
-    draws a new seed for each run, but for one that decides by the time who writes (`auto`), and one
-    of a single model (`large`, `small`): these have none.
+    Seed of the sampling; the same seed writes the same chain.
+
+    Servers must give equal requests equal tokens. Every request has a seed of its own, derived from
+    this seed and the request's place in the chain. None draws a new seed for each run, but for one
+    that decides by the time who writes (`auto`), and one of a single model (`large`, `small`):
+    these have none.
     """
     logprobs: int = Field(default=0, ge=0, le=20)
     """

@@ -14,7 +14,7 @@ from .. import settings as configuration
 from ..setting_sources import Layer, layers, origin
 from ..settings import Settings, flat
 from .command_line import print_json
-from .flags import BUDGET, SAMPLING, SEED, Json, with_settings
+from .flags import BUDGET, COMMON, SAMPLING, SEED, Json, with_settings
 from .program import add_command, new_app, stdout
 
 WIDE = 1_000_000  # columns, so that no line of the table is wrapped
@@ -31,7 +31,7 @@ Examples:
 app = new_app(help="Show where the settings come from.", no_args_is_help=True)
 
 
-@with_settings("serve", SAMPLING, SEED, BUDGET)
+@with_settings(*COMMON, *SAMPLING, *SEED, *BUDGET)
 def show(json: Json = False) -> None:
     """
     Print every setting with its value and where it comes from: a flag, a variable, a key of a file,

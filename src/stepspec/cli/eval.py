@@ -35,7 +35,7 @@ from stepspec.evals.runner import WorkerGroup
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.run_options import arm_options
+from stepspec.orchestrator.run_options import ARM_OPTIONS
 from stepspec.setting_sources import read_toml
 from stepspec.settings import Settings
 
@@ -146,7 +146,7 @@ def _settings(path: Path) -> dict[str, Any]:
 def _from_file(path: Path) -> Arm:
     """Read the policy and the run options from a settings file. Other settings are ignored."""
     settings = _settings(path)
-    options = {name: settings[name] for name in arm_options() if name in settings}
+    options = {name: settings[name] for name in ARM_OPTIONS if name in settings}
     return _arm(
         path.stem,
         settings["policy"],
@@ -156,7 +156,7 @@ def _from_file(path: Path) -> Arm:
 
 def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
     """Make the arm *name*. Its *options* are those of the policy and those of the run."""
-    own = {key: value for key, value in options.items() if key not in arm_options()}
+    own = {key: value for key, value in options.items() if key not in ARM_OPTIONS}
     overrides: Any = {key: value for key, value in options.items() if key not in own}
     try:
         made = Arm.of(name, policy, own, **overrides)
@@ -185,7 +185,7 @@ Examples:
 """
 
 
-@with_settings("eval", SAMPLING, BUDGET)
+@with_settings("system", *SAMPLING, *BUDGET)
 def command(
     benchmark: BenchmarkName,
     policy: Policies = None,

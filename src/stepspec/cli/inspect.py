@@ -91,7 +91,7 @@ def show_trace(
     stderr.print(f"wrote {target}", soft_wrap=True)
 
 
-@with_settings("doctor")
+@with_settings()
 def doctor(json: Json = False) -> None:
     """
     Test what all endpoints can do; report what does not work, what costs, and the cure of each.
