@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from stepspec.api import Solver
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.metrics import Acceptance
@@ -15,7 +16,7 @@ from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.ledger import Account, Ledger
-from stepspec.orchestrator.run_options import ARM_OPTIONS, Limits, RunOptions, RunOverrides
+from stepspec.orchestrator.run_options import ARM_OPTIONS, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution, StepFate
 from stepspec.orchestrator.trace import Stopwatch
 
@@ -237,7 +238,7 @@ async def solve_once(
     problem: str,
     *,
     sampling: Sampling,
-    budget: Limits | None = None,
+    budget: Budget | None = None,
     observe: Observer = lambda event: None,
 ) -> Solution | None:
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeAlias, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
@@ -34,43 +34,6 @@ def _check_delimiter(value: str | list[str]) -> str | list[str]:
 
 
 Delimiter: TypeAlias = Annotated[str | list[str], AfterValidator(_check_delimiter)]
-
-
-class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The budget of every run; see `Budget`."""
-
-    tokens: PositiveInt = 32_768
-    """
-    The most tokens of a run, for thinking and answer together.
-
-    The model that wrote a token counts it in its own vocabulary.
-    """
-    steps: PositiveInt | None = None
-    """
-    The most thinking steps of a run.
-
-    None: no limit.
-    """
-    seconds: float | None = Field(default=None, gt=0)
-    """
-    The most seconds of a run.
-
-    A quarter of them is kept for the answer. None: no limit.
-    """
-    answer: PositiveInt | None = None
-    """Tokens that are kept for the answer; none: 512 or a quarter of all, whichever is less."""
-
-    @classmethod
-    def of(cls, budget: Budget) -> Self:
-        return cls(
-            tokens=budget.tokens,
-            steps=budget.steps,
-            seconds=budget.seconds,
-            answer=budget.answer,
-        )
-
-    def to_budget(self) -> Budget:
-        return Budget(self.tokens, self.steps, self.seconds, self.answer)
 
 
 class RunOptions(BaseModel):
@@ -129,7 +92,7 @@ class RunOptions(BaseModel):
     """System message before the problem, unless the conversation begins with one."""
     sampling: Sampling = Sampling()
     """How the models sample when they write; judging is always greedy."""
-    budget: Limits = Limits()
+    budget: Budget = Budget()
     """Limits of the run: tokens, steps, seconds, and tokens kept for the answer."""
 
     def with_overrides(self, overrides: RunOverrides) -> Self:
@@ -163,7 +126,8 @@ class RunOverrides(TypedDict, total=False):
     """
     The fields of `RunOptions` as keyword arguments, for type checkers. A test compares both.
 
-    An option that is absent, or None, keeps its value.
+    An option that is absent, or None, keeps its value. A table of `sampling` or `budget` has the
+    defaults for the fields that it lacks, unless it is one of the settings.
     """
 
     policy: str | PolicyFactory | None
@@ -178,6 +142,8 @@ class RunOverrides(TypedDict, total=False):
     delimiter: Delimiter | None
     priority: int | None
     system: str | None
+    sampling: Sampling | Mapping[str, Any] | None
+    budget: Budget | Mapping[str, Any] | None
 
 
 NOT_CALIBRATED = {"policy", "options", "ahead", "hedge", "auto", "priority"}
@@ -203,6 +169,10 @@ ARM_OPTIONS = tuple(name for name in RunOptions.model_fields if name not in NOT_
 """The options that an arm of an evaluation, and so a policy file, may set."""
 
 
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""The errors of a name that a model, or a dataclass, does not have."""
+
+
 def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collection[str] = ()) -> str:
     """
     Return which field of *model* is wrong, and why.
@@ -211,7 +181,7 @@ def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collectio
     """
     place = [part for part in error["loc"] if part not in hidden]
     name = ".".join(map(str, place))
-    if error["type"] == "extra_forbidden":
+    if error["type"] in UNKNOWN:
         return f"unknown setting {name!r}{near(str(place[-1]), _known(model, place) - {place[-1]})}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{name}: {message}" if name else message
@@ -221,14 +191,18 @@ def _known(root: type[BaseModel], place: Sequence[int | str]) -> set[str]:
     """Return the names of the fields that may stand where the last part of *place* does."""
     found = [root]
     for name in place[:-1]:
-        fields = [model.model_fields.get(str(name)) for model in found]
+        fields = [model.__pydantic_fields__.get(str(name)) for model in found]
         found = [inner for field in fields if field for inner in models(field.annotation)]
-    return {name for model in found for name in model.model_fields} - {"role"}
+    return {name for model in found for name in model.__pydantic_fields__} - {"role"}
 
 
 def models(annotation: object) -> list[type[BaseModel]]:
-    """Return the models among the alternatives of *annotation*. Their fields are settings, too."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    """
+    Return the models, and dataclasses of pydantic, among the alternatives of *annotation*.
+
+    Their fields are settings, too.
+    """
+    if hasattr(annotation, "__pydantic_fields__"):
         return [annotation]
     if get_origin(annotation) in (dict, list, tuple):
         return []

@@ -16,14 +16,12 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.auto import Auto
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, connect
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.endpoints import (
     Endpoint,
     ModelEndpoint,
     ReplicatedEndpoint,
-    Sampling,
 )
 from stepspec.orchestrator.endpoints.chat_template import disagreement
 from stepspec.orchestrator.endpoints.interfaces import Format
@@ -34,7 +32,7 @@ from stepspec.orchestrator.events import Decided, Event, Observer, Started
 from stepspec.orchestrator.http.slots import MIN_CONCURRENCY
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as run_to_the_answer
-from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
+from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.step_ends import StepEnds
 
@@ -59,9 +57,7 @@ class StreamArguments(RunOverrides, total=False):
     """The arguments of `Solver.stream`: the arguments of `Solver.solve` without the observer."""
 
     run: RunOptions | None
-    sampling: Sampling | None
     seed: int | None
-    budget: Budget | None
     stop: Sequence[str]
     format: Format | None
     tools: Toolset | None
@@ -271,9 +267,7 @@ class Solver:
         self,
         run: RunOptions | None = None,
         *,
-        sampling: Sampling | None = None,
         seed: int | None = None,
-        budget: Budget | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> RunOptions:
         """
@@ -292,20 +286,14 @@ class Solver:
                 resolved.options,
                 has_critic=self.settings.rates_steps,
             )
-        values = {
-            "sampling": (sampling or before.sampling).with_seed(seed),
-            "budget": before.budget if budget is None else Limits.of(budget),
-        }
-        return resolved.model_copy(update=values)
+        return resolved.model_copy(update={"sampling": resolved.sampling.with_seed(seed)})
 
     async def solve(
         self,
         problem: str | Sequence[Message],
         run: RunOptions | None = None,
         *,
-        sampling: Sampling | None = None,
         seed: int | None = None,
-        budget: Budget | None = None,
         stop: Sequence[str] = (),
         format: Format | None = None,
         tools: Toolset | None = None,
@@ -346,7 +334,7 @@ class Solver:
         parser for tool calls. Raise `ConfigurationError` for wrong arguments.
         """
         began = asyncio.get_running_loop().time()
-        run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
+        run = self.resolve(run, seed=seed, **overrides)
         calling = tools is not None and tools.callable
         if format is not None and not self.thinks and not calling:
             raise ConfigurationError(
@@ -375,7 +363,7 @@ class Solver:
             slot = self.auto.server_load.slot() if _uses_auto(run) else nullcontext()
             async with slot:
                 waited = asyncio.get_running_loop().time() - began
-                limits = Limits.of(run.budget.to_budget().fit(room).after(waited))
+                limits = run.budget.fit(room).after(waited)
                 run = run.model_copy(update={"budget": limits})
                 with (
                     carrying(
@@ -428,9 +416,7 @@ class Solver:
             sampling = sampling.model_copy(update={"seed": None})
         elif run.policy not in policies.BASELINES:
             sampling = sampling.seeded()
-        models = self.connections.models(
-            run.budget.to_budget(), sampling, watch, recorder.clock, plan
-        )
+        models = self.connections.models(run.budget, sampling, watch, recorder.clock, plan)
         large = models.policy_of(run.model_copy(update={"policy": "large", "options": {}}))
         auto = self.auto.run(
             run.policy,

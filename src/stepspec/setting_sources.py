@@ -284,7 +284,7 @@ def places(model: type[BaseModel]) -> Sequence[Place]:
     `ANY_KEY` stands for the keys of a table that takes any. No user writes a role.
     """
     found: list[Place] = []
-    for name, info in model.model_fields.items():
+    for name, info in model.__pydantic_fields__.items():
         inner = [place for kind in models(info.annotation) for place in places(kind)]
         if _takes_any_key(info.annotation):
             inner.append((ANY_KEY,))

@@ -32,11 +32,11 @@ from pydantic_settings import (
 )
 
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling, for_role
+from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, for_role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.prior import Prior
-from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, explain_error
+from stepspec.orchestrator.run_options import UNKNOWN, RunOptions, RunOverrides, explain_error
 from stepspec.orchestrator.verifiers import (
     DecisionsVerifier,
     FunctionVerifier,
@@ -297,9 +297,7 @@ class SettingsOverrides(RunOverrides, total=False):
     """The settings of a solver as keyword arguments, without its two models."""
 
     critic: str | Critic | VerifierFunction | Mapping[str, Any] | None
-    sampling: Sampling | Mapping[str, Any] | None
     seed: int | None
-    budget: Limits | Mapping[str, Any] | None
     prompts_dir: str | Path | None
 
 
@@ -374,7 +372,7 @@ def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
         part for part in error["loc"] if isinstance(part, str) and part not in CRITIC_KINDS
     )
     kind = error["type"]
-    if kind == "extra_forbidden" and (meant := moved(Settings, place)):
+    if kind in UNKNOWN and (meant := moved(Settings, place)):
         message = f"unknown setting {place[0]!r} (did you mean {'.'.join(meant)!r}?)"
     layer = origin(found, place)
     if layer is None or layer.source == "argument":

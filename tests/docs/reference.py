@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from stepspec import Solver
 from stepspec.cli import app
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.prior import Prior
 from stepspec.orchestrator.run_options import (
     NOT_CALIBRATED,
     NOT_IN_ARMS,
     NOT_IN_REQUESTS,
-    Limits,
     RunOptions,
 )
 from stepspec.orchestrator.verifiers import DecisionsVerifier, FunctionVerifier
@@ -82,7 +82,7 @@ def option_table() -> Iterator[str]:
 
 TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
     "sampling": (Sampling, "How the models sample when they write; judging is always greedy."),
-    "budget": (Limits, "The limits of every run."),
+    "budget": (Budget, "The limits of every run."),
     "small": (
         Endpoint,
         (
@@ -155,11 +155,11 @@ def settings_page() -> Iterator[str]:
 def table(model: type[BaseModel], path: str, set_by: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """The settings that *model* has below *path*; *set_by* are the flags."""
     yield from ("| setting | type | default | variable | flag | |", "|---|---|---|---|---|---|")
-    schema = model.model_json_schema(by_alias=True)
+    schema = TypeAdapter(model).json_schema(by_alias=True)
     definitions: Mapping[str, Schema] = schema.get("$defs", {})
     properties = definitions.get(model.__name__, schema)["properties"]
     docstrings = field_docstrings(model)
-    for name, field in model.model_fields.items():
+    for name, field in model.__pydantic_fields__.items():
         if name == "role":
             continue  # follows from the table
         text = docstrings.get(name)
@@ -182,7 +182,7 @@ def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
     """The string below each field of *model* and of its bases, in one line."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        if not issubclass(base, BaseModel) or base.__module__.startswith("pydantic"):
+        if base is object or base.__module__.startswith("pydantic"):
             continue
         body = cast(
             "ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]

@@ -34,6 +34,7 @@ from stepspec.evals.ray_pool import (
 from stepspec.evals.ray_worker import describe_process
 from stepspec.evals.runner import WorkerLost, WorkerSlot
 from stepspec.evals.sample import Task
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import (
     ConfigurationError,
@@ -42,7 +43,6 @@ from stepspec.orchestrator.errors import (
     WorkersLost,
     install_command,
 )
-from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
 from ..fakes import run
@@ -156,7 +156,7 @@ async def test_an_actor_answers_and_errors_of_ray_about_it_are_reworded(
 SETTINGS = Settings.model_validate(
     {"small": "http://a:1,http://b:1", "large": "http://c:1", "policy": "bild"}
 )
-PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Limits(tokens=256))
+PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Budget(tokens=256))
 TRIAL = Trial(0, 7, PLAN.tasks[0], LARGE)
 SOLVED = solution("2")
 DESCRIBED = describe_process()

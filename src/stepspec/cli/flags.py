@@ -312,7 +312,7 @@ def _flag(name: str) -> Flag:
     *tables, key = place = tuple(name.split("."))
     model: Any = Settings
     for table in tables:
-        model = models(model.model_fields[table].annotation)[0]
+        model = models(model.__pydantic_fields__[table].annotation)[0]
     field = model.__pydantic_fields__[key]
     schema = TypeAdapter(field.rebuild_annotation()).json_schema()
     types = {kind.get("type") for kind in schema.get("anyOf", [schema])}
