@@ -11,6 +11,7 @@ calibration, and the table in ``docs/python.md``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Self, TypeAlias, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -23,6 +24,8 @@ from .errors import ConfigurationError, near
 from .interfaces import AnsweredBy, EndedBy, PolicyFactory
 from .step_ends import BLANK_LINE, StepEnds
 
+Place: TypeAlias = tuple[str, ...]
+"""The keys that lead to a setting, such as ("large", "api_key")."""
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000)]
@@ -179,21 +182,40 @@ def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collectio
 
     *hidden* parts of the field's place are left out.
     """
-    place = [part for part in error["loc"] if part not in hidden]
-    name = ".".join(map(str, place))
+    place = tuple(str(part) for part in error["loc"] if part not in hidden)
+    name = ".".join(place)
     if error["type"] in UNKNOWN:
-        return f"unknown setting {name!r}{near(str(place[-1]), _known(model, place) - {place[-1]})}"
+        return f"unknown setting {name!r}{_meant(model, place)}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{name}: {message}" if name else message
 
 
-def _known(root: type[BaseModel], place: Sequence[int | str]) -> set[str]:
-    """Return the names of the fields that may stand where the last part of *place* does."""
-    found = [root]
-    for name in place[:-1]:
-        fields = [model.__pydantic_fields__.get(str(name)) for model in found]
-        found = [inner for field in fields if field for inner in models(field.annotation)]
-    return {name for model in found for name in model.__pydantic_fields__} - {"role"}
+def _meant(model: type[BaseModel], unknown: Place) -> str:
+    """Say which setting of *model* an *unknown* one may stand for."""
+    found = moved(model, unknown)
+    if found:
+        return f" (did you mean {'.'.join(found)!r}?)"
+    beside = {place[-1] for place in places(model) if place[:-1] == unknown[:-1]}
+    return near(unknown[-1], beside - {unknown[-1]})
+
+
+def moved(model: type[BaseModel], unknown: Place) -> Place | None:
+    """Return the place of a setting without its table: ("sampling", "seed") for ("seed",)."""
+    for table in ("sampling", "budget"):
+        if (table, *unknown) in places(model):
+            return (table, *unknown)
+    return None
+
+
+@cache
+def places(model: type[BaseModel]) -> Sequence[Place]:
+    """Return the places of all settings of *model* as users write them. No user writes a role."""
+    found: list[Place] = []
+    for name, field in model.__pydantic_fields__.items():
+        inner = [place for kind in models(field.annotation) for place in places(kind)]
+        if name != "role":
+            found += [(name,), *((name, *rest) for rest in inner)]
+    return found
 
 
 def models(annotation: object) -> list[type[BaseModel]]:

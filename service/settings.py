@@ -17,7 +17,6 @@ from pydantic import (
     SecretStr,
     model_validator,
 )
-from pydantic_settings import NoDecode
 
 from stepspec.orchestrator.run_options import Priority
 
@@ -117,7 +116,7 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid", use_attribute_docs
     """The address to listen at; default 127.0.0.1."""
     port: int = Field(default=8765, ge=0, le=65535)
     """The port; default 8765, 0 for any free one."""
-    keys: Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed_keys)] = ()
+    keys: Annotated[tuple[SecretStr, ...], BeforeValidator(_listed_keys)] = ()
     """
     API keys that clients must send; better set ``STEPSPEC_SERVICE__KEYS`` than a flag.
 
@@ -127,7 +126,7 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid", use_attribute_docs
     """Clients by their names, each with its own key, limits and priority."""
     insecure: bool = False
     """Without a key, serve a public address, and requests of any name and any web page."""
-    cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(listed)] = ()
+    cors_origins: Annotated[tuple[Origin, ...], BeforeValidator(listed)] = ()
     """
     Origins of web pages that may use the service; ``*``: all.
 

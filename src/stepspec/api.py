@@ -162,7 +162,7 @@ class Solver:
         **overrides: Unpack[SettingsOverrides],
     ) -> None:
         if not isinstance(small, Settings):
-            settings = _load_checked({"small": small, "large": large, **overrides})
+            settings = configuration.load(small=small, large=large, **overrides)
         elif large is not None or overrides:
             raise TypeError(
                 "Solver(settings) takes no further arguments: change the settings with"
@@ -170,7 +170,7 @@ class Solver:
             )
         else:
             settings = small
-            check_policies(settings)
+        check_policies(settings)
         self.settings = settings
         self.prompts = settings.prompts
         self._exit = AsyncExitStack()
@@ -514,16 +514,6 @@ class Solver:
         async with background(solution) as (solving,):
             solving.add_done_callback(end)
             yield EventStream(events, solving)
-
-
-def _load_checked(arguments: Mapping[str, Any]) -> Settings:
-    """Load the settings. An error of a policy says which flag, variable or key is wrong."""
-    settings = configuration.load(**arguments)
-    try:
-        check_policies(settings)
-    except ConfigurationError as exc:
-        raise configuration.error_with_source(exc, settings, arguments) from exc
-    return settings
 
 
 async def asolve(

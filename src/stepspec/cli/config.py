@@ -9,10 +9,9 @@ from rich.table import Table
 
 from stepspec.orchestrator.toml import one_line
 
-from .. import policies
 from .. import settings as configuration
 from ..setting_sources import Layer, layers, origin
-from ..settings import Settings, flat
+from ..settings import flat
 from .command_line import print_json
 from .flags import BUDGET, COMMON, SAMPLING, SEED, Json, with_settings
 from .program import add_command, new_app, stdout
@@ -41,8 +40,7 @@ def show(json: Json = False) -> None:
     command would use.
     """
     settings = configuration.load()
-    policies.check(settings.policy, settings.options)
-    found = layers(Settings, {})
+    found = layers({})
     values = flat(settings.model_dump(mode="json"))
     shown = {
         name: _shown(name, value, found)

@@ -22,7 +22,7 @@ from stepspec import policies
 from stepspec.evals.benchmarks import BENCHMARKS
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.run_options import RunOptions, models
-from stepspec.setting_sources import CommandLine, Place, with_command_line
+from stepspec.setting_sources import CommandLine, Place, put, with_command_line
 from stepspec.settings import Settings
 
 from .command_line import finite
@@ -247,11 +247,7 @@ def read_flags(words: Iterable[tuple[Flag, Any]], config: Path | None) -> Comman
             continue
         value = flag.parse(word)
         finite(flag.name, value)
-        *tables, last = flag.place
-        table = values
-        for key in tables:
-            table = table.setdefault(key, {})
-        table[last] = value
+        put(values, flag.place, value)
         names[flag.place] = flag.name
     return CommandLine(values, names, config)
 
