@@ -196,12 +196,6 @@ class Endpoint(Address, frozen=True):
         """The settings of each server by itself."""
         return tuple([self.model_copy(update={"url": url}) for url in self.urls])
 
-    def turned(self, places: int) -> Endpoint:
-        """Return the servers rotated by *places*: several processes begin with different ones."""
-        start = places % len(self.urls)
-        turned = self.urls[start:] + self.urls[:start]
-        return self.model_copy(update={"url": ",".join(turned)})
-
 
 class CriticEndpoint(Address, frozen=True):
     """A reward model."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 from pydantic import (
     AfterValidator,
@@ -278,16 +278,6 @@ class Settings(RunOptions, BaseSettings):
         """The values that a calibration of these settings depends on; see `conditions`."""
         with prompts.replacing(self.prompts):
             return conditions(self)
-
-    def turned(self, places: int) -> Self:
-        """
-        Return settings in which the replicas of each model are turned by so many *places*.
-
-        Several solvers that begin at the same time then begin with different servers.
-        """
-        small = self.small and self.small.turned(places)
-        large = self.large and self.large.turned(places)
-        return self.model_copy(update={"small": small, "large": large})
 
 
 def conditions(run: RunOptions) -> dict[str, Any]:

@@ -313,17 +313,6 @@ def test_a_worker_that_ends_before_it_is_ready_is_replaced_for_a_limited_time() 
         run(work(staff(Scripted(dies_entering=1e9))))
 
 
-def test_workers_begin_with_different_replicas() -> None:
-    remotes = Scripted(), Scripted()
-
-    async def main() -> list[str]:
-        return [await _name(post) for post in staff(*remotes, workers=2).slots(SETTINGS, PLAN)]
-
-    run(main())
-    ends = [remote.calls[0][0].small.urls for remote in remotes]
-    assert ends == [("http://a:1", "http://b:1"), ("http://b:1", "http://a:1")]
-
-
 def test_present_and_lost_workers_are_reported_once_and_recorded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
