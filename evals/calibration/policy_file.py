@@ -208,13 +208,13 @@ class CalibrationSettings:
             "lost": best.paired.lost,
             "gained": best.paired.gained,
             "date": str(date.today()),
+            "models": self.models,
+            "conditions": self.conditions,
         }
         tables = {
             "policy": self.policy,
             **self.changes,
             "options": {**self.options, self.threshold.option: value},
             "calibration": calibration,
-            "calibration.models": self.models,
-            "calibration.conditions": self.conditions,
         }
         return f"# {self.summary()}\n{document(tables)}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from rich.console import Console
 from rich.table import Table
-
-from stepspec.orchestrator.toml import one_line
 
 from .. import settings as configuration
 from ..setting_sources import Layer, layers, origin
@@ -59,7 +58,7 @@ def show(json: Json = False) -> None:
         padding=(0, 2, 0, 0),
     )
     for name, setting in shown.items():
-        value = "none" if setting["value"] is None else one_line(setting["value"])
+        value = "none" if setting["value"] is None else orjson.dumps(setting["value"]).decode()
         source = setting["name"] or setting["source"]
         table.add_row(name, value, source, style="dim" if source == "default" else "")
     # A setting is one line, also for grep.
