@@ -26,15 +26,18 @@ class Budget:
     The limits of one run.
 
     If the models do not think, their chain is the answer, and nothing is kept for another one.
-    Raise `ValueError` for a limit that leaves no room.
+    The answer may also use what the thinking leaves. Raise `ValueError` for a limit that leaves no
+    room.
+
+    SpecReason's own budget is 8192 tokens (section 5.1). The makers of reasoning models recommend
+    32768.
     """
 
     tokens: PositiveInt = 32_768
     """
     The most tokens of a run, for thinking and answer together.
 
-    The model that wrote a token counts it in its own vocabulary. SpecReason's own budget is 8192
-    (section 5.1). The makers of reasoning models recommend 32768.
+    The model that wrote a token counts it in its own vocabulary.
     """
     steps: PositiveInt | None = None
     """
@@ -50,9 +53,9 @@ class Budget:
     """
     answer: PositiveInt | None = None
     """
-    Tokens that are kept for the answer, which may also use what the thinking leaves.
+    Tokens that are kept for the answer.
 
-    None: 512 or a quarter of all, whichever is less, and at least one.
+    None: 512 or a quarter of all, whichever is less.
     """
 
     @model_validator(mode="after")

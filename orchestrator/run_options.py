@@ -218,7 +218,7 @@ def places(model: type[BaseModel]) -> Sequence[Place]:
     return found
 
 
-def models(annotation: object) -> list[type[BaseModel]]:
+def models(annotation: Any) -> list[Any]:
     """
     Return the models, and dataclasses of pydantic, among the alternatives of *annotation*.
 

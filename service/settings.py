@@ -172,9 +172,9 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid", use_attribute_docs
     health_every: PositiveFloat = 5.0
     """Seconds between two checks of the servers' health."""
     log_format: Literal["console", "json"] = "console"
-    """The form of the log: console, or json for machines."""
+    """Form of the log: console, or json for machines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe messages that are logged: debug, info, warning or error."""
+    """The least severe messages of the log: debug, info, warning or error."""
     ray: Scaling = Scaling()
     """The replicas of the Ray Serve application."""
 

@@ -47,7 +47,7 @@ def wide(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             ["solve", "1 + 1"],
-            "no small model and no large model: pass --small http://HOST:PORT/v1 and --large",
+            "no small model and no large model: pass --small URL and --large URL",
         ),
         (["solve", "1 + 1", "--small", "http://127.0.0.1:9"], "no large model"),
         (["solve", "  "], "the problem is empty"),

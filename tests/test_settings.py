@@ -14,7 +14,8 @@ import pytest
 from stepspec import Endpoint, Solver, settings
 from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.setting_sources import CommandLine, Place, with_command_line
+from stepspec.orchestrator.run_options import Place
+from stepspec.setting_sources import CommandLine, with_command_line
 
 from .test_cli import call
 

@@ -63,9 +63,7 @@ def key_variable(table: str) -> str:
 
 
 def for_role(value: Any, role: str) -> Any:
-    """Expand an endpoint that is only a URL, and add the *role* if *value* has none."""
-    if isinstance(value, str):
-        return {"role": role, "url": value}
+    """Add the *role* to *value*, if it is a table that has none."""
     if isinstance(value, dict):
         return {"role": role, **cast("dict[str, Any]", value)}
     return value
@@ -238,9 +236,9 @@ class Sampling(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=
     temperature: float = Field(default=0.6, ge=0, le=2)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=0.95, gt=0, le=1)
-    """Sample from the likeliest tokens of this total probability; 1: from all."""
+    """Sample from the likeliest tokens of this total probability; 1: all."""
     top_k: int = Field(default=0, ge=0)
-    """Sample from this number of likeliest tokens; 0: from all."""
+    """Sample from this number of likeliest tokens; 0: all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """
     Sample among tokens with at least this share of the likeliest token's probability; 0: among all.

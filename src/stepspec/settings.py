@@ -57,10 +57,8 @@ from . import policies, prompts
 from .prompts import PromptFile
 from .setting_sources import (
     DEFAULT_FILE,
-    OUTSIDE,
     PREFIX,
     Layer,
-    command_line,
     layers,
     origin,
     variable_name,
@@ -88,7 +86,7 @@ Critic: TypeAlias = CriticEndpoint | DecisionsVerifier | FunctionVerifier
 
 
 def _for_role(role: Role) -> BeforeValidator:
-    """Accept an endpoint as its URL alone, and set its role, which follows from its place."""
+    """Set the role of an endpoint, which follows from its place."""
     return BeforeValidator(lambda value: for_role(value, role))
 
 
@@ -100,7 +98,7 @@ def _function(value: Any) -> Any:
 
 
 def _critic(value: Any) -> Any:
-    """Accept a URL as a reward model, a function as a verifier, and a table without its kind."""
+    """Accept a function as a verifier, and a table without its kind, as of a URL."""
     value = for_role(_function(value), "critic")
     if not isinstance(value, dict):
         return value
@@ -335,22 +333,13 @@ def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-EXAMPLE_URL = "http://HOST:PORT/v1"
-
-
 def missing_models_error(settings: Settings) -> ConfigurationError:
     """Return the error of *settings* that lack a model, which says how to name the model."""
-    missing = [role for role in ("small", "large") if getattr(settings, role) is None]
-
-    def listed(text: str) -> str:
-        return " and ".join(text.format(role, role.upper()) for role in missing)
-
-    ways = listed(f"{{}}='{EXAMPLE_URL}'")
-    if command_line() is not OUTSIDE:
-        ways = listed(f"--{{}} {EXAMPLE_URL}")
+    missing = [f"no {role} model" for role in ("small", "large") if getattr(settings, role) is None]
     return ConfigurationError(
-        f"{listed('no {} model')}: pass {ways}, set {listed(f'{PREFIX}{{1}}')}, or write"
-        f" {listed('a table [{}] with its url')} into {DEFAULT_FILE}"
+        f"{' and '.join(missing)}: pass --small URL and --large URL (in Python small='URL' and"
+        f" large='URL'), set {PREFIX}SMALL and {PREFIX}LARGE, or write tables [small] and [large]"
+        f" with a url such as http://HOST:PORT/v1 into {DEFAULT_FILE}"
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import typer
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from stepspec import Solver
 from stepspec.cli import app
@@ -60,7 +60,7 @@ def option_table() -> Iterator[str]:
     for name, field in RunOptions.model_fields.items():
         default = field.default
         shown = "none" if default is None else repr(default)
-        if isinstance(default, BaseModel):
+        if hasattr(default, "__pydantic_fields__"):
             shown = "see its fields"
         flag_of = ", ".join(
             f"`{name_of_command}`"
@@ -80,7 +80,7 @@ def option_table() -> Iterator[str]:
 # --- settings
 # -------------------------------------------------------------------------------------------------
 
-TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
+TABLES: Mapping[str, tuple[type[Any], str]] = {
     "sampling": (Sampling, "How the models sample when they write; judging is always greedy."),
     "budget": (Budget, "The limits of every run."),
     "small": (
@@ -152,7 +152,7 @@ def settings_page() -> Iterator[str]:
         yield from table(model, name, set_by)
 
 
-def table(model: type[BaseModel], path: str, set_by: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def table(model: type[Any], path: str, set_by: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """The settings that *model* has below *path*; *set_by* are the flags."""
     yield from ("| setting | type | default | variable | flag | |", "|---|---|---|---|---|---|")
     schema = TypeAdapter(model).json_schema(by_alias=True)
@@ -178,7 +178,7 @@ def table(model: type[BaseModel], path: str, set_by: Mapping[str, Sequence[str]]
         yield f"| {' | '.join(cells)} |"
 
 
-def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
+def field_docstrings(model: type[Any]) -> Mapping[str, str]:
     """The string below each field of *model* and of its bases, in one line."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
@@ -221,7 +221,7 @@ def _type(schema: Schema, definitions: Mapping[str, Schema]) -> str:
 
 
 def _default(value: object) -> str:
-    if isinstance(value, BaseModel):
+    if hasattr(value, "__pydantic_fields__"):
         return "see its table"
     if value is None or value == () or value == []:
         return "none"

@@ -21,28 +21,18 @@ from typer import Argument, Option
 from stepspec import policies
 from stepspec.evals.benchmarks import BENCHMARKS
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import RunOptions, models
-from stepspec.setting_sources import CommandLine, Place, put, with_command_line
+from stepspec.orchestrator.run_options import Place, RunOptions, models
+from stepspec.setting_sources import CommandLine, put, with_command_line
 from stepspec.settings import Settings
 
 from .command_line import finite
 from .program import with_parameters
 
-
-def completion(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return a completion of *names* for a shell."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
-
-    return complete
-
-
 BenchmarkName = Annotated[
     str,
     Argument(
         help="A benchmark, or a JSONL, CSV or Parquet file of problems.",
-        autocompletion=completion(BENCHMARKS),
+        autocompletion=lambda: BENCHMARKS,
     ),
 ]
 Policies = Annotated[
@@ -52,7 +42,7 @@ Policies = Annotated[
         "-p",
         help="A method with its options, or a policy file; may be repeated.",
         metavar="NAME[:OPTION=VALUE,...]",
-        autocompletion=completion(policies.METHODS),
+        autocompletion=lambda: policies.METHODS,
     ),
 ]
 SharedOptions = Annotated[
@@ -288,7 +278,7 @@ KINDS: Mapping[str, Any] = {
     "number": float,
 }
 """The type of a flag by the type of a value in a JSON schema; ``str`` for others."""
-COMPLETIONS: Mapping[str, Any] = {"policy": completion(policies.METHODS)}
+COMPLETIONS: Mapping[str, Any] = {"policy": lambda: policies.METHODS}
 """What completes the values of some flags in a shell, by the setting."""
 METAVARS = {"url": "URL", "api_key": "KEY", "options": "NAME=VALUE"}
 """The words for some values in ``--help``, by the key of the setting."""

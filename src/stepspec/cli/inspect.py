@@ -125,10 +125,7 @@ def list_policies(
     name: Annotated[str | None, Argument(help="Describe this method in full.")] = None,
     json: Json = False,
 ) -> None:
-    """
-    List the methods, one a line; or describe one, with its options, the endpoint features it needs
-    and its cost.
-    """
+    """List the methods; or describe one, with its options, needs and cost."""
     if json:
         print_json(_full(name) if name else {method: _full(method) for method in policies.METHODS})
     elif name:
