@@ -16,7 +16,9 @@ def document(values: Mapping[str, Any], *above: str) -> str:
 
     The table *above* holds the values. Values that are None are left out, because TOML has no null.
     """
-    inner = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    inner: dict[str, Any] = {
+        key: value for key, value in values.items() if isinstance(value, Mapping)
+    }
     plain = {key: value for key, value in values.items() if key not in inner and value is not None}
     lines = [f"{_key(key)} = {_value(value)}\n" for key, value in plain.items()]
     if above and (lines or not inner):
