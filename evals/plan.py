@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepspec import settings as configuration
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import Limits, arm_options
+from stepspec.orchestrator.run_options import ARM_OPTIONS
 from stepspec.run_parts import check_policies
 from stepspec.settings import Settings
 
@@ -32,7 +33,7 @@ class Plan:
     """The arms. All figures compare with the first one."""
     sampling: Sampling
     """The sampling. Its seed is not used: every sample has its own."""
-    budget: Limits
+    budget: Budget
     """The budget of each run."""
     repeats: int = 1
     """Samples of each problem by each arm."""
@@ -82,7 +83,7 @@ def identity(plan: Plan) -> Mapping[str, Any]:
     return {
         "arms": [arm.record() for arm in plan.arms],
         "sampling": plan.sampling.model_dump(exclude={"seed"}),
-        "budget": plan.budget.model_dump(),
+        "budget": asdict(plan.budget),
         "repeats": plan.repeats,
         "seed": plan.seed,
         "concurrency": plan.concurrency,
@@ -108,7 +109,7 @@ def configured_arm(settings: Settings, options: Mapping[str, Any] | None = None)
     Return the arm that solves as a solver with these *settings* does; *options* replace those of
     its method.
     """
-    overrides: Any = {name: getattr(settings, name) for name in arm_options()}
+    overrides: Any = {name: getattr(settings, name) for name in ARM_OPTIONS}
     choices = {**settings.options, **(options or {})}
     return Arm.of(settings.policy, settings.policy, choices, **overrides)
 

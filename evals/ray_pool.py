@@ -91,9 +91,7 @@ class WorkerPool:
     def slots(self, settings: Settings, plan: Plan) -> Sequence[WorkerSlot]:
         self._alone_since = asyncio.get_running_loop().time()
         rules = replace(plan, tasks=())
-        return [
-            partial(self._slot, settings.turned(number), rules) for number in range(self._workers)
-        ]
+        return [partial(self._slot, settings, rules)] * self._workers
 
     @asynccontextmanager
     async def _slot(self, settings: Settings, plan: Plan) -> AsyncGenerator[_PooledWorker]:

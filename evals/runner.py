@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeAlias
 
 from stepspec.api import Solver
 from stepspec.orchestrator import trace
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.concurrency import at_once, supervised
 from stepspec.orchestrator.errors import WorkersLost
 from stepspec.orchestrator.events import Observer
-from stepspec.orchestrator.run_options import Limits
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Recorder, Stopwatch
 from stepspec.settings import Settings
@@ -114,7 +114,7 @@ async def local_worker(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker
             arm,
             WARM_UP,
             sampling=plan.sampling,
-            budget=Limits(tokens=WARM_UP_TOKENS),
+            budget=Budget(tokens=WARM_UP_TOKENS),
         )
     yield LocalWorker(solver, plan)
 

@@ -8,12 +8,13 @@ from hashlib import blake2b
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from stepspec.api import Solver
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.ledger import Account, Ledger
-from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
+from stepspec.orchestrator.run_options import ARM_OPTIONS, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution, SolvedStep
 from stepspec.orchestrator.trace import Stopwatch
 
@@ -57,7 +58,7 @@ class Arm:
 
     def record(self) -> dict[str, Any]:
         """The arm as one table of names and values, for files."""
-        options = self.run.model_dump(include={"policy", "options", *arm_options()})
+        options = self.run.model_dump(include={"policy", "options", *ARM_OPTIONS})
         return {"name": self.name, **options}
 
     @property
@@ -74,7 +75,7 @@ class Arm:
 
         An arm without a system prompt has that of the solver.
         """
-        values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
+        values = {name: getattr(self.run, name) for name in ("policy", "options", *ARM_OPTIONS)}
         values["system"] = self.run.system or defaults.system
         return defaults.model_copy(update=values)
 
@@ -153,7 +154,7 @@ async def solve_once(
     problem: str,
     *,
     sampling: Sampling,
-    budget: Limits | None = None,
+    budget: Budget | None = None,
     observe: Observer = lambda event: None,
 ) -> Solution | None:
     """

@@ -4,53 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Self, Unpack
+
+from pydantic import ConfigDict, PositiveFloat, PositiveInt, model_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from .chain import Chain, Role, Step, Token
-from .errors import ConfigurationError
 from .interfaces import DEFAULT_LIMIT, Model, WriteOptions
 
 ANSWER_TOKENS = 512
 ANSWER_SHARE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@pydantic_dataclass(
+    frozen=True,
+    slots=True,
+    config=ConfigDict(extra="forbid", use_attribute_docstrings=True),
+)
 class Budget:
     """
     The limits of one run.
 
     If the models do not think, their chain is the answer, and nothing is kept for another one.
-    Raise `ConfigurationError` if no room is left.
+    The answer may also use what the thinking leaves. Raise `ValueError` for a limit that leaves no
+    room.
+
+    SpecReason's own budget is 8192 tokens (section 5.1). The makers of reasoning models recommend
+    32768.
     """
 
-    tokens: int = 32_768
+    tokens: PositiveInt = 32_768
     """
-    Tokens of the thinking and the answer together, each in the vocabulary of its author.
+    The most tokens of a run, for thinking and answer together.
 
-    SpecReason's own budget is 8192 (section 5.1). The makers of reasoning models recommend 32768.
+    The model that wrote a token counts it in its own vocabulary.
     """
-    steps: int | None = None
-    """Steps of the thinking; None: no limit."""
-    seconds: float | None = None
-    """Seconds of the run, of which a quarter is kept for the answer; None: no limit."""
-    answer: int | None = None
+    steps: PositiveInt | None = None
     """
-    Tokens that are kept for the answer, which may also use what the thinking leaves.
+    The most thinking steps of a run.
 
-    None: 512 or a quarter of all, whichever is less, and at least one.
+    None: no limit.
+    """
+    seconds: PositiveFloat | None = None
+    """
+    The most seconds of a run.
+
+    A quarter of them is kept for the answer. None: no limit.
+    """
+    answer: PositiveInt | None = None
+    """
+    Tokens that are kept for the answer.
+
+    None: 512 or a quarter of all, whichever is less.
     """
 
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ConfigurationError(f"a budget of {self.tokens} tokens: must be at least 1")
-        if self.answer is not None and not 1 <= self.answer < self.tokens:
-            raise ConfigurationError(
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.answer is not None and self.answer >= self.tokens:
+            raise ValueError(
                 f"{self.answer} tokens kept for the answer: must be from 1 to {self.tokens - 1}"
             )
-        if self.steps is not None and self.steps < 1:
-            raise ConfigurationError(f"a budget of {self.steps} steps: must be at least 1")
-        if self.seconds is not None and not self.seconds > 0:  # nor NaN
-            raise ConfigurationError(f"a budget of {self.seconds} seconds: must be above 0")
+        return self
 
     @property
     def for_answer(self) -> int:

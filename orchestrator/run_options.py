@@ -11,11 +11,10 @@ calibration, and the table in ``docs/python.md``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Self, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeAlias, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
@@ -25,6 +24,8 @@ from .errors import ConfigurationError, near
 from .interfaces import AnsweredBy, EndedBy, PolicyFactory
 from .step_ends import BLANK_LINE, StepEnds
 
+Place: TypeAlias = tuple[str, ...]
+"""The keys that lead to a setting, such as ("large", "api_key")."""
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000)]
@@ -36,57 +37,6 @@ def _check_delimiter(value: str | list[str]) -> str | list[str]:
 
 
 Delimiter: TypeAlias = Annotated[str | list[str], AfterValidator(_check_delimiter)]
-
-
-class Limits(BaseModel, frozen=True, extra="forbid"):
-    """The budget of every run; see `Budget`."""
-
-    tokens: PositiveInt = 32_768
-    """
-    Tokens of the thinking and the answer together. The model that wrote a token counts it in its
-    own vocabulary.
-    """
-    steps: PositiveInt | None = None
-    """Steps of the thinking; none: no limit."""
-    seconds: float | None = Field(default=None, gt=0)
-    """Seconds of the run, of which a quarter is kept for the answer; none: no limit."""
-    answer: PositiveInt | None = None
-    """Tokens that are kept for the answer; none: 512 or a quarter of all, whichever is less."""
-
-    @classmethod
-    def of(cls, budget: Budget) -> Self:
-        return cls(
-            tokens=budget.tokens,
-            steps=budget.steps,
-            seconds=budget.seconds,
-            answer=budget.answer,
-        )
-
-    def to_budget(self) -> Budget:
-        return Budget(self.tokens, self.steps, self.seconds, self.answer)
-
-
-@dataclass(frozen=True, slots=True)
-class RunOption:
-    """
-    What the program knows about an option of a run, besides its name, type and default.
-
-    The type bounds the values of the option everywhere. The bounds of a request to the service may
-    be narrower: `_run_options` in ``service/formats/schemas.py`` has them.
-    """
-
-    help: str
-    """One sentence for ``--help`` and for the table of options."""
-    commands: tuple[str, ...] = ("solve",)
-    """The commands with a flag for the option."""
-    flags: tuple[str, ...] = ()
-    """The names of the flag; empty: ``--NAME``."""
-    service: bool = True
-    """Whether a request to the service may set the option."""
-    arms: bool = True
-    """Whether an arm of an evaluation may set the option."""
-    calibrated: bool = True
-    """Whether a calibration holds only for runs with the same value."""
 
 
 class RunOptions(BaseModel):
@@ -104,113 +54,49 @@ class RunOptions(BaseModel):
     `stepspec.policies.check` checks.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    policy: Annotated[
-        str,
-        RunOption(
-            "The method; `stepspec policies` lists them.",
-            commands=("solve", "serve", "calibrate"),
-            flags=("--policy", "-p"),
-            service=False,  # which names it as its `model`
-            arms=False,  # which have a field for it
-            calibrated=False,  # the calibration names it
-        ),
-    ] = "specreason"
-    options: Annotated[
-        dict[str, Any],
-        RunOption(
-            "An option of the method; may be repeated.",
-            commands=("solve", "serve", "calibrate"),
-            flags=("--option", "-O"),
-            arms=False,  # which have a field for them
-            calibrated=False,  # the calibration compares them with their defaults filled in
-        ),
-    ] = {}
-    ahead: Annotated[
-        Count,
-        RunOption(
-            "Drafts made beyond the one to be committed next; 0: one after the other.",
-            commands=("solve", "serve"),
-            calibrated=False,
-        ),
-    ] = 2
-    hedge: Annotated[
-        Share,
-        RunOption(
-            "Repair drafts of at most this confidence while they are judged; 1: all, from the start"
-            " of the draft on.",
-            calibrated=False,
-        ),
-    ] = 0.0
-    auto: Annotated[
-        bool | None,
-        RunOption(
-            "Let the large model write alone where the method does not pay; by default on, but for"
-            " runs with a seed and methods that a request to the service names.",
-            commands=("solve", "serve"),
-            calibrated=False,  # the large model alone is at least as strict
-        ),
-    ] = None
-    lead: Annotated[Count, RunOption("First steps that the large model writes.")] = 0
-    ending: Annotated[
-        EndedBy | None,
-        RunOption(
-            "Who may end the thinking: large, or small (either model); by default as in the paper."
-        ),
-    ] = None
-    answer: Annotated[
-        AnsweredBy | None,
-        RunOption(
-            "Who writes the answer: large, small or method (drafts and verdicts go on); by default"
-            " as in the paper."
-        ),
-    ] = None
-    stop_loops: Annotated[
-        bool | None,
-        RunOption(
-            "Reject a draft in a loop, and end a run that stays in it; by default, unless one model"
-            " is alone."
-        ),
-    ] = None
-    delimiter: Annotated[
-        Delimiter, RunOption(r"What ends a step, by default \n\n; may be repeated.")
-    ] = BLANK_LINE
-    priority: Annotated[
-        Priority,
-        RunOption(
-            "Priority among runs at a server that schedules by priority, -1000 to 1000; lower is"
-            " first.",
-            arms=False,
-            calibrated=False,
-        ),
-    ] = 0
-    system: Annotated[
-        str | None,
-        RunOption(
-            "System message before the problem, unless the conversation begins with one.",
-            commands=("solve", "serve", "eval", "calibrate", "tune"),
-            service=False,  # whose requests bring their own messages
-        ),
-    ] = None
-    sampling: Annotated[
-        Sampling,
-        RunOption(
-            "How the models sample when they write; judging is always greedy.",
-            commands=(),  # which have --temperature, --top-p, --top-k and --seed
-            service=False,  # which has OpenAI's fields
-            arms=False,  # which have a field for it
-        ),
-    ] = Sampling()
-    budget: Annotated[
-        Limits,
-        RunOption(
-            "Limits of the run: tokens, steps, seconds, and tokens kept for the answer.",
-            commands=(),  # which have --max-tokens, --max-steps and --max-seconds
-            service=False,  # which has a field of its own
-            arms=False,  # all arms have the same
-        ),
-    ] = Limits()
+    policy: str = "specreason"
+    """The method; `stepspec policies` lists them."""
+    options: dict[str, Any] = {}
+    """An option of the method; may be repeated."""
+    ahead: Count = 2
+    """Drafts made beyond the one to be committed next; 0: one after the other."""
+    hedge: Share = 0.0
+    """
+    Repair drafts of at most this confidence while they are judged; 1: all, from the start of the
+    draft on.
+    """
+    auto: bool | None = None
+    """
+    Let the large model write alone where the method does not pay; by default on, but for runs with
+    a seed and methods that a request to the service names.
+    """
+    lead: Count = 0
+    """First steps that the large model writes."""
+    ending: EndedBy | None = None
+    """Who may end the thinking: large, or small (either model); by default as in the paper."""
+    answer: AnsweredBy | None = None
+    """
+    Who writes the answer: large, small or method (drafts and verdicts go on); by default as in the
+    paper.
+    """
+    stop_loops: bool | None = None
+    """
+    Reject a draft in a loop, and end a run that stays in it; by default, unless one model is alone.
+    """
+    delimiter: Delimiter = BLANK_LINE
+    r"""What ends a step, by default \n\n; may be repeated."""
+    priority: Priority = 0
+    """
+    Priority among runs at a server that schedules by priority, -1000 to 1000; lower is first.
+    """
+    system: str | None = None
+    """System message before the problem, unless the conversation begins with one."""
+    sampling: Sampling = Sampling()
+    """How the models sample when they write; judging is always greedy."""
+    budget: Budget = Budget()
+    """Limits of the run: tokens, steps, seconds, and tokens kept for the answer."""
 
     def with_overrides(self, overrides: RunOverrides) -> Self:
         """
@@ -233,7 +119,7 @@ class RunOptions(BaseModel):
 
     def calibrated(self) -> dict[str, Any]:
         """Return the values that a calibration depends on, without the seed, for TOML."""
-        names = {name for name, option in run_options().items() if option.calibrated}
+        names = RunOptions.model_fields.keys() - NOT_CALIBRATED
         values = self.model_dump(mode="json", include=names, exclude_none=True)
         values["sampling"].pop("seed", None)
         return values
@@ -243,7 +129,8 @@ class RunOverrides(TypedDict, total=False):
     """
     The fields of `RunOptions` as keyword arguments, for type checkers. A test compares both.
 
-    An option that is absent, or None, keeps its value.
+    An option that is absent, or None, keeps its value. A table of `sampling` or `budget` has the
+    defaults for the fields that it lacks, unless it is one of the settings.
     """
 
     policy: str | PolicyFactory | None
@@ -258,31 +145,35 @@ class RunOverrides(TypedDict, total=False):
     delimiter: Delimiter | None
     priority: int | None
     system: str | None
+    sampling: Sampling | Mapping[str, Any] | None
+    budget: Budget | Mapping[str, Any] | None
 
 
-@cache
-def run_options() -> Mapping[str, RunOption]:
-    """Return what is declared about each option, by its name."""
-    return {
-        name: next(entry for entry in field.metadata if isinstance(entry, RunOption))
-        for name, field in RunOptions.model_fields.items()
-    }
+NOT_CALIBRATED = {"policy", "options", "ahead", "hedge", "auto", "priority"}
+"""
+The options that a calibration does not depend on.
+
+It names the policy itself, and compares the options of the policy with their defaults filled in.
+The large model alone (`auto`) is at least as strict.
+"""
+NOT_IN_ARMS = {"policy", "options", "priority", "sampling", "budget"}
+"""
+The options that no arm of an evaluation, and no policy file, sets as an option.
+
+An arm has fields for policy, options and sampling. All arms have the same budget.
+"""
+NOT_IN_REQUESTS = {"policy", "system", "sampling", "budget"}
+"""
+The options that a request to the service cannot set in ``stepspec``.
+
+It names the policy as its ``model``, brings its own messages, and has OpenAI's fields of sampling.
+"""
+ARM_OPTIONS = tuple(name for name in RunOptions.model_fields if name not in NOT_IN_ARMS)
+"""The options that an arm of an evaluation, and so a policy file, may set."""
 
 
-def option_types() -> dict[str, Any]:
-    """Return the type of each option with its constraints, by the option's name."""
-    hints = get_type_hints(RunOptions, include_extras=True)
-    return {name: hints[name] for name in run_options()}
-
-
-def arm_options() -> tuple[str, ...]:
-    """Return the options that an arm of an evaluation, and so a policy file, may set."""
-    return tuple(name for name, option in run_options().items() if option.arms)
-
-
-def service_options() -> tuple[str, ...]:
-    """Return the options that a request to the service may set."""
-    return tuple(name for name, option in run_options().items() if option.service)
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""The errors of a name that a model, or a dataclass, does not have."""
 
 
 def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collection[str] = ()) -> str:
@@ -291,27 +182,49 @@ def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collectio
 
     *hidden* parts of the field's place are left out.
     """
-    place = [part for part in error["loc"] if part not in hidden]
-    name = ".".join(map(str, place))
-    if error["type"] == "extra_forbidden":
-        suggestion = near(str(place[-1]), known_fields(model, place) - {place[-1]})
-        return f"unknown setting {name!r}{suggestion}"
+    place = tuple(str(part) for part in error["loc"] if part not in hidden)
+    name = ".".join(place)
+    if error["type"] in UNKNOWN:
+        return f"unknown setting {name!r}{_meant(model, place)}"
     message = error["msg"].removeprefix("Value error, ")
     return f"{name}: {message}" if name else message
 
 
-def known_fields(root: type[BaseModel], place: Sequence[int | str]) -> set[str]:
-    """Return the names of the fields that may stand where the last part of *place* does."""
-    found = [root]
-    for name in place[:-1]:
-        fields = [model.model_fields.get(str(name)) for model in found]
-        found = [inner for field in fields if field for inner in models(field.annotation)]
-    return {name for model in found for name in model.model_fields} - {"role"}
+def _meant(model: type[BaseModel], unknown: Place) -> str:
+    """Say which setting of *model* an *unknown* one may stand for."""
+    found = moved(model, unknown)
+    if found:
+        return f" (did you mean {'.'.join(found)!r}?)"
+    beside = {place[-1] for place in places(model) if place[:-1] == unknown[:-1]}
+    return near(unknown[-1], beside - {unknown[-1]})
 
 
-def models(annotation: object) -> list[type[BaseModel]]:
-    """Return the models among the alternatives of *annotation*. Their fields are settings, too."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def moved(model: type[BaseModel], unknown: Place) -> Place | None:
+    """Return the place of a setting without its table: ("sampling", "seed") for ("seed",)."""
+    for table in ("sampling", "budget"):
+        if (table, *unknown) in places(model):
+            return (table, *unknown)
+    return None
+
+
+@cache
+def places(model: type[BaseModel]) -> Sequence[Place]:
+    """Return the places of all settings of *model* as users write them. No user writes a role."""
+    found: list[Place] = []
+    for name, field in model.__pydantic_fields__.items():
+        inner = [place for kind in models(field.annotation) for place in places(kind)]
+        if name != "role":
+            found += [(name,), *((name, *rest) for rest in inner)]
+    return found
+
+
+def models(annotation: Any) -> list[Any]:
+    """
+    Return the models, and dataclasses of pydantic, among the alternatives of *annotation*.
+
+    Their fields are settings, too.
+    """
+    if hasattr(annotation, "__pydantic_fields__"):
         return [annotation]
     if get_origin(annotation) in (dict, list, tuple):
         return []

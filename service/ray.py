@@ -62,12 +62,10 @@ class ServiceReplica:
     """A complete service, with its own connections to both models."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray awaits it.
-        self._context = context = serve.get_replica_context()
+        self._context = serve.get_replica_context()
         self._settings = settings.service
         self._open = AsyncExitStack()
-        self._service = await self._open.enter_async_context(
-            service_factory.opened(settings.turned(context.rank.rank))
-        )
+        self._service = await self._open.enter_async_context(service_factory.opened(settings))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return guarded(self._answer, self._settings)

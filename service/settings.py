@@ -17,7 +17,6 @@ from pydantic import (
     SecretStr,
     model_validator,
 )
-from pydantic_settings import NoDecode
 
 from stepspec.orchestrator.run_options import Priority
 
@@ -105,7 +104,7 @@ class Scaling(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
+class ServiceSettings(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """
     The service's own settings; those of solving are the solver's.
 
@@ -114,34 +113,37 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     """
 
     host: str = Field(default="127.0.0.1", min_length=1)
-    """The address to listen at."""
+    """The address to listen at; default 127.0.0.1."""
     port: int = Field(default=8765, ge=0, le=65535)
-    """The port; 0: any free one."""
-    keys: Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed_keys)] = ()
+    """The port; default 8765, 0 for any free one."""
+    keys: Annotated[tuple[SecretStr, ...], BeforeValidator(_listed_keys)] = ()
     """
-    Accepted API keys of clients without limits; with neither *keys* nor *clients* every client is
-    admitted.
+    API keys that clients must send; better set ``STEPSPEC_SERVICE__KEYS`` than a flag.
+
+    Their clients have no limits. With neither *keys* nor *clients* every client is admitted.
     """
     clients: dict[ClientName, Client] = {}
     """Clients by their names, each with its own key, limits and priority."""
     insecure: bool = False
+    """Without a key, serve a public address, and requests of any name and any web page."""
+    cors_origins: Annotated[tuple[Origin, ...], BeforeValidator(listed)] = ()
     """
-    Without keys, allow a *host* that other machines can reach, and requests of any name and any web
-    page.
-    """
-    cors_origins: Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(listed)] = ()
-    """
-    Origins of other sites' web pages that may use the service, such as https://example.com; ``*``:
-    all.
+    Origins of web pages that may use the service; ``*``: all.
+
+    An origin is written like https://example.com.
     """
     root_path: Annotated[str, Field(pattern="^(/.*)?$"), AfterValidator(without_slash)] = ""
     """The path under which a proxy serves the service, such as /api."""
     thinking: Thinking = "both"
-    """The field of replies for the thinking; ``content`` puts it there between <think> tags."""
+    """
+    Field of replies for the thinking: both, reasoning, reasoning_content, content, none.
+
+    In the content it stands between <think> tags.
+    """
     max_running: PositiveInt = 64
-    """Requests that run at the same time."""
+    """The most requests that run at the same time."""
     max_waiting: NonNegativeInt = 256
-    """Requests that wait beyond those; further ones are refused."""
+    """The most requests that wait; further ones are refused."""
     max_wait: PositiveFloat = 30.0
     """The longest wait of a request in seconds, for the service and for a slot of a model."""
     max_seconds: PositiveFloat = 600.0
@@ -170,9 +172,9 @@ class ServiceSettings(BaseModel, frozen=True, extra="forbid"):
     health_every: PositiveFloat = 5.0
     """Seconds between two checks of the servers' health."""
     log_format: Literal["console", "json"] = "console"
-    """``json`` is for machines."""
+    """Form of the log: console, or json for machines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe messages that are logged."""
+    """The least severe messages of the log: debug, info, warning or error."""
     ray: Scaling = Scaling()
     """The replicas of the Ray Serve application."""
 

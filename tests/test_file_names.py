@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from stepspec.cli.problems import FileProblem
 from stepspec.evals.benchmarks import own
 from stepspec.evals.runner import trace_name
 
@@ -72,13 +71,6 @@ def within(folder: Path, name: str) -> bool:
     path = folder / name
     path.write_bytes(b"")
     return path.resolve().parent == folder.resolve() and len(list(folder.iterdir())) == 1
-
-
-@pytest.mark.parametrize("name", [*NAMES, "x" * 5000, 7])
-def test_the_trace_of_a_problem_stays_in_its_folder_whatever_its_id(
-    tmp_path: Path, name: str | int
-) -> None:
-    assert within(tmp_path, f"{FileProblem(name, 'x').file_name}.jsonl")
 
 
 @pytest.mark.parametrize("name", NAMES)

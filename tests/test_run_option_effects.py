@@ -12,10 +12,11 @@ import pytest
 from aiohttp import web
 
 from stepspec import Sampling, Solver
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.endpoints.request_context import PRIORITY_SECONDS
 from stepspec.orchestrator.events import Answered, Called, Decided, Drafted, Event, Judged, Started
-from stepspec.orchestrator.run_options import Limits, run_options
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.solution import Solution
 
 from .stand_in import FakeVllm
@@ -120,7 +121,7 @@ EFFECTS: Mapping[str, Effect] = {
     "priority": Effect(7, Observed.priorities),
     "system": Effect("Be brief.", Observed.messages),
     "sampling": Effect(Sampling(temperature=0.5), lambda run: run.field("temperature")),
-    "budget": Effect(Limits(steps=1), lambda run: len(run.solution.steps)),
+    "budget": Effect(Budget(steps=1), lambda run: len(run.solution.steps)),
 }
 """For each option a value and its effect."""
 
@@ -141,7 +142,7 @@ async def observe(effect: Effect, options: Mapping[str, Any]) -> Observed:
     return Observed(solution, events, [body for path, body in requests if "completions" in path])
 
 
-@pytest.mark.parametrize("name", run_options())
+@pytest.mark.parametrize("name", RunOptions.model_fields)
 async def test_an_option_has_an_effect(name: str) -> None:
     assert name in EFFECTS, "a new option of a run: say here what it changes"
     effect = EFFECTS[name]

@@ -125,7 +125,7 @@ def test_one_that_fails_has_its_error_in_its_line_and_is_tried_again(
     assert solved.keys() == {"a", "b", "c"}
     assert (solved["a"]["answer"], solved["a"]["finish_reason"]) == ("42", "stop")
     assert solved["b"]["error"]["type"] == "ContextTooLong"
-    assert {path.name for path in Path("traces").iterdir()} == {"a.jsonl", "c.jsonl"}
+    assert {path.name for path in Path("traces").iterdir()} == {"00001.jsonl", "00003.jsonl"}
 
     rows[1]["problem"] = "1 + 3"
     (nowhere / "problems.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
@@ -239,7 +239,7 @@ def test_what_an_interruption_leaves_is_continued(nowhere: Path) -> None:
     with path.open("ab") as torn:
         torn.write(b'{"id": 3, "prob')
     with solution_file(path, "d") as file:
-        assert file.solved == {problems[0].key, problems[2].key}
+        assert file.solved == {problems[0], problems[2]}
         with path.open("rb") as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(problems[3], answer="3")

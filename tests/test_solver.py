@@ -26,7 +26,7 @@ from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Committed, Decided, Event, Moved, Started
 from stepspec.orchestrator.prior import Prior
-from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
+from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.server_load import ServerLoad
 from stepspec.policies import SpecReason
 from stepspec.settings import load
@@ -357,7 +357,7 @@ async def test_options_that_are_resolved_are_run_as_they_are(
         own = {
             "options": THREE,
             "sampling": Sampling(temperature=0.5, seed=7),
-            "budget": Limits(tokens=200, steps=2),
+            "budget": Budget(tokens=200, steps=2),
         }
         assert run == solver.settings.run.model_copy(update=own)
         assert (type(run), run.lead) == (RunOptions, 1)

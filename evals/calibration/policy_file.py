@@ -15,7 +15,7 @@ from rich.table import Table
 
 from stepspec import policies
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import arm_options
+from stepspec.orchestrator.run_options import ARM_OPTIONS
 from stepspec.orchestrator.toml import document
 from stepspec.policies import Threshold
 from stepspec.settings import Settings
@@ -93,7 +93,7 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
     """
     changed = settings.model_dump(
         mode="json",
-        include={*arm_options(), "sampling", "budget"},
+        include={*ARM_OPTIONS, "sampling", "budget"},
         exclude={"sampling": {"seed"}},
         exclude_defaults=True,
         exclude_none=True,
@@ -189,13 +189,13 @@ class CalibrationSettings:
             "lost": best.paired.lost,
             "gained": best.paired.gained,
             "date": str(date.today()),
+            "models": self.models,
+            "conditions": self.conditions,
         }
         tables = {
             "policy": self.policy,
             **self.changes,
             "options": {**self.options, self.threshold.option: value},
             "calibration": calibration,
-            "calibration.models": self.models,
-            "calibration.conditions": self.conditions,
         }
         return f"# {self.summary()}\n{document(tables)}"

@@ -21,13 +21,13 @@ from stepspec.evals import arms, benchmarks
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.sample import Arm, Task, derive_seed, solve_once
 from stepspec.evals.store import JsonlStore
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Accept, Step
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.endpoints.settings import Deadlines
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Event, Judged, Repaired
 from stepspec.orchestrator.ledger import Account
-from stepspec.orchestrator.run_options import Limits
 
 from .modelled import Round
 
@@ -149,7 +149,7 @@ async def solve(
         cell.arm,
         task.problem,
         sampling=cell.sampling.with_seed(seed),
-        budget=Limits(tokens=MAX_TOKENS),
+        budget=Budget(tokens=MAX_TOKENS),
         observe=events.append,
     )
     assert solution is not None

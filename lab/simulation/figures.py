@@ -12,10 +12,10 @@ from typing import cast
 from stepspec.api import Solver
 from stepspec.evals.grading.graders import Answer
 from stepspec.evals.sample import Arm, Task
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
 from ..crowd import Block, attempt, run_block
@@ -25,7 +25,7 @@ from .costs import ServerCosts
 from .models import SimulatedEndpoint
 from .server import Card, SimulatedServer
 
-BUDGET = Limits(tokens=10**6, answer=10**4)
+BUDGET = Budget(tokens=10**6, answer=10**4)
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 

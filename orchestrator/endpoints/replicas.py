@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import AsyncExitStack, suppress
 from copy import copy
 from hashlib import blake2b
+from random import random
 from typing import Self, TypeVar, Unpack
 
 from ..chain import Chain, Role, Step, Token
@@ -59,11 +60,12 @@ def preferred(candidates: Sequence[Replica]) -> Replica:
     """
     Return the replica that the session prefers.
 
-    Without a session, return the replica with the fewest runs.
+    Without a session, return a replica with the fewest runs: a random one, so that several
+    processes do not all begin with the first replica.
     """
     session = SESSION.get()
     if not session:
-        return min(candidates, key=lambda replica: len(replica.runs))
+        return min(candidates, key=lambda replica: (len(replica.runs), random()))
     by_url = {replica.url: replica for replica in candidates}
     return by_url[in_order(by_url, session)[0]]
 

@@ -63,9 +63,7 @@ def key_variable(table: str) -> str:
 
 
 def for_role(value: Any, role: str) -> Any:
-    """Expand an endpoint that is only a URL, and add the *role* if *value* has none."""
-    if isinstance(value, str):
-        return {"role": role, "url": value}
+    """Add the *role* to *value*, if it is a table that has none."""
     if isinstance(value, dict):
         return {"role": role, **cast("dict[str, Any]", value)}
     return value
@@ -107,7 +105,7 @@ class Deadlines(BaseModel, frozen=True, extra="forbid"):
         return min(self.first, self.total)
 
 
-class Address(BaseModel, frozen=True, extra="forbid"):
+class Address(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """One served model: its address, and the limits of its requests."""
 
     role: Party
@@ -117,7 +115,11 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     model: str | None = Field(default=None, min_length=1)
     """The served name; none: the first that the server lists."""
     api_key: Annotated[SecretStr | None, BeforeValidator(none_if_empty)] = None
-    """The key that the server expects, if it was started with ``--api-key``."""
+    """
+    API key of the server. Others can read flags; a variable, ``STEPSPEC_LARGE__API_KEY``, is safer.
+
+    The server expects it if it was started with ``--api-key``.
+    """
     max_concurrency: PositiveInt | None = None
     """
     The most requests at a time; none: as many as the service's ``max_running`` runs may have, and
@@ -156,8 +158,9 @@ class Endpoint(Address, frozen=True):
     """``small`` or ``large``. In a file it follows from the table and is left out."""
     url: Annotated[str, AfterValidator(base_urls)]
     """
-    Base URL of the server; it may end in ``/v1``. Several servers of the same model are divided by
-    commas.
+    Base URL of the model's server; several replicas are separated by commas.
+
+    It may end in ``/v1``.
     """
     template: dict[str, Any] = {}
     """Variables of the chat template (vLLM's ``chat_template_kwargs``)."""
@@ -191,18 +194,18 @@ class Endpoint(Address, frozen=True):
         """The settings of each server by itself."""
         return tuple([self.model_copy(update={"url": url}) for url in self.urls])
 
-    def turned(self, places: int) -> Endpoint:
-        """Return the servers rotated by *places*: several processes begin with different ones."""
-        start = places % len(self.urls)
-        turned = self.urls[start:] + self.urls[:start]
-        return self.model_copy(update={"url": ",".join(turned)})
-
 
 class CriticEndpoint(Address, frozen=True):
     """A reward model."""
 
     role: Literal["critic"] = "critic"
     """Always ``critic``."""
+    url: Annotated[str, AfterValidator(base_url)]
+    """
+    Base URL of the reward model's server, for methods that need one.
+
+    It may end in ``/v1``.
+    """
     kind: Literal["reward-model"] = "reward-model"
     """Always ``reward-model``; a verifier has another kind, and other fields."""
     delimiter: str = Field(default=DELIMITER, min_length=1)
@@ -222,7 +225,7 @@ class CriticEndpoint(Address, frozen=True):
     """
 
 
-class Sampling(BaseModel, frozen=True, extra="forbid"):
+class Sampling(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """
     How a model chooses its tokens. Every value is sent, so that none of the server's own defaults
     applies.
@@ -231,11 +234,11 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     """
 
     temperature: float = Field(default=0.6, ge=0, le=2)
-    """The temperature; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=0.95, gt=0, le=1)
-    """Sample among the likeliest tokens that have this probability together; 1: among all."""
+    """Sample from the likeliest tokens of this total probability; 1: all."""
     top_k: int = Field(default=0, ge=0)
-    """Sample among this many of the likeliest tokens; 0: among all."""
+    """Sample from this number of likeliest tokens; 0: all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """
     Sample among tokens with at least this share of the likeliest token's probability; 0: among all.
@@ -246,10 +249,12 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     """
     seed: int | None = None
     """
-    Every request has a seed of its own, derived from this seed and the request's place in the
-    chain: the same seed gives the same chain, if the server gives equal requests equal tokens. None
-    draws a new seed for each run, but for one that decides by the time who writes (`auto`), and one
-    of a single model (`large`, `small`): these have none.
+    Seed of the sampling; the same seed writes the same chain.
+
+    Servers must give equal requests equal tokens. Every request has a seed of its own, derived from
+    this seed and the request's place in the chain. None draws a new seed for each run, but for one
+    that decides by the time who writes (`auto`), and one of a single model (`large`, `small`):
+    these have none.
     """
     logprobs: int = Field(default=0, ge=0, le=20)
     """

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Message, Party, Role, Toolset
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint, Sampling
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.events import Observer
-from stepspec.orchestrator.run_options import Limits, RunOptions
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Stopwatch
 
@@ -224,7 +225,7 @@ class RunRequest:
         """Return a copy that ends after *seconds* at the latest."""
         budget = self.run.budget
         limit = min(budget.seconds or seconds, seconds)
-        limits = budget.model_copy(update={"seconds": limit})
+        limits = replace(budget, seconds=limit)
         return replace(self, run=self.run.model_copy(update={"budget": limits}))
 
 
@@ -276,7 +277,7 @@ class Resolver:
         self,
         request: Request,
         sampling: Sampling,
-        limits: Limits,
+        limits: Budget,
     ) -> RunOptions:
         """Return all options of the run. Only the options of the method are validated here."""
         overrides = request.stepspec
@@ -345,7 +346,7 @@ class Resolver:
             update["top_k"] = 0
         return self.offer.defaults.sampling.model_copy(update={"seed": None} | update)
 
-    def _limits(self, overrides: StepspecOptions, wanted: Wanted) -> Limits:
+    def _limits(self, overrides: StepspecOptions, wanted: Wanted) -> Budget:
         """Return the budget in the settings, with the limits that the request asks for."""
         defaults = self.offer.defaults.budget
         tokens = wanted.tokens or defaults.tokens
@@ -356,18 +357,19 @@ class Resolver:
             update["answer"] = None  # what the settings reserve is for their own limit of tokens
         if overrides.budget:
             update |= overrides.budget.model_dump(exclude_none=True)
-        limits = defaults.model_copy(update=update)
-        if limits.answer is not None and limits.answer >= tokens:
+        reserved = update.setdefault("answer", defaults.answer)
+        if reserved is not None and reserved >= tokens:
             raise bad_request(
-                f"{limits.answer} tokens for the answer leave none of {tokens} to think",
+                f"{reserved} tokens for the answer leave none of {tokens} to think",
                 "stepspec.budget.answer",
             )
-        available = tokens - limits.to_budget().for_answer
+        limits = replace(defaults, **update)
+        available = tokens - limits.for_answer
         share = EFFORT[wanted.effort or "max"]
         thinking = min(int(available * share), wanted.thinking or available)
         if thinking == available:
             return limits
-        return limits.model_copy(update={"answer": tokens - max(1, thinking)})
+        return replace(limits, answer=tokens - max(1, thinking))
 
 
 def _orphan_result(conversation: Sequence[Message]) -> str:

@@ -29,7 +29,7 @@ from pydantic import (
 from stepspec.orchestrator.chain import Message, Speaker, Tool, ToolCall, Toolset
 from stepspec.orchestrator.endpoints.interfaces import Format
 from stepspec.orchestrator.json_values import HALF, REPLACEMENT, json_text, read_json
-from stepspec.orchestrator.run_options import Count, Delimiter, option_types, service_options
+from stepspec.orchestrator.run_options import NOT_IN_REQUESTS, Count, Delimiter, RunOptions
 
 from ..errors import bad_request
 from ..json_types import JsonFields, JsonObject
@@ -457,11 +457,13 @@ class BudgetOptions(Options):
 def _run_options() -> JsonObject:
     """Return the run options that a request can set, as fields. Each can be left out."""
     # the limits of these two options are lower in a request than in the settings
-    types: JsonObject = option_types() | {
-        "ahead": Annotated[Count, Field(le=64)],
-        "delimiter": Annotated[Delimiter, AfterValidator(_bounded_delimiter)],
+    types: JsonObject = {
+        name: field.rebuild_annotation() for name, field in RunOptions.model_fields.items()
     }
-    return {name: (types[name] | None, None) for name in service_options() if name != "options"}
+    types["ahead"] = Annotated[Count, Field(le=64)]
+    types["delimiter"] = Annotated[Delimiter, AfterValidator(_bounded_delimiter)]
+    left_out = NOT_IN_REQUESTS | {"options"}
+    return {name: (kind | None, None) for name, kind in types.items() if name not in left_out}
 
 
 @_with_fields(_run_options())

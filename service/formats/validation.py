@@ -14,12 +14,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from stepspec.orchestrator.errors import near
-from stepspec.orchestrator.run_options import known_fields
 
 from ..errors import ApiError, bad_request, format_path
 from ..json_types import JsonFields
 from .defaults import has_no_effect
-from .schemas import check_bounds
+from .schemas import BudgetOptions, StepspecOptions, check_bounds
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -171,7 +170,7 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
         code = CODES.get(name, "unsupported_parameter")
         return bad_request(f"{param} {verb}: {HINTS[name]}", param, code)
     if unknown:
-        suggestion = near(str(path[-1]), known_fields(schema, path)) or f"; {LISTED}"
+        suggestion = near(str(path[-1]), _known(schema, path)) or f"; {LISTED}"
         message = f"unknown parameter {param!r}{suggestion}"
         return bad_request(message, param, "unknown_parameter")
     if error["type"] == "none_required":
@@ -246,3 +245,10 @@ def _message(error: ErrorDetails) -> str:
     if error["type"] in OBJECT_ERRORS:
         return EXPECTED + "an object"
     return error["msg"].removeprefix("Value error, ")
+
+
+def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """Return the names of the parameters that *schema* has at *path*."""
+    if path[0] == "stepspec":
+        return [*StepspecOptions.model_fields, *BudgetOptions.model_fields]
+    return [*schema.model_fields] if len(path) == 1 else []

@@ -15,13 +15,11 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.auto import Auto
 from stepspec.orchestrator.backends.vllm import RewardModelEndpoint, connect
-from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.endpoints import (
     Endpoint,
     ReplicatedEndpoint,
-    Sampling,
 )
 from stepspec.orchestrator.endpoints.chat_template import Template, disagreement
 from stepspec.orchestrator.endpoints.interfaces import Format
@@ -32,7 +30,7 @@ from stepspec.orchestrator.events import Decided, Event, Observer, Started
 from stepspec.orchestrator.http.slots import MIN_CONCURRENCY
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as run_to_the_answer
-from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
+from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.step_ends import StepEnds
 
@@ -57,9 +55,7 @@ class StreamArguments(RunOverrides, total=False):
     """The arguments of `Solver.stream`: the arguments of `Solver.solve` without the observer."""
 
     run: RunOptions | None
-    sampling: Sampling | None
     seed: int | None
-    budget: Budget | None
     stop: Sequence[str]
     format: Format | None
     tools: Toolset | None
@@ -163,7 +159,7 @@ class Solver:
         **overrides: Unpack[SettingsOverrides],
     ) -> None:
         if not isinstance(small, Settings):
-            settings = _load_checked({"small": small, "large": large, **overrides})
+            settings = configuration.load(small=small, large=large, **overrides)
         elif large is not None or overrides:
             raise TypeError(
                 "Solver(settings) takes no further arguments: change the settings with"
@@ -171,7 +167,7 @@ class Solver:
             )
         else:
             settings = small
-            check_policies(settings)
+        check_policies(settings)
         self.settings = settings
         self.prompts = settings.prompts
         self._exit = AsyncExitStack()
@@ -268,9 +264,7 @@ class Solver:
         self,
         run: RunOptions | None = None,
         *,
-        sampling: Sampling | None = None,
         seed: int | None = None,
-        budget: Budget | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> RunOptions:
         """
@@ -289,20 +283,14 @@ class Solver:
                 resolved.options,
                 has_critic=self.settings.rates_steps,
             )
-        values = {
-            "sampling": (sampling or before.sampling).with_seed(seed),
-            "budget": before.budget if budget is None else Limits.of(budget),
-        }
-        return resolved.model_copy(update=values)
+        return resolved.model_copy(update={"sampling": resolved.sampling.with_seed(seed)})
 
     async def solve(
         self,
         problem: str | Sequence[Message],
         run: RunOptions | None = None,
         *,
-        sampling: Sampling | None = None,
         seed: int | None = None,
-        budget: Budget | None = None,
         stop: Sequence[str] = (),
         format: Format | None = None,
         tools: Toolset | None = None,
@@ -343,7 +331,7 @@ class Solver:
         parser for tool calls. Raise `ConfigurationError` for wrong arguments.
         """
         began = asyncio.get_running_loop().time()
-        run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
+        run = self.resolve(run, seed=seed, **overrides)
         calling = tools is not None and tools.callable
         if format is not None and not self.thinks and not calling:
             raise ConfigurationError(
@@ -373,7 +361,7 @@ class Solver:
             slot = self.auto.server_load.slot() if _uses_auto(run) else nullcontext()
             async with slot:
                 waited = asyncio.get_running_loop().time() - began
-                limits = Limits.of(run.budget.to_budget().fit(room).after(waited))
+                limits = run.budget.fit(room).after(waited)
                 run = run.model_copy(update={"budget": limits})
                 with (
                     carrying(
@@ -426,9 +414,7 @@ class Solver:
             sampling = sampling.model_copy(update={"seed": None})
         elif run.policy not in policies.BASELINES:
             sampling = sampling.seeded()
-        models = self.connections.models(
-            run.budget.to_budget(), sampling, watch, recorder.clock, plan
-        )
+        models = self.connections.models(run.budget, sampling, watch, recorder.clock, plan)
         large = models.policy_of(run.model_copy(update={"policy": "large", "options": {}}))
         large_policy = large if uses_auto else None
         auto = self.auto.run(run.policy, run.options, run.ahead, large_policy)
@@ -521,16 +507,6 @@ class Solver:
         async with background(solution) as (solving,):
             solving.add_done_callback(end)
             yield EventStream(events, solving)
-
-
-def _load_checked(arguments: Mapping[str, Any]) -> Settings:
-    """Load the settings. An error of a policy says which flag, variable or key is wrong."""
-    settings = configuration.load(**arguments)
-    try:
-        check_policies(settings)
-    except ConfigurationError as exc:
-        raise configuration.error_with_source(exc, settings, arguments) from exc
-    return settings
 
 
 async def asolve(

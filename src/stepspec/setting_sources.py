@@ -18,27 +18,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
+from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
-from stepspec.orchestrator.errors import ConfigurationError, near
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import holding
-from stepspec.orchestrator.run_options import models
+from stepspec.orchestrator.run_options import Place
 
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
 DEFAULT_POLICY = "specreason"
 ROLES = ("small", "large", "critic")
-ANY_KEY = "*"
-"""Stands for every key of a table that takes any keys."""
-
-Place: TypeAlias = tuple[str, ...]
-"""The keys that lead to a setting, such as ("large", "api_key")."""
+OPEN_TABLES = frozenset({"options", "template", "conditions"})
+"""The tables with any keys and any values. A variable may set such a key to any JSON."""
 
 Source: TypeAlias = Literal["flag", "argument", "variable", "file"]
 
@@ -85,7 +80,7 @@ class Layer:
     """The models whose tables hide the tables of later layers that name a server too."""
 
     def name(self, place: Place) -> str:
-        """Return the flag, the variable, or the key that sets *place*."""
+        """Return the flag, the variable, or the key that sets *place*, or else a key below it."""
         key = ".".join(place)
         if self.path:
             return f"{self.path}: {key}"
@@ -93,7 +88,8 @@ class Layer:
             name = self.names.get(place[:length])
             if name is not None:
                 return f"{name} {'.'.join(place[length:])}".strip()
-        return key
+        below = (name for known, name in self.names.items() if known[: len(place)] == place)
+        return next(below, key)
 
     def depth(self, place: Place) -> int:
         """
@@ -111,18 +107,18 @@ class Layer:
         return len(place)
 
 
-def layers(settings: type[BaseSettings], arguments: Mapping[str, Any]) -> tuple[Layer, ...]:
+def layers(arguments: Mapping[str, Any]) -> tuple[Layer, ...]:
     """
-    Return the layers of *settings*, the first one first, without the values that others hide.
+    Return the layers, the first one first, without the values that others hide.
 
-    Raise `ConfigurationError` for an unknown variable, and for a file that cannot be read.
+    Raise `ConfigurationError` for a file that cannot be read.
     """
     flags = command_line()
     with_urls = frozenset(role for role in ROLES if "url" in flags.values.get(role, ()))
     found = [
         Layer("flag", dict(flags.values), flags.flags, replaces=with_urls),
         _with_tables(Layer("argument", dict(arguments), {})),
-        _variables(settings),
+        _variables(),
         *_file(flags.file),
     ]
     return tuple(_without_hidden(found))
@@ -199,99 +195,46 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is no settings file: {exc}") from exc
 
 
-class _Variables(EnvSettingsSource):
-    """The variables. A value in a table of any values, such as ``template``, may be JSON."""
-
-    def _load_env_vars(self) -> Mapping[str, str | None]:
-        """Read the URL of a server, such as ``STEPSPEC_LARGE``, as a key of its table."""
-        urls = {_variable((role,)).lower(): _variable((role, "url")).lower() for role in ROLES}
-        return {urls.get(name, name): text for name, text in super()._load_env_vars().items()}
-
-    def _coerce_env_val_strict(self, field: Any, value: Any) -> Any:
-        with suppress(ValueError):
-            if field is Any:
-                return json.loads(value)
-            return super()._coerce_env_val_strict(field, value)
-        return value
-
-
-def _variables(settings: type[BaseSettings]) -> Layer:
-    names = dict(_set_variables(settings))
-    try:
-        values = _Variables(settings)()
-    except SettingsError as exc:
-        field = str(exc).split('"')[1]  # The message quotes it.
-        wrong = ", ".join(name for place, name in names.items() if place[0] == field)
-        raise ConfigurationError(f"{wrong}: {exc.__cause__}; the value has to be JSON") from exc
-    whole = frozenset(role for role in ROLES if (role,) in names)
-    return Layer("variable", values, names, replaces=whole)
-
-
-def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
-    """
-    Yield the place and the name of each variable that is set.
-
-    Raise `ConfigurationError` for a variable that is no setting.
-    """
-    for variable in os.environ:
+def _variables() -> Layer:
+    """Return the layer of the variables. A variable that is no setting is in it too."""
+    values: dict[str, Any] = {}
+    names: dict[Place, str] = {}
+    for variable in sorted(os.environ):  # A table comes before its keys.
         name = variable.upper()
         if not name.startswith(PREFIX) or name == CONFIG:
             continue
         place = tuple(name.removeprefix(PREFIX).lower().split("__"))
-        if not _is_setting(settings, place):
-            raise ConfigurationError(f"unknown setting {variable}{_meant(settings, place)}")
-        yield place, variable
+        names[place] = variable
         if name.removeprefix(PREFIX).lower() in ROLES:
-            yield (*place, "url"), variable
+            place = (*place, "url")
+            names[place] = variable
+        put(values, place, _decoded(place, os.environ[variable]))
+    whole = frozenset(role for role in ROLES if (role,) in names)
+    return Layer("variable", values, names, replaces=whole)
 
 
-def _meant(settings: type[BaseSettings], unknown: Place) -> str:
-    """Say which variable the name of an *unknown* place may stand for."""
-    meant = moved(settings, unknown)
-    key = unknown[-1].partition("_")[2]  # "threshold" of "options_threshold"
-    names = [
-        _variable(place).replace(ANY_KEY, key.upper())
-        for place in ([meant] if meant else places(settings))
-    ]
-    firsts = ", ".join(sorted(_variable((name,)) for name in settings.model_fields))
-    return near(_variable(unknown), names) or f"; the first parts of those that exist: {firsts}"
+def _decoded(place: Place, text: str) -> Any:
+    """
+    Return the value of the variable that sets *place* to *text*.
+
+    A list, a table, and what is in an open table are written as JSON.
+    """
+    if text.startswith(("[", "{")) or not OPEN_TABLES.isdisjoint(place[:-1]):
+        with suppress(ValueError):
+            return json.loads(text)
+    return text
 
 
-def _variable(place: Place) -> str:
+def put(values: dict[str, Any], place: Place, value: object) -> None:
+    """Set *value* at *place* in nested *values*."""
+    *tables, last = place
+    for key in tables:
+        if not isinstance(values.get(key), dict):
+            values[key] = {}
+        values = values[key]
+    values[last] = value
+
+
+def variable_name(place: Place) -> str:
+    """Return the variable that sets *place*."""
     return f"{PREFIX}{'__'.join(place)}".upper()
-
-
-def moved(settings: type[BaseModel], unknown: Place) -> Place | None:
-    """Return the place of a setting without its table: ("sampling", "seed") for ("seed",)."""
-    for table in ("sampling", "budget"):
-        if _is_setting(settings, (table, *unknown)):
-            return (table, *unknown)
-    return None
-
-
-def _is_setting(settings: type[BaseModel], place: Place) -> bool:
-    """Whether *place* leads to a setting, or below a table that takes any keys."""
-    known = places(settings)
-    above = [place[:length] for length in range(1, len(place))]
-    return place in known or any((*table, ANY_KEY) in known for table in above)
-
-
-@cache
-def places(model: type[BaseModel]) -> Sequence[Place]:
-    """
-    Return the places of all settings of *model* as users write them.
-
-    `ANY_KEY` stands for the keys of a table that takes any. No user writes a role.
-    """
-    found: list[Place] = []
-    for name, info in model.model_fields.items():
-        inner = [place for kind in models(info.annotation) for place in places(kind)]
-        if _takes_any_key(info.annotation):
-            inner.append((ANY_KEY,))
-        if name != "role":
-            found += [(name,), *((name, *rest) for rest in inner)]
-    return found
-
-
-def _takes_any_key(annotation: object) -> bool:
-    return get_origin(annotation) is dict or any(map(_takes_any_key, get_args(annotation)))

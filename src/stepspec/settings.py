@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 from pydantic import (
     AfterValidator,
@@ -21,22 +21,31 @@ from pydantic import (
     Field,
     NonNegativeInt,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling, for_role
-from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, for_role
+from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.prior import Prior
-from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, explain_error
+from stepspec.orchestrator.run_options import (
+    UNKNOWN,
+    Place,
+    RunOptions,
+    RunOverrides,
+    explain_error,
+    moved,
+    places,
+)
 from stepspec.orchestrator.verifiers import (
     FunctionVerifier,
     VerifierFunction,
@@ -47,13 +56,11 @@ from . import policies, prompts
 from .prompts import PromptFile
 from .setting_sources import (
     DEFAULT_FILE,
-    OUTSIDE,
     PREFIX,
     Layer,
-    command_line,
     layers,
-    moved,
     origin,
+    variable_name,
 )
 
 __all__ = [
@@ -61,7 +68,6 @@ __all__ = [
     "Settings",
     "SettingsOverrides",
     "conditions",
-    "error_with_source",
     "flat",
     "load",
     "with_policy_name",
@@ -79,7 +85,7 @@ Critic: TypeAlias = CriticEndpoint | FunctionVerifier
 
 
 def _for_role(role: Role) -> BeforeValidator:
-    """Accept an endpoint as its URL alone, and set its role, which follows from its place."""
+    """Set the role of an endpoint, which follows from its place."""
     return BeforeValidator(lambda value: for_role(value, role))
 
 
@@ -91,7 +97,7 @@ def _function(value: Any) -> Any:
 
 
 def _critic(value: Any) -> Any:
-    """Accept a URL as a reward model, a function as a verifier, and a table without its kind."""
+    """Accept a function as a verifier, and a table without its kind, as of a URL."""
     value = for_role(_function(value), "critic")
     if not isinstance(value, dict):
         return value
@@ -191,19 +197,16 @@ class Settings(RunOptions, BaseSettings):
     """The settings of a solver. They include the options of its runs, which a run may override."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_nested_delimiter="__",
         extra="forbid",
         frozen=True,
     )
 
-    small: Annotated[Endpoint | None, NoDecode, _for_role("small")] = None
+    small: Annotated[Endpoint | None, _for_role("small")] = None
     """The small model: a URL or a table."""
-    large: Annotated[Endpoint | None, NoDecode, _for_role("large")] = None
+    large: Annotated[Endpoint | None, _for_role("large")] = None
     """The large model: a URL or a table."""
     critic: Annotated[
         Annotated[Critic, Field(discriminator="kind")] | None,
-        NoDecode,
         BeforeValidator(_critic),
     ] = None
     """
@@ -227,13 +230,26 @@ class Settings(RunOptions, BaseSettings):
     prompts_dir: PromptsFolder | None = None
     """A folder of prompts that replace those of the same names."""
 
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, policy: str) -> str:
+        policies.METHODS.find(policy)
+        return policy
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "policy" in info.data:
+            policies.check(info.data["policy"], options)
+        return options
+
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        found = layers(settings_cls, init_settings())
+        found = layers(init_settings())
         return tuple(InitSettingsSource(settings_cls, layer.values) for layer in found)
 
     @property
@@ -259,16 +275,6 @@ class Settings(RunOptions, BaseSettings):
         """The values that a calibration of these settings depends on; see `conditions`."""
         with prompts.replacing(self.prompts):
             return conditions(self)
-
-    def turned(self, places: int) -> Self:
-        """
-        Return settings in which the replicas of each model are turned by so many *places*.
-
-        Several solvers that begin at the same time then begin with different servers.
-        """
-        small = self.small and self.small.turned(places)
-        large = self.large and self.large.turned(places)
-        return self.model_copy(update={"small": small, "large": large})
 
 
 def conditions(run: RunOptions) -> dict[str, Any]:
@@ -296,9 +302,7 @@ class SettingsOverrides(RunOverrides, total=False):
     """The settings of a solver as keyword arguments, without its two models."""
 
     critic: str | Critic | VerifierFunction | Mapping[str, Any] | None
-    sampling: Sampling | Mapping[str, Any] | None
     seed: int | None
-    budget: Limits | Mapping[str, Any] | None
     prompts_dir: str | Path | None
 
 
@@ -318,7 +322,7 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
     try:
         settings = Settings(**arguments)
     except ValidationError as exc:
-        found = layers(Settings, arguments)
+        found = layers(arguments)
         messages = [_explain_error(error, found) for error in exc.errors()]
         raise ConfigurationError("; ".join(messages)) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
@@ -328,41 +332,13 @@ def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def error_with_source(
-    exc: ConfigurationError,
-    settings: Settings,
-    arguments: Mapping[str, Any],
-) -> ConfigurationError:
-    """
-    Return the error of a policy or its options with the flag, variable or key that is wrong.
-
-    *settings* were loaded with these *arguments*.
-    """
-    place = ("options", exc.option) if exc.option else ("policy",)
-    if settings.policy in policies.METHODS and not exc.option:
-        return exc
-    found = origin(layers(Settings, _without_none(arguments)), place)
-    if found is None or found.source == "argument":
-        return exc
-    return ConfigurationError(f"{found.name(place)}: {exc}", option=exc.option)
-
-
-EXAMPLE_URL = "http://HOST:PORT/v1"
-
-
 def missing_models_error(settings: Settings) -> ConfigurationError:
     """Return the error of *settings* that lack a model, which says how to name the model."""
-    missing = [role for role in ("small", "large") if getattr(settings, role) is None]
-
-    def listed(text: str) -> str:
-        return " and ".join(text.format(role, role.upper()) for role in missing)
-
-    ways = listed(f"{{}}='{EXAMPLE_URL}'")
-    if command_line() is not OUTSIDE:
-        ways = listed(f"--{{}} {EXAMPLE_URL}")
+    missing = [f"no {role} model" for role in ("small", "large") if getattr(settings, role) is None]
     return ConfigurationError(
-        f"{listed('no {} model')}: pass {ways}, set {listed(f'{PREFIX}{{1}}')}, or write"
-        f" {listed('a table [{}] with its url')} into {DEFAULT_FILE}"
+        f"{' and '.join(missing)}: pass --small URL and --large URL (in Python small='URL' and"
+        f" large='URL'), set {PREFIX}SMALL and {PREFIX}LARGE, or write tables [small] and [large]"
+        f" with a url such as http://HOST:PORT/v1 into {DEFAULT_FILE}"
     )
 
 
@@ -372,18 +348,37 @@ def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
     place = tuple(
         part for part in error["loc"] if isinstance(part, str) and part not in CRITIC_KINDS
     )
-    kind = error["type"]
-    if kind == "extra_forbidden" and (meant := moved(Settings, place)):
-        message = f"unknown setting {place[0]!r} (did you mean {'.'.join(meant)!r}?)"
+    reason = message.removeprefix(f"{'.'.join(place)}: ")
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigurationError) and cause.option:
+        place = (*place, cause.option)
     layer = origin(found, place)
     if layer is None or layer.source == "argument":
         return message
-    if layer.source == "file":
-        if kind == "missing" and "model" in layer.values[place[0]]:
-            message += " (the file of a pair is for `stepspec up`, which prints settings)"
-        return f"{layer.path}: {message}"
+    kind = error["type"]
     name = layer.name(place)
+    if layer.source == "file":
+        if kind in UNKNOWN:
+            return f"{layer.path}: {message}"
+        if kind == "missing" and "model" in layer.values[place[0]]:
+            reason += " (the file of a pair is for `stepspec up`, which prints settings)"
+        return f"{name}: {reason}"
+    if kind in UNKNOWN:
+        return f"unknown setting {name}{_meant(name.upper(), place)}"
     if kind.startswith(("greater_than", "less_than")):
         name += f" {error['input']}"
-    reason = message.removeprefix(f"{'.'.join(place)}: ")
+    if kind in NO_TABLE:
+        reason += "; the value has to be JSON"
     return f"{name}: {reason}"
+
+
+NO_TABLE = ("dict_type", "model_type", "dataclass_type")
+"""The errors of a text where a table has to be."""
+
+
+def _meant(variable: str, place: Place) -> str:
+    """Say which variable the unknown *variable*, which sets *place*, may stand for."""
+    found = moved(Settings, place)
+    names = {variable_name(known) for known in ([found] if found else places(Settings))}
+    names.add(variable.replace("OPTIONS_", "OPTIONS__"))
+    return near(variable, names - {variable}) or "; `stepspec config show` lists the settings"

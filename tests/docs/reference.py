@@ -19,13 +19,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import typer
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from stepspec import Solver
 from stepspec.cli import app
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from stepspec.orchestrator.prior import Prior
-from stepspec.orchestrator.run_options import Limits, RunOptions, run_options
+from stepspec.orchestrator.run_options import (
+    NOT_CALIBRATED,
+    NOT_IN_ARMS,
+    NOT_IN_REQUESTS,
+    RunOptions,
+)
 from stepspec.orchestrator.verifiers import FunctionVerifier
 from stepspec.service.http.app import Service
 from stepspec.service.settings import Scaling, ServiceSettings
@@ -40,6 +46,8 @@ MARK = "<!-- Below this line: written by `python -m tests.docs.reference`. -->"
 OPTIONS_MARK = "<!-- The table below: written by `python -m tests.docs.reference`. -->"
 OPTIONS_END = "<!-- End of the table. -->"
 Schema = Mapping[str, Any]
+SOLVING = ("solve", "serve", "eval", "calibrate", "tune")
+"""The commands that run methods, in the order of the documents."""
 
 # --- options of a run
 # -------------------------------------------------------------------------------------------------
@@ -49,22 +57,32 @@ def option_table() -> Iterator[str]:
     """The table of the options of a run, line by line."""
     yield "| option | default | flag of | service | arms | calibration | |"
     yield "|---|---|---|---|---|---|---|"
-    for name, option in run_options().items():
-        default = RunOptions.model_fields[name].default
+    for name, field in RunOptions.model_fields.items():
+        default = field.default
         shown = "none" if default is None else repr(default)
-        if isinstance(default, BaseModel):
+        if hasattr(default, "__pydantic_fields__"):
             shown = "see its fields"
-        commands = ", ".join(f"`{command}`" for command in option.commands)
-        marks = ("yes" if mark else "" for mark in (option.service, option.arms, option.calibrated))
-        yield f"| `{name}` | {shown} | {commands} | {' | '.join(marks)} | {option.help} |"
+        flag_of = ", ".join(
+            f"`{name_of_command}`"
+            for name_of_command in SOLVING
+            if any(
+                flag.place == (name,) for flag in command(name_of_command).callback.flags.values()
+            )
+        )
+        marks = [
+            "" if name in left_out else "yes"
+            for left_out in (NOT_IN_REQUESTS, NOT_IN_ARMS, NOT_CALIBRATED)
+        ]
+        text = field_docstrings(RunOptions)[name]
+        yield f"| `{name}` | {shown} | {flag_of} | {' | '.join(marks)} | {text} |"
 
 
 # --- settings
 # -------------------------------------------------------------------------------------------------
 
-TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
+TABLES: Mapping[str, tuple[type[Any], str]] = {
     "sampling": (Sampling, "How the models sample when they write; judging is always greedy."),
-    "budget": (Limits, "The limits of every run."),
+    "budget": (Budget, "The limits of every run."),
     "small": (
         Endpoint,
         (
@@ -123,33 +141,24 @@ def settings_page() -> Iterator[str]:
         "The options of a run first ([more about them](#options-of-a-run)).",
         "",
     )
-    yield from table(
-        Settings, "", set_by, {name: option.help for name, option in run_options().items()}
-    )
+    yield from table(Settings, "", set_by)
     for path, (model, sentence) in TABLES.items():
         name, _, kind = path.partition(" ")
         yield from ("", f"### `[{name}]` {kind}".rstrip(), "", *textwrap.wrap(sentence, 100), "")
-        yield from table(model, name, set_by, {})
+        yield from table(model, name, set_by)
 
 
-def table(
-    model: type[BaseModel], path: str, set_by: Mapping[str, Sequence[str]], helps: Mapping[str, str]
-) -> Iterator[str]:
-    """
-    The settings that *model* has below *path*; *set_by* are the flags, *helps* the texts of some
-    fields.
-    """
+def table(model: type[Any], path: str, set_by: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The settings that *model* has below *path*; *set_by* are the flags."""
     yield from ("| setting | type | default | variable | flag | |", "|---|---|---|---|---|---|")
-    schema = model.model_json_schema(by_alias=True)
+    schema = TypeAdapter(model).json_schema(by_alias=True)
     definitions: Mapping[str, Schema] = schema.get("$defs", {})
     properties = definitions.get(model.__name__, schema)["properties"]
     docstrings = field_docstrings(model)
-    names = [*helps, *(name for name in model.model_fields if name not in helps)]
-    for name in names:
-        field = model.model_fields[name]
+    for name, field in model.__pydantic_fields__.items():
         if name == "role":
             continue  # follows from the table
-        text = helps.get(name) or docstrings.get(name)
+        text = docstrings.get(name)
         if not text:
             raise ValueError(f"{model.__name__}.{name} has no docstring: write one below the field")
         shown = field.alias or name
@@ -165,11 +174,11 @@ def table(
         yield f"| {' | '.join(cells)} |"
 
 
-def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
+def field_docstrings(model: type[Any]) -> Mapping[str, str]:
     """The string below each field of *model* and of its bases, in one line."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        if not issubclass(base, BaseModel) or base.__module__.startswith("pydantic"):
+        if base is object or base.__module__.startswith("pydantic"):
             continue
         body = cast(
             "ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
@@ -208,7 +217,7 @@ def _type(schema: Schema, definitions: Mapping[str, Schema]) -> str:
 
 
 def _default(value: object) -> str:
-    if isinstance(value, BaseModel):
+    if hasattr(value, "__pydantic_fields__"):
         return "see its table"
     if value is None or value == () or value == []:
         return "none"
@@ -284,7 +293,8 @@ def command_page() -> Iterator[str]:
         yield from ("| option | |", "|---|---|")
         for parameter in each.params:
             if record := parameter.get_help_record(context):
-                yield f"| `{record[0]}` | {_cell(record[1])} |"
+                text = " ".join(record[1].split())
+                yield f"| `{record[0]}` | {_cell(text)} |"
         if each.epilog:
             yield from ("", "```console", *_examples(each.epilog), "```")
 

@@ -120,9 +120,7 @@ class ScriptedSolver:
     async def solve(
         self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch
     ) -> Solution:
-        call = SolveCall(
-            problem, run.policy, run.options, run.sampling, run.budget.to_budget(), run.ahead
-        )
+        call = SolveCall(problem, run.policy, run.options, run.sampling, run.budget, run.ahead)
         self.calls.append(call)
         self.open += 1
         self.most = max(self.most, self.open)

@@ -53,7 +53,7 @@ def test_sampling_and_budget_come_from_the_settings(monkeypatch: pytest.MonkeyPa
         assert call("eval", "arithmetic", *DEAD, *more) == 0
         made = plans.pop()
         assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
-        assert made.budget.to_budget() == Budget(900, 50)
+        assert made.budget == Budget(900, 50)
         assert (made.seed, made.concurrency, made.repeats) == (3, 2, samples)
         assert (len(made.tasks), made.arms[0].name) == (3, "plain")
 

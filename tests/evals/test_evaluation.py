@@ -24,9 +24,9 @@ from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan
 from stepspec.evals.runner import LocalWorker, WorkerSlot
 from stepspec.evals.sample import Task
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
-from stepspec.orchestrator.run_options import Limits
 from stepspec.orchestrator.trace import read
 from stepspec.settings import Settings
 from tests.fakes import replay
@@ -43,7 +43,7 @@ QUIET = Console(quiet=True)
 
 def evaluation(folder: Path, **changed: Any) -> Evaluation:
     competing = arms(["specreason"], ["large", "small"])
-    plan = Plan(TASKS, competing, GREEDY, Limits(tokens=256))
+    plan = Plan(TASKS, competing, GREEDY, Budget(tokens=256))
     return replace(
         Evaluation(find("arithmetic"), plan, folder, provenance.digest(TASKS)), **changed
     )

@@ -19,13 +19,13 @@ from stepspec.evals.grading.graders import Answer, Graders
 from stepspec.evals.plan import check_arm
 from stepspec.evals.sample import Task, graded, solve_once
 from stepspec.orchestrator.backends.vllm import connect
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 from tests.stand_in import FakeVllm
 
-BUDGET = Limits(tokens=512)
+BUDGET = Budget(tokens=512)
 SAMPLED = Sampling(temperature=0.6, top_p=0.9, seed=7)
 USAGE = {
     "prompt_tokens": 40,
@@ -76,7 +76,7 @@ class Chatting(FakeVllm):
 
 
 async def solve(
-    server: Chatting, budget: Limits = BUDGET, system: str | None = None, **settings: Any
+    server: Chatting, budget: Budget = BUDGET, system: str | None = None, **settings: Any
 ) -> Solution | None:
     async with server.serve("large", **settings) as endpoint, connect(endpoint) as large:
         both = Settings(
@@ -121,7 +121,7 @@ async def test_thinking_and_text_are_told_apart_with_and_without_a_reasoning_par
 
 async def test_the_request_is_an_ordinary_one_with_the_sampling_of_the_run() -> None:
     server = Chatting(events=[delta(content="2"), *ending()])
-    await solve(server, Limits(tokens=200))
+    await solve(server, Budget(tokens=200))
     (body,) = server.asked
     assert body["messages"] == [{"role": "user", "content": "What is 1 + 1?"}]
     assert (body["max_tokens"], body["temperature"], body["top_p"], body["seed"]) == (
@@ -143,7 +143,7 @@ async def test_the_request_is_an_ordinary_one_with_the_sampling_of_the_run() -> 
 
 async def test_the_context_bounds_the_answer_and_an_answer_that_is_cut_is_truncated() -> None:
     server = Chatting(events=[delta(content="So \\boxed{2}"), *ending("length")], room=100)
-    solved = await solve(server, Limits(tokens=5000))
+    solved = await solve(server, Budget(tokens=5000))
     sample = await graded(solved, PLAIN, Task("", Answer("2", "exact")), 7, Graders())
     assert (sample.outcome, sample.arm) == ("truncated", "plain")
     assert 0 < server.asked[0]["max_tokens"] < 100
@@ -166,7 +166,7 @@ async def test_cut_thinking_is_no_answer_with_and_without_a_reasoning_parser() -
 
 async def test_the_time_of_a_budget_ends_the_stream_with_what_was_written() -> None:
     server = Chatting(events=[delta(content="</think>So \\boxed{3}")])
-    solved = await solve(server, Limits(tokens=512, seconds=1.0))
+    solved = await solve(server, Budget(tokens=512, seconds=1.0))
     assert solved is not None
     assert (solved.finish_reason, solved.answer) == ("time", "3")
 

@@ -34,6 +34,7 @@ from stepspec.evals.ray_pool import (
 from stepspec.evals.ray_worker import describe_process
 from stepspec.evals.runner import WorkerLost, WorkerSlot
 from stepspec.evals.sample import Task
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import (
     ConfigurationError,
@@ -42,7 +43,6 @@ from stepspec.orchestrator.errors import (
     WorkersLost,
     install_command,
 )
-from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
 from ..fakes import run
@@ -156,7 +156,7 @@ async def test_an_actor_answers_and_errors_of_ray_about_it_are_reworded(
 SETTINGS = Settings.model_validate(
     {"small": "http://a:1,http://b:1", "large": "http://c:1", "policy": "bild"}
 )
-PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Limits(tokens=256))
+PLAN = Plan((Task("1 + 1", Answer("2", "exact")),), (LARGE,), GREEDY, Budget(tokens=256))
 TRIAL = Trial(0, 7, PLAN.tasks[0], LARGE)
 SOLVED = solution("2")
 DESCRIBED = describe_process()
@@ -311,17 +311,6 @@ def test_a_worker_that_ends_before_it_is_ready_is_replaced_for_a_limited_time() 
         WorkersLost, match=r"no worker for 180 s.* ended before it was ready: out of memory"
     ):
         run(work(staff(Scripted(dies_entering=1e9))))
-
-
-def test_workers_begin_with_different_replicas() -> None:
-    remotes = Scripted(), Scripted()
-
-    async def main() -> list[str]:
-        return [await _name(post) for post in staff(*remotes, workers=2).slots(SETTINGS, PLAN)]
-
-    run(main())
-    ends = [remote.calls[0][0].small.urls for remote in remotes]
-    assert ends == [("http://a:1", "http://b:1"), ("http://b:1", "http://a:1")]
 
 
 def test_present_and_lost_workers_are_reported_once_and_recorded(

@@ -20,9 +20,9 @@ from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.ray_worker import WorkerSession, describe_process
 from stepspec.evals.sample import Task
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
-from stepspec.orchestrator.run_options import Limits
 from stepspec.orchestrator.trace import read
 from stepspec.settings import Settings
 from tests.fakes import replay
@@ -34,7 +34,7 @@ PLAN = Plan(
     (Task("What is 1 + 1?", Answer("2", "exact")),),
     arms(["specreason"], ["large"]),
     GREEDY,
-    Limits(tokens=256),
+    Budget(tokens=256),
 )
 
 

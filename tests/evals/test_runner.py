@@ -29,7 +29,6 @@ from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ContextTooLong, WorkersLost
-from stepspec.orchestrator.run_options import Limits
 from stepspec.settings import Settings
 
 from .scripted import ScriptedSolver, SolveCall, solution
@@ -49,7 +48,7 @@ def plan(
         tasks,
         competing or ARMS,
         Sampling(temperature=0.6),
-        Limits(tokens=512),
+        Budget(tokens=512),
         repeats,
         7,
         concurrency,

@@ -6,6 +6,8 @@ import math
 import tomllib
 from typing import Any
 
+import pytest
+
 from stepspec.orchestrator.toml import document
 
 VALUES: dict[str, Any] = {
@@ -13,7 +15,7 @@ VALUES: dict[str, Any] = {
     "truth": True,
     "whole": 10**15,
     "tiny": 1e-07,
-    "huge": math.inf,
+    "huge": 1e300,
     "list": [1, 2.5, "x", [False]],
     "empty": {},
     "table": {"a b": 1, "inner": {"deep": {"x": []}}, "1.5": "quoted"},
@@ -24,12 +26,12 @@ def test_values_survive_a_round_trip() -> None:
     assert tomllib.loads(document(VALUES)) == VALUES
 
 
-def test_a_dot_puts_a_table_into_another_and_none_is_left_out() -> None:
-    written = document(
-        {"told": {"x": 1, "no": None}, "nothing": None, "told.more": {"y": [None, 2]}}
-    )
+def test_none_is_left_out() -> None:
+    written = document({"told": {"x": 1, "no": None, "more": {"y": [2]}}, "nothing": None})
     assert tomllib.loads(written) == {"told": {"x": 1, "more": {"y": [2]}}}
 
 
-def test_nan_survives_a_round_trip() -> None:
-    assert math.isnan(tomllib.loads(document({"value": math.nan}))["value"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_no_wrong_document_is_written(value: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        document({"value": value})

@@ -16,7 +16,6 @@ from ray.serve.schema import ServeDeploySchema
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from stepspec import service_factory
 from stepspec.orchestrator.errors import ConfigurationError, install_command
 from stepspec.service.ray import ScrapedMetrics, build, guarded
 from stepspec.service.settings import ServiceSettings
@@ -89,18 +88,6 @@ def test_the_file_that_is_shipped_is_one() -> None:
     built = getattr(importlib.import_module(module), name)(arguments)
     assert deployment(built)._deployment_config.autoscaling_config.min_replicas == 2
     assert not schema.http_options.model_dump()["host"].startswith("0.")
-
-
-def test_replicas_begin_with_different_servers_of_a_model() -> None:
-    settings = service_factory.read(URLS)
-    turned: list[Any] = [settings.turned(rank) for rank in range(3)]
-    urls = [
-        ("http://a:1", "http://b:1"),
-        ("http://b:1", "http://a:1"),
-        ("http://a:1", "http://b:1"),
-    ]
-    assert [each.small.urls for each in turned] == urls
-    assert {each.large.urls for each in turned} == {("http://c:1",)}
 
 
 def test_without_ray_the_error_names_the_package_to_install() -> None:

@@ -71,11 +71,7 @@ Examples:
 """
 
 
-@with_settings(
-    "calibrate",
-    SAMPLING,
-    BUDGET,
-)
+@with_settings("policy", "options", "system", *SAMPLING, *BUDGET)
 def calibrate(
     benchmark: BenchmarkName,
     max_loss: Annotated[float, Option(help="The largest loss, as a share of all problems.")] = 0.01,

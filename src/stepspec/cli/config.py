@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.orchestrator.toml import one_line
-
-from .. import policies
 from .. import settings as configuration
 from ..setting_sources import Layer, layers, origin
-from ..settings import Settings, flat
+from ..settings import flat
 from .command_line import print_json
-from .flags import BUDGET, SAMPLING, SEED, Json, with_settings
+from .flags import BUDGET, COMMON, SAMPLING, SEED, Json, with_settings
 from .program import add_command, new_app, stdout
 
 WIDE = 1_000_000  # columns, so that no line of the table is wrapped
@@ -31,7 +29,7 @@ Examples:
 app = new_app(help="Show where the settings come from.", no_args_is_help=True)
 
 
-@with_settings("serve", SAMPLING, SEED, BUDGET)
+@with_settings(*COMMON, *SAMPLING, *SEED, *BUDGET)
 def show(json: Json = False) -> None:
     """
     Print every setting with its value and where it comes from: a flag, a variable, a key of a file,
@@ -41,8 +39,7 @@ def show(json: Json = False) -> None:
     command would use.
     """
     settings = configuration.load()
-    policies.check(settings.policy, settings.options)
-    found = layers(Settings, {})
+    found = layers({})
     values = flat(settings.model_dump(mode="json"))
     shown = {
         name: _shown(name, value, found)
@@ -61,7 +58,7 @@ def show(json: Json = False) -> None:
         padding=(0, 2, 0, 0),
     )
     for name, setting in shown.items():
-        value = "none" if setting["value"] is None else one_line(setting["value"])
+        value = "none" if setting["value"] is None else orjson.dumps(setting["value"]).decode()
         source = setting["name"] or setting["source"]
         table.add_row(name, value, source, style="dim" if source == "default" else "")
     # A setting is one line, also for grep.

@@ -36,7 +36,7 @@ from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed import Profile
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError, install_command
-from stepspec.orchestrator.run_options import RunOptions, arm_options
+from stepspec.orchestrator.run_options import ARM_OPTIONS, RunOptions
 from stepspec.setting_sources import read_toml
 from stepspec.settings import Settings
 
@@ -118,7 +118,7 @@ def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
             raise ConfigurationError(
                 f'{path} names no policy; write one as in policy = "specreason"'
             )
-        known = ("policy", "options", *arm_options())
+        known = ("policy", "options", *ARM_OPTIONS)
         return _arm(path.stem, {name: table[name] for name in known if name in table})
     policy, _, rest = spec.partition(":")
     own = parse_options(
@@ -126,7 +126,7 @@ def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
         f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them",
     )
     method = {**options, **own}
-    run = {name: method.pop(name) for name in arm_options() if name in method}
+    run = {name: method.pop(name) for name in ARM_OPTIONS if name in method}
     return _arm(spec, {"policy": policy, "options": method, **run})
 
 
@@ -174,7 +174,7 @@ Examples:
 """
 
 
-@with_settings("eval", SAMPLING, BUDGET)
+@with_settings("system", *SAMPLING, *BUDGET)
 def command(
     benchmark: BenchmarkName,
     policy: Policies = None,

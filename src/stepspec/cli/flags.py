@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,27 +22,18 @@ from stepspec import policies
 from stepspec.evals.benchmarks import BENCHMARKS
 from stepspec.evals.testbed import Profile
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import RunOption, option_types, run_options
-from stepspec.setting_sources import CommandLine, Place, with_command_line
+from stepspec.orchestrator.run_options import Place, RunOptions, models
+from stepspec.setting_sources import CommandLine, put, with_command_line
+from stepspec.settings import Settings
 
 from .command_line import finite
 from .program import with_parameters
-
-
-def completion(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return a completion of *names* for a shell."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
-
-    return complete
-
 
 BenchmarkName = Annotated[
     str,
     Argument(
         help="A benchmark, or a JSONL, CSV or Parquet file of problems.",
-        autocompletion=completion(BENCHMARKS),
+        autocompletion=lambda: BENCHMARKS,
     ),
 ]
 Policies = Annotated[
@@ -53,7 +43,7 @@ Policies = Annotated[
         "-p",
         help="A method with its options, or a policy file; may be repeated.",
         metavar="NAME[:OPTION=VALUE,...]",
-        autocompletion=completion(policies.METHODS),
+        autocompletion=lambda: policies.METHODS,
     ),
 ]
 SharedOptions = Annotated[
@@ -181,75 +171,30 @@ class Flag:
         return self.name.removeprefix("--").replace("-", "_")
 
 
-def flag(
-    place: str,
-    kind: Any,
-    help: str,
-    *names: str,
-    parse: Callable[[Any], Any] = lambda value: value,
-    **more: Any,
-) -> Flag:
-    """
-    Declare the flag of a setting, of which typer gives a value of this *kind*.
-
-    The first of the *names* is the long one. The flag of ``sampling.top_p`` is ``--top-p`` by
-    default. *more* are further arguments for typer.
-    """
-    keys = tuple(place.split("."))
-    names = names or (f"--{keys[-1].replace('_', '-')}",)
-    option = Option(*names, help=help, show_default=False, **more)
-    name = names[0].partition("/")[0]
-    return Flag(keys, name, Annotated[kind | None, option], parse)
-
-
-def _key(role: str, model: str) -> Flag:
-    words = (
-        f"API key of the {model} model's server. Other users of this machine can see it; "
-        f"STEPSPEC_{role.upper()}__API_KEY is safer."
-    )
-    return flag(f"{role}.api_key", str, words, f"--{role}-api-key", metavar="KEY")
-
-
-def _url(role: str, help: str) -> Flag:
-    return flag(f"{role}.url", str, help, f"--{role}", metavar="URL")
-
-
-REPLICAS = "; several replicas are separated by commas."
-KEYS = (_key("small", "small"), _key("large", "large"))
-SERVERS = (
-    _url("small", f"Base URL of the small model's server{REPLICAS}"),
-    _url("large", f"Base URL of the large model's server{REPLICAS}"),
-    *KEYS,
-    _url("critic", "Base URL of the reward model's server, for methods that need one."),
-    _key("critic", "reward"),
-)
-SAMPLING = (
-    flag("sampling.temperature", float, "Sampling temperature; 0 is greedy."),
-    flag("sampling.top_p", float, "Sample from the likeliest tokens of this total."),
-    flag("sampling.top_k", int, "Sample from this number of likeliest tokens; 0: all."),
-)
-SEED = (
-    flag(
-        "sampling.seed",
-        int,
-        "Seed of the sampling; the same seed writes the same chain.",
-    ),
-)
-BUDGET = (
-    flag(
-        "budget.tokens",
-        int,
-        "Budget of a run in tokens, for thinking and answer together.",
-        "--max-tokens",
-    ),
-    flag("budget.steps", int, "Budget of a run in thinking steps.", "--max-steps"),
-    flag(
-        "budget.seconds",
-        float,
-        "Budget of a run in seconds of wall time.",
-        "--max-seconds",
-    ),
-)
+NAMES: Mapping[str, Sequence[str]] = {
+    "policy": ("--policy", "-p"),
+    "options": ("--option", "-O"),
+    "small.url": ("--small",),
+    "large.url": ("--large",),
+    "critic.url": ("--critic",),
+    "small.api_key": ("--small-api-key",),
+    "large.api_key": ("--large-api-key",),
+    "critic.api_key": ("--critic-api-key",),
+    "budget.tokens": ("--max-tokens",),
+    "budget.steps": ("--max-steps",),
+    "budget.seconds": ("--max-seconds",),
+    "service.keys": ("--key",),
+    "service.cors_origins": ("--cors-origin",),
+}
+"""The names of the flags that are not called as the key of their setting, the long one first."""
+KEYS = ("small.api_key", "large.api_key")
+SERVERS = ("small.url", "large.url", *KEYS, "critic.url", "critic.api_key")
+COMMON = ("policy", "options", "ahead", "auto", "system")
+"""The options of a run that a service has flags for too."""
+RUN = tuple(name for name in RunOptions.model_fields if name not in ("sampling", "budget"))
+SAMPLING = ("sampling.temperature", "sampling.top_p", "sampling.top_k")
+SEED = ("sampling.seed",)
+BUDGET = ("budget.tokens", "budget.steps", "budget.seconds")
 Config = Annotated[
     Path | None,
     Option(
@@ -262,22 +207,14 @@ Config = Annotated[
 ]
 
 
-def with_settings(
-    command: str, *groups: Sequence[Flag]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(*places: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
-    Give the function of a *command* ``--config`` and flags for settings.
+    Give the function of a command ``--config`` and flags for settings.
 
-    The flags are `SERVERS`, those of the run options that name the command (see `RunOption`), and
-    those of the *groups*. They stand at the end of ``--help``. While the function runs, settings
-    that it loads come from the flags first.
+    The flags are those of `SERVERS` and of *places*. They stand at the end of ``--help``. While the
+    function runs, settings that it loads come from the flags first.
     """
-    run_flags = [
-        _run_flag(name, option)
-        for name, option in run_options().items()
-        if command in option.commands
-    ]
-    flags = {flag.variable: flag for flag in chain(SERVERS, run_flags, *groups)}
+    flags = {flag.variable: flag for flag in map(_flag, (*SERVERS, *places))}
     annotations = {name: flag.annotation for name, flag in flags.items()}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -302,11 +239,7 @@ def read_flags(words: Iterable[tuple[Flag, Any]], config: Path | None) -> Comman
             continue
         value = flag.parse(word)
         finite(flag.name, value)
-        *tables, last = flag.place
-        table = values
-        for key in tables:
-            table = table.setdefault(key, {})
-        table[last] = value
+        put(values, flag.place, value)
         names[flag.place] = flag.name
     return CommandLine(values, names, config)
 
@@ -347,21 +280,41 @@ KINDS: Mapping[str, Any] = {
     "number": float,
 }
 """The type of a flag by the type of a value in a JSON schema; ``str`` for others."""
-PECULIAR: Mapping[str, Mapping[str, Any]] = {
-    "policy": {"autocompletion": completion(policies.METHODS)},
-    "options": {"metavar": "NAME=VALUE", "parse": parse_options},
-    "delimiter": {"parse": _unescape_all},
+COMPLETIONS: Mapping[str, Any] = {"policy": lambda: policies.METHODS}
+"""What completes the values of some flags in a shell, by the setting."""
+METAVARS = {"url": "URL", "api_key": "KEY", "options": "NAME=VALUE"}
+"""The words for some values in ``--help``, by the key of the setting."""
+PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "options": parse_options,
+    "delimiter": _unescape_all,
 }
-"""Further arguments for the flags of some run options."""
+"""What turns the values of some flags into those of their settings, by the setting."""
 
 
-def _run_flag(name: str, option: RunOption) -> Flag:
-    """Derive the flag of the run option *name* from its declaration."""
-    schema = TypeAdapter(option_types()[name]).json_schema()
+def _flag(name: str) -> Flag:
+    """
+    Derive a flag from the declaration of the setting *name*, such as "sampling.top_p".
+
+    The help is the first paragraph of the setting's docstring.
+    """
+    *tables, key = place = tuple(name.split("."))
+    model: Any = Settings
+    for table in tables:
+        model = models(model.__pydantic_fields__[table].annotation)[0]
+    field = model.__pydantic_fields__[key]
+    schema = TypeAdapter(field.rebuild_annotation()).json_schema()
     types = {kind.get("type") for kind in schema.get("anyOf", [schema])}
     kind = next((KINDS[type] for type in KINDS if type in types), str)
-    names = option.flags
-    if kind is bool:
-        word = name.replace("_", "-")
-        names = (f"--{word}/--no-{word}",)
-    return flag(name, kind, option.help, *names, **PECULIAR.get(name, {}))
+    word = key.replace("_", "-")
+    names = NAMES.get(name, (f"--{word}/--no-{word}" if kind is bool else f"--{word}",))
+    summary = (field.description or "").partition("\n\n")[0]
+    option = Option(
+        *names,
+        help=summary.replace("``", "`"),
+        metavar=METAVARS.get(key),
+        show_default=False,
+        autocompletion=COMPLETIONS.get(name),
+    )
+    long = names[0].partition("/")[0]
+    parse = PARSERS.get(name, lambda value: value)
+    return Flag(place, long, Annotated[kind | None, option], parse)

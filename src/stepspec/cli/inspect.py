@@ -92,7 +92,7 @@ def show_trace(
     stderr.print(f"wrote {target}", soft_wrap=True)
 
 
-@with_settings("doctor")
+@with_settings()
 def doctor(json: Json = False) -> None:
     """
     Test what all endpoints can do; report what does not work, what costs, and the cure of each.
@@ -125,48 +125,28 @@ def list_policies(
     name: Annotated[str | None, Argument(help="Describe this method in full.")] = None,
     json: Json = False,
 ) -> None:
-    """
-    List the methods with their options, the endpoint features they need and their costs; or
-    describe one method.
-    """
+    """List the methods; or describe one, with its options, needs and cost."""
     if json:
-        known = {method: _brief(method) for method in policies.METHODS}
-        print_json(_full(name) if name else known)
+        print_json(_full(name) if name else {method: _full(method) for method in policies.METHODS})
     elif name:
         _print_full(name)
     else:
-        for method in policies.METHODS:
-            _print_brief(method)
-
-
-def _brief(name: str) -> dict[str, Any]:
-    method = policies.METHODS.find(name)
-    return {
-        "about": method.about,
-        "paper": method.paper,
-        "needs": method.needs,
-        "cost": method.cost,
-        "options": dict(policies.defaults(name)),
-    }
+        for method, found in policies.METHODS.items():
+            line = Text.assemble((f"{method:20}", "bold"), f"  {found.about}")
+            stdout.print(line, soft_wrap=True)
 
 
 def _full(name: str) -> dict[str, Any]:
     method = policies.METHODS.find(name)
     options = method.describe_options().items()
-    described = {key: dataclasses.asdict(option) for key, option in options}
-    return {**_brief(name), "options": described, "documentation": method.documentation}
-
-
-def _print_brief(name: str) -> None:
-    method = policies.METHODS.find(name)
-    defaults = policies.defaults(name).items()
-    stdout.print(Text.assemble((name, "bold"), f"  {method.about}"))
-    _print_rows(
-        paper=method.paper,
-        options=" ".join(f"{key}={default!r}" for key, default in defaults),
-        needs=method.needs,
-        cost=method.cost,
-    )
+    return {
+        "about": method.about,
+        "documentation": method.documentation,
+        "paper": method.paper,
+        "needs": method.needs,
+        "cost": method.cost,
+        "options": {key: dataclasses.asdict(option) for key, option in options},
+    }
 
 
 def _print_full(name: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -31,10 +31,6 @@ def settings_digest(solver: Solver) -> str:
     return text_digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
 
 
-Key: TypeAlias = tuple[str | int, str]
-"""The id and the text of a problem."""
-
-
 @dataclass(frozen=True, slots=True)
 class SolutionFile:
     """A file with a line of JSON for each problem: its id, text, and solution or error."""
@@ -43,7 +39,7 @@ class SolutionFile:
     """The file."""
     digest: str
     """A hash of the settings, which stands in each line."""
-    solved: frozenset[Key] = frozenset()
+    solved: frozenset[FileProblem] = frozenset()
     """The problems that the file had a solution of at the start."""
 
     def write(self, problem: FileProblem, **fields: Any) -> None:
@@ -90,14 +86,14 @@ def solution_file(
         yield SolutionFile(file, digest, frozenset(solutions))
 
 
-def _solutions(path: Path, content: bytes, digest: str) -> Iterator[tuple[Key, bytes]]:
+def _solutions(path: Path, content: bytes, digest: str) -> Iterator[tuple[FileProblem, bytes]]:
     """Yield the problem and the line of each solution in the *content* of the file at *path*."""
     for number, line in enumerate(content.splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             return
         try:
             fields = orjson.loads(line)
-            key = (fields["id"], fields["problem"])
+            problem = FileProblem(fields["id"], fields["problem"])
             made_with = fields["settings"]
         except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
             raise ConfigurationError(
@@ -110,7 +106,7 @@ def _solutions(path: Path, content: bytes, digest: str) -> Iterator[tuple[Key, b
                 f"{path} holds solutions that were made with other models or settings: choose"
                 " another file with --output, or begin anew with --fresh"
             )
-        yield key, line
+        yield problem, line
 
 
 async def solve_all(
@@ -133,15 +129,19 @@ async def solve_all(
             solution_file(output, settings_digest(solver), fresh=fresh) as file,
             progress_bars(stderr) as progress,
         ):
-            missing = [problem for problem in problems if problem.key not in file.solved]
+            missing = [
+                (number, problem)
+                for number, problem in enumerate(problems, 1)
+                if problem not in file.solved
+            ]
             waiting = iter(missing)
             done = len(problems) - len(missing)
             bar = progress.add_task("solving", total=len(problems), completed=done)
 
             async def work() -> None:
                 nonlocal failed
-                for problem in waiting:  # All workers share the iterator.
-                    trace = traces / f"{problem.file_name}.jsonl" if traces else None
+                for number, problem in waiting:  # All workers share the iterator.
+                    trace = traces / f"{number:05}.jsonl" if traces else None
                     try:
                         solution = await solver.solve(problem.text, trace_to=trace)
                     except StepspecError as exc:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -99,8 +98,6 @@ ANSWERS: tuple[str, ...] = (
 )
 """The numbers in the right answers to `PROBLEMS`."""
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
@@ -110,20 +107,6 @@ class FileProblem:
     """Its id, which is unique in the file."""
     text: str
     """Its text."""
-
-    @property
-    def key(self) -> tuple[str | int, str]:
-        """Identifies it among solved problems. Another text under the same id is another one."""
-        return self.id, self.text
-
-    @property
-    def file_name(self) -> str:
-        """A name for a file of its own."""
-        id = str(self.id)
-        name = _UNSAFE.sub("-", id)[:80]
-        if name == id and name.strip("."):
-            return name
-        return f"{name.strip('.')}-{text_digest(id)}"
 
 
 def read_text(path: Path) -> str:

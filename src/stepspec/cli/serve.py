@@ -7,7 +7,7 @@ import sys
 
 from .. import service_factory
 from ..api import Solver
-from .flags import SAMPLING, SEED, flag, with_settings
+from .flags import COMMON, SAMPLING, SEED, with_settings
 from .program import wait
 
 SERVE_EXAMPLES = """
@@ -23,56 +23,24 @@ Examples:
 """
 
 
-THINKING = "Field of replies for the thinking: both, reasoning, reasoning_content, content, none."
 SERVICE = (
-    flag("service.host", str, "The address; default 127.0.0.1."),
-    flag("service.port", int, "The port; default 8765, 0 for any free one."),
-    flag(
-        "service.keys",
-        list[str],
-        "An API key that clients must send; better set STEPSPEC_SERVICE__KEYS.",
-        "--key",
-    ),
-    flag(
-        "service.insecure",
-        bool,
-        "Without a key, serve a public address, and any name and page.",
-    ),
-    flag(
-        "service.cors_origins",
-        list[str],
-        "Origin of web pages that may use the service.",
-        "--cors-origin",
-    ),
-    flag("service.thinking", str, THINKING),
-    flag("service.max_running", int, "Number of requests processed at the same time."),
-    flag(
-        "service.max_waiting",
-        int,
-        "Number of requests that may wait; more are rejected.",
-    ),
-    flag(
-        "service.max_seconds",
-        float,
-        "Deadline of a request in seconds; then it is answered from the thinking so far.",
-    ),
-    flag(
-        "service.drain_seconds",
-        float,
-        "Seconds that running requests have to finish at shutdown.",
-    ),
-    flag("service.root_path", str, "Path under which a proxy serves the service."),
-    flag("service.log_format", str, "console or json."),
-    flag("service.log_level", str, "debug, info, warning or error."),
+    "service.host",
+    "service.port",
+    "service.keys",
+    "service.insecure",
+    "service.cors_origins",
+    "service.thinking",
+    "service.max_running",
+    "service.max_waiting",
+    "service.max_seconds",
+    "service.drain_seconds",
+    "service.root_path",
+    "service.log_format",
+    "service.log_level",
 )
 
 
-@with_settings(
-    "serve",
-    SAMPLING,
-    SEED,
-    SERVICE,
-)
+@with_settings(*COMMON, *SAMPLING, *SEED, *SERVICE)
 def serve() -> None:
     """
     Serve an OpenAI-compatible endpoint in front of both models, and a dashboard at /.

@@ -17,7 +17,7 @@ from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
 from .command_line import writable, write_file
-from .flags import BUDGET, SAMPLING, SEED, Concurrency, Fresh, Json, Limit, with_settings
+from .flags import BUDGET, RUN, SAMPLING, SEED, Concurrency, Fresh, Json, Limit, with_settings
 from .many import solve_all
 from .problems import read_problems, read_text
 from .program import STDOUT, stderr, stdout, wait
@@ -40,7 +40,7 @@ Examples:
 """
 
 
-@with_settings("solve", SAMPLING, SEED, BUDGET)
+@with_settings(*RUN, *SAMPLING, *SEED, *BUDGET)
 def solve(
     problem: Annotated[
         str | None,

@@ -89,7 +89,7 @@ class ProblemSet:
     """The same problems, if answers of both are to be compared."""
 
 
-@with_settings("tune", SAMPLING, BUDGET)
+@with_settings("system", *SAMPLING, *BUDGET)
 def command(
     policy: Policies = None,
     problems: Annotated[

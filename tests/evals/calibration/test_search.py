@@ -18,8 +18,8 @@ from stepspec.evals.grading.graders import Answer
 from stepspec.evals.plan import Plan
 from stepspec.evals.runner import WARM_UP
 from stepspec.evals.sample import Task
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import Limits
 from stepspec.policies import Threshold
 from stepspec.settings import Settings
 
@@ -61,7 +61,7 @@ class World:
             tuple(Task(f"{number}", Answer("7", "exact")) for number in range(len(self.grades))),
             (LARGE, *served_arms(Settings(), KNOB)),
             Sampling(),
-            Limits(),
+            Budget(),
             concurrency=concurrency,
         )
         return await search(self.scripted.solver, plan, KNOB, LossTest(0.1, 0.05), trials)

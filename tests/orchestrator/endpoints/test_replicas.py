@@ -19,7 +19,12 @@ from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.backends.vllm import VllmEndpoint, connect
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Template
+from stepspec.orchestrator.endpoints import (
+    Endpoint,
+    ReplicatedEndpoint,
+    Template,
+    replicas,
+)
 from stepspec.orchestrator.endpoints.breaker import Replica
 from stepspec.orchestrator.endpoints.interfaces import Server
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
@@ -75,6 +80,21 @@ async def test_a_new_run_uses_the_replica_with_the_fewest_runs_and_stays_there()
             assert [token.top for token in scored] == [()]
     assert [one.calls for one in servers] == [5, 3, 7]
     assert [one.entered for one in servers] == [0, 0, 0]
+
+
+@jumping
+async def test_processes_begin_with_any_of_the_idle_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: set[str] = set()
+    for number in range(3):
+        draws = iter([float(place != number) for place in range(3)])
+        monkeypatch.setattr(replicas, "random", lambda draws=draws: next(draws))
+        async with replicated(*map(server, (A, B, C))) as endpoint:
+            model = endpoint.model()
+            await model.write(PROBLEM)
+            begun |= {url for url, runs in endpoint.runs.items() if runs}
+    assert begun == {A, B, C}
 
 
 @pytest.mark.parametrize("session", ["one", "two", "three", "four"])

@@ -179,7 +179,7 @@ def test_fields_with_a_neutral_value_change_nothing(fields: dict[str, Any]) -> N
     ],
 )
 def test_only_the_thinking_is_limited_further(fields: dict[str, Any], budget: Budget) -> None:
-    assert ordered(**fields).run.budget.to_budget() == budget
+    assert ordered(**fields).run.budget == budget
 
 
 def test_the_fields_of_a_request_are_those_of_its_run() -> None:

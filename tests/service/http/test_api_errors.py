@@ -21,7 +21,7 @@ from stepspec.orchestrator.errors import (
     MissingCapability,
     near,
 )
-from stepspec.orchestrator.run_options import Limits, RunOptions
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.service import errors
 from stepspec.service.errors import ApiError
 from stepspec.service.formats.chat import ChatRequest, LiveRequest
@@ -55,7 +55,7 @@ OFFER = Offer(
         policy="specreason",
         options={"threshold": 5},
         sampling=Sampling(temperature=0.6),
-        budget=Limits(tokens=512, answer=112),
+        budget=Budget(tokens=512, answer=112),
         priority=3,
     ),
     check=check,
@@ -290,7 +290,7 @@ def test_fields_with_a_neutral_value_are_accepted(fields: dict[str, Any]) -> Non
 )
 def test_budgets(fields: dict[str, Any], budget: Budget) -> None:
     (order,) = ordered(**fields)
-    assert order.run.budget.to_budget() == budget
+    assert order.run.budget == budget
 
 
 def test_missing_fields_have_the_configured_values() -> None:
@@ -346,7 +346,7 @@ def test_the_page_gives_a_problem_and_gets_no_more_than_others() -> None:
     assert [(message.role, message.content) for message in order.wanted.conversation] == [
         ("user", "x")
     ]
-    assert order.run.budget == Limits(tokens=400, answer=30)
+    assert order.run.budget == Budget(tokens=400, answer=30)
 
 
 @pytest.mark.parametrize(
