@@ -35,9 +35,9 @@ Examples:
 
 async def grade(tasks: Sequence[Task], golds: Sequence[Gold]) -> Sequence[Mark]:
     """Grade the reference of each of *tasks* against the gold at the same place."""
-    async with Graders() as graders:
-        pairs = zip(tasks, golds, strict=True)
-        return await asyncio.gather(*(gold.grade(task.reference, graders) for task, gold in pairs))
+    graders = Graders()
+    pairs = zip(tasks, golds, strict=True)
+    return await asyncio.gather(*(gold.grade(task.reference, graders) for task, gold in pairs))
 
 
 def reason(task: Task, mark: Mark) -> str:

@@ -22,7 +22,7 @@ def math500(row: Row, seed: int) -> Task:
 
     Dataset: HuggingFaceH4/MATH-500, test, 500 problems. MATH is by Hendrycks et al. 2021,
     arXiv:2103.03874; the choice is that of Lightman et al. 2023, arXiv:2305.20050. Licence: MIT.
-    Metric: the same mathematical object, by math-verify. Prompt: eval.boxed.
+    Metric: the same mathematical object, by algebra. Prompt: eval.boxed.
     """
     return Task(
         row["problem"],
@@ -47,7 +47,7 @@ def gsm8k(row: Row, seed: int) -> Task:
 
     Dataset: openai/gsm8k, main, test, 1,319 problems, by Cobbe et al. 2021, arXiv:2110.14168.
     Licence: MIT.
-    Metric: the same number; what is no plain number goes to math-verify.
+    Metric: the same number; what is no plain number is compared by algebra.
     Prompt: eval.boxed.
     """
     gold = Answer(row["answer"].rpartition(HASHES)[2].strip(), "number")
@@ -73,7 +73,7 @@ def aime(row: Row, seed: int) -> Task:
     Dataset: HuggingFaceH4/aime_2024, train, and math-ai/aime25, test; 30 problems each.
     Licence: 2024: none stated; the problems are the Mathematical Association of America's. 2025:
     Apache-2.0.
-    Metric: the same number; what is no plain number goes to math-verify. Prompt: eval.boxed.
+    Metric: the same number; what is no plain number is compared by algebra. Prompt: eval.boxed.
     """
     name = row.get("url") or row.get("id", "")
     return Task(
@@ -102,7 +102,7 @@ def amc23(row: Row, seed: int) -> Task:
 
     Dataset: math-ai/amc23, test, 40 problems.
     Licence: none stated; the problems are the Mathematical Association of America's.
-    Metric: the same number; what is no plain number goes to math-verify.
+    Metric: the same number; what is no plain number is compared by algebra.
     Prompt: eval.boxed.
     """
     return Task(

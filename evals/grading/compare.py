@@ -1,7 +1,7 @@
 r"""
 Decide whether an answer means the same as the gold, the true answer.
 
-This module compares lists, pairs and intervals item by item, and texts word by word. `Algebra`
+This module compares lists, pairs and intervals item by item, and texts word by word. `algebra`
 compares two expressions that have no lists, words or units.
 
 A false "right" is worse than a false "wrong". Answers of different kinds are different, for example
@@ -12,17 +12,13 @@ approximates.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import TypeAlias
 
+from .algebra import equal
 from .groups import LETTER, LIST, PAIR, Group, bracketed, group_of, split
 from .normal import POWERS, Quantity, normal, quantity
 
-Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]
-"""Compares two expressions, the gold first. None: the comparison took too long."""
-Verdict: TypeAlias = bool | None
-"""Whether two answers mean the same. None: algebra took too long."""
 _COMPUTATION = "="  # stands for the name if the left side is a computation: 2+3 = 5
 MAX_ITEMS = 16  # of a list or a pair; algebra compares each item with each
 
@@ -84,16 +80,16 @@ _NAMED_VALUE = re.compile(rf"({LETTER})=(.*)")  # x=1
 _SIMPLE_NAMED_VALUE = re.compile(rf"{LETTER}=([^=]+)")  # x=1, but not x=1+1=2
 
 
-async def same(answer: str, gold: str, algebra: Algebra) -> Verdict:
+def same(answer: str, gold: str) -> bool:
     """Whether *answer* means the same as *gold*, the true answer."""
     if not answer.strip():
         return False
     if [part.strip() for part in answer.split(",")] == [part.strip() for part in gold.split(",")]:
         return True
-    return await _same(normal(answer), normal(gold), algebra)
+    return _same(normal(answer), normal(gold))
 
 
-async def _same(answer: str, gold: str, algebra: Algebra) -> Verdict:
+def _same(answer: str, gold: str) -> bool:
     """Compare two answers of any kind. Both are in the notation of `normal`."""
     if not answer or not gold:
         return False
@@ -110,13 +106,13 @@ async def _same(answer: str, gold: str, algebra: Algebra) -> Verdict:
     # A value with a name can be a group, for example the pair in A = (1,2).
     _, answer_value = _named(answer)
     if answer_group is None and group_of(answer_value):
-        return await _same(answer_value, gold, algebra)
+        return _same(answer_value, gold)
     _, gold_value = _named(gold)
     if gold_group is None and group_of(gold_value):
-        return await _same(answer, gold_value, algebra)
+        return _same(answer, gold_value)
     if answer_group or gold_group:
-        return await _same_groups(answer, gold, algebra)
-    return await _same_single_values(answer, gold, algebra)
+        return _same_groups(answer, gold)
+    return _same_single_values(answer, gold)
 
 
 def _without_point_name(text: str, other: str) -> str:
@@ -161,7 +157,7 @@ def _conclusion(answer: str, gold: str) -> str:
     return conclusion
 
 
-async def _same_groups(answer: str, gold: str, algebra: Algebra) -> Verdict:
+def _same_groups(answer: str, gold: str) -> bool:
     """Compare two answers of which at least one is a group."""
     answer_group, gold_group = _as_same_kind(answer, gold)
     if answer_group is None or gold_group is None or answer_group.kind != gold_group.kind:
@@ -175,46 +171,17 @@ async def _same_groups(answer: str, gold: str, algebra: Algebra) -> Verdict:
     if len(variables) > 1:
         return False
     if answer_group.kind == LIST:
-        return await _same_sets(items, gold_items, algebra)
+        return _same_sets(items, gold_items)
     if len(items) != len(gold_items):
         return False
     pairs = zip(items, gold_items, strict=True)
-    return _all([await _same(item, gold_item, algebra) for item, gold_item in pairs])
+    return all(_same(item, gold_item) for item, gold_item in pairs)
 
 
-async def _same_sets(items: Sequence[str], gold_items: Sequence[str], algebra: Algebra) -> Verdict:
+def _same_sets(items: Sequence[str], gold_items: Sequence[str]) -> bool:
     """Whether each item of one list is in the other list, and the reverse."""
-    rows = [
-        [
-            await _same(
-                item,
-                gold_item,
-                algebra,
-            )
-            for gold_item in gold_items
-        ]
-        for item in items
-    ]
-    columns = zip(*rows, strict=True)
-    return _all([_any(verdicts) for verdicts in (*rows, *columns)])
-
-
-def _all(verdicts: Sequence[Verdict]) -> Verdict:
-    """Whether all *verdicts* are true. None: this depends on unknown verdicts."""
-    if False in verdicts:
-        return False
-    if None in verdicts:
-        return None
-    return True
-
-
-def _any(verdicts: Sequence[Verdict]) -> Verdict:
-    """Whether one of *verdicts* is true. None: this depends on unknown verdicts."""
-    if True in verdicts:
-        return True
-    if None in verdicts:
-        return None
-    return False
+    every_item = all(any(_same(item, gold) for gold in gold_items) for item in items)
+    return every_item and all(any(_same(item, gold) for item in items) for gold in gold_items)
 
 
 def _as_same_kind(answer_text: str, gold_text: str) -> tuple[Group | None, Group | None]:
@@ -278,29 +245,29 @@ def _in_order_of_names(group: Group) -> Group:
     return Group(PAIR, [match[2] for match in matches if match])
 
 
-async def _same_single_values(answer: str, gold: str, algebra: Algebra) -> Verdict:
+def _same_single_values(answer: str, gold: str) -> bool:
     """Compare two answers that are neither groups nor words."""
     answer, gold = _without_names(answer, gold)
     if answer == gold:
         return answer != ""  # Both are empty if the value after a name is missing: "x =".
     if r"\approx" in answer:  # 1/3 \approx 0.333 is right if one of its parts is right.
         parts = [part.strip() for part in answer.split(r"\approx") if part.strip()]
-        return _any([await _same(part, gold, algebra) for part in parts])
+        return any(_same(part, gold) for part in parts)
     answer_fraction = _ratio_as_fraction(answer)
     # A gold such as 7:30 can be a time, and a time equals no fraction.
     gold_fraction = gold if _TIME.fullmatch(gold) else _ratio_as_fraction(gold)
     has_ratio = answer_fraction != answer or gold_fraction != gold
     # The ratio 2:1 equals 4:2 and 2/1, but not the number 2.
     if has_ratio and _DIVISION.search(answer) and _DIVISION.search(gold):
-        return await _same_single_values(answer_fraction, gold_fraction, algebra)
+        return _same_single_values(answer_fraction, gold_fraction)
     answer_modulus = _MODULUS.fullmatch(answer)
     gold_modulus = _MODULUS.fullmatch(gold)
     if answer_modulus and gold_modulus:
         return answer_modulus.groups() == gold_modulus.groups()
-    return await _same_quantities(quantity(_residue(answer)), quantity(gold), algebra)
+    return _same_quantities(quantity(_residue(answer)), quantity(gold))
 
 
-async def _same_quantities(answer: Quantity, gold: Quantity, algebra: Algebra) -> Verdict:
+def _same_quantities(answer: Quantity, gold: Quantity) -> bool:
     """Compare two numbers or expressions with their units."""
     if _units_differ(answer.unit, gold.unit):
         return False
@@ -319,7 +286,7 @@ async def _same_quantities(answer: Quantity, gold: Quantity, algebra: Algebra) -
     # An equation and an expression are answers of different kinds.
     if ("=" in answer.expression) != ("=" in gold.expression):
         return False
-    return await algebra(gold.expression, answer.expression)
+    return equal(gold.expression, answer.expression)
 
 
 def _ratio_as_fraction(text: str) -> str:

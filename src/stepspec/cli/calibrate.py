@@ -154,11 +154,13 @@ def calibrate(
     }
 
     async def main() -> CalibrationSettings:
-        async with opening as solver, Graders() as graders:
+        async with opening as solver:
             solver.require_both()
             held = {**about, "problems": digest(tasks), "models": dict(solver.models)}
             trials = output.with_suffix(".trials.jsonl")
-            solve = limited(solve_on_servers(solver, tasks, threshold, graders, seed), concurrency)
+            solve = limited(
+                solve_on_servers(solver, tasks, threshold, Graders(), seed), concurrency
+            )
             with RunStore(trials, held, fresh=fresh) as store:
                 result = await _search(solve, len(tasks), threshold, test, store)
             return CalibrationSettings(

@@ -62,10 +62,9 @@ async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[d
     """The calls of the solver for these *places*: a problem and a value."""
     noting, tasks = Noting(), [Task(f"What is {n} + 7?", Answer("7", "exact")) for n in range(9)]
     solver = cast("Solver", noting)
-    async with Graders() as graders:
-        solve = solve_on_servers(solver, tasks, KNOB, graders, base)
-        for problem, value in places:
-            assert (await solve(problem, value)).right
+    solve = solve_on_servers(solver, tasks, KNOB, Graders(), base)
+    for problem, value in places:
+        assert (await solve(problem, value)).right
     return noting.calls
 
 
