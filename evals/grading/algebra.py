@@ -21,12 +21,12 @@ CONSTANTS = {"i": sympy.I, "e": sympy.E}
 def equal(left: str, right: str) -> bool:
     """Whether both expressions are equal for all values of their variables."""
     try:
-        return _equal(_parse(left), _parse(right))
+        return _equal(parse(left), parse(right))
     except Exception:
         return False
 
 
-def _parse(expression: str) -> Any:
+def parse(expression: str) -> Any:
     """Parse *expression*. Decimals become fractions, and ``i`` is the imaginary unit."""
     value = latex.latex2sympy(
         expression,
