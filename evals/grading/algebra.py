@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -26,6 +27,7 @@ def equal(left: str, right: str) -> bool:
         return False
 
 
+@lru_cache
 def parse(expression: str) -> Any:
     """Parse *expression*. Decimals become fractions, and ``i`` is the imaginary unit."""
     value = latex.latex2sympy(

@@ -57,8 +57,6 @@ _MODULUS = re.compile(
     r"\(?(?:\\text\{)?\(?\\?[pb]?mod(?:ulo)?[ }{(]*"  # \pmod{, (mod, \bmod, \text{modulo
     r"(\d{1,40})[)} ]*"  # 1000
 )
-_UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
-_COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")  # 3, -2, + (a+b), or nothing
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")  # 7:3, 7 to 3
 _DIVISION = re.compile(r":|/|\\frac|\bto\b")  # a sign of a ratio or a fraction
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")  # 7:30
@@ -96,9 +94,8 @@ def _same(answer: str, gold: str) -> bool:
     if answer == gold:
         return True
     answer_without_name = _without_point_name(answer, gold)
-    gold_without_name = _without_point_name(gold, answer)
-    gold = _vector(gold_without_name)
-    answer = _conclusion(_vector(answer_without_name), gold)
+    gold = _without_point_name(gold, answer)
+    answer = _conclusion(answer_without_name, gold)
     answer_group = group_of(answer)
     gold_group = group_of(gold)
     if answer_group is None and gold_group is None and (_words(answer) or _words(gold)):
@@ -121,24 +118,6 @@ def _without_point_name(text: str, other: str) -> str:
     if match and other.startswith("("):
         return text[match.end() :]
     return text
-
-
-def _vector(text: str) -> str:
-    r"""Write ``3\vec{i}-2\vec{j}`` as ``(3,-2)``, and other texts as they are."""
-    *pieces, rest = _UNIT_VECTOR.split(text)
-    coefficients = [piece.strip() for piece in pieces[::2]]
-    axes = pieces[1::2]
-    if not axes or rest.strip() or len(set(axes)) < len(axes):
-        return text
-    if not all(map(_COEFFICIENT.fullmatch, coefficients)):
-        return text
-    if not all(coefficient.startswith(("+", "-")) for coefficient in coefficients[1:]):
-        return text
-    values = dict.fromkeys("ijk" if "k" in axes else "ij", "0")
-    for axis, coefficient in zip(axes, coefficients, strict=True):
-        number = f"{coefficient}1" if coefficient in ("", "+", "-") else coefficient
-        values[axis] = number.removeprefix("+")
-    return f"({','.join(values.values())})"
 
 
 def _conclusion(answer: str, gold: str) -> str:
@@ -370,7 +349,7 @@ def _named(text: str) -> tuple[str, str]:
     if _NAME.fullmatch(first):
         return first, value
     # A value in brackets is a result, as in A \cap B = \{1,2\}.
-    if bracketed(value):
+    if bracketed(value) or value.startswith(r"\begin"):
         return _COMPUTATION, value
     without_commands = re.sub(r"\\[a-zA-Z]+", "", first)
     has_variables = re.search(r"[a-zA-Z]", without_commands)

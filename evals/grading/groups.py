@@ -25,6 +25,7 @@ _MEMBER = re.compile(
     rf"{LETTER}(?:\\in(?![a-z])|=(?=\\\{{))|(\({LETTER}(?:,{LETTER})+\))(?:=|\\in(?![a-z]))"
 )
 _RELATION = re.compile(r"<|>|\\le(?![a-z])|\\ge(?![a-z])")
+_UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 
 
@@ -57,7 +58,7 @@ def group_of(text: str) -> Group | None:
         return Group(group.kind, group.items, names)
     if len(_signs(text)) > 1:
         return _list_of([text])
-    return _interval(text)
+    return _interval(text) or _vector(text)
 
 
 def bracketed(text: str) -> Group | None:
@@ -134,3 +135,24 @@ def _interval(text: str) -> Group | None:
     except Exception:  # The library cannot read it, or it is no single interval.
         return None
     return Group(left + right, list(map(sympy.latex, interval.args[:2])), str(variable))
+
+
+def _vector(text: str) -> Group | None:
+    r"""Return the entries of a column, or of ``3\vec{i}-2\vec{j}``."""
+    axes = "ijk" if r"\vec{k}" in text else "ij"
+    columns = _UNIT_VECTOR.sub(lambda match: _column(axes, match[1]), text)
+    if r"matrix}" not in columns:
+        return None
+    try:
+        entries = parse(columns).doit()
+        if entries.cols > 1 or entries.rows == 1:
+            return None
+        return Group(PAIR, list(map(sympy.latex, entries)))
+    except Exception:  # The library cannot read it, or it is no matrix.
+        return None
+
+
+def _column(axes: str, axis: str) -> str:
+    """Return the unit vector of *axis* as a column."""
+    entries = r"\\".join(str(int(other == axis)) for other in axes)
+    return rf"\begin{{pmatrix}}{entries}\end{{pmatrix}}"

@@ -56,17 +56,11 @@ _MIXED = re.compile(
     r" (\d{1,9})/(\d{1,9})(?![\d.]))"
 )
 _SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
-_COLUMN = re.compile(
-    r"(^|=) ?(-?(?:\d{1,9}|\\frac\{-?\d{1,9}\}\{\d{1,9}\})?) ?"
-    r"\\begin\{([pb])matrix\}((?:(?!\\begin)[^&]){1,300}?)\\end\{\3matrix\}[ .]{0,9}$"
-)
 _ARRAY = re.compile(
     r"(?:([(\[]) ?|^\s*)\\begin\{(?:array\}\{(?:[clr| ]|@\{\}){1,20}|(?:small)?matrix)\}"
     r"((?:(?!\\(?:begin|end)\b)[\s\S]){1,600})\\end\{(?:array|(?:small)?matrix)\}"
     r"(?(1)\s*[)\]]|\s*$)"
 )
-_LINE = re.compile(r"\\\\(?:\[[^][]{0,9}\])?")
-_POWER = re.compile(r"\^(?:\{\s*(-?\d{0,6}\.\d{1,6})\s*\}|(\d{0,6}\.\d{1,6})(?!\d))")
 _AND = re.compile(
     r"(?<![\d.])(\d{1,9})\s{0,3}(?:(?<=\s)(?:and|&)(?=\s)|\\text\s?\{\s{0,3}and\s{0,3}\})\s{0,3}"
     r"(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))"
@@ -134,8 +128,7 @@ def normal(text: str) -> str:
     text = _undelimited(unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).strip())
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    text = _POWER.sub(_power, text)
-    text = _COLUMN.sub(_column, _ARRAY.sub(_matrix, text.strip()))
+    text = _ARRAY.sub(r"\\begin{pmatrix}\2\\end{pmatrix}", text.strip())
     text = _CURRENCY.sub(lambda match: f"{match[1] or ''}{match[2] or match[3]}", text.strip())
     text = re.sub(r"(?<!^)(?<!^-)\\?\$(?!$)", "", text)
     text = _ANSWER.sub("", _undelimited(text.strip()))
@@ -185,28 +178,6 @@ def _closed(text: str) -> bool:
     for _ in range(9):  # levels of braces
         text = re.sub(r"\\.|\{[^{}]*\}", "", text)
     return "{" not in text and "}" not in text
-
-
-def _matrix(array: re.Match[str]) -> str:
-    """Write an array as a matrix, with brackets if the array stands in brackets."""
-    kind = "bmatrix" if array[1] == "[" else "pmatrix"
-    return f"\\begin{{{kind}}}{array[2]}\\end{{{kind}}}"
-
-
-def _column(match: re.Match[str]) -> str:
-    """Spell a column of several entries as a vector."""
-    before, factor, _, column = match.groups()
-    items = [item.strip() for item in _LINE.split(column) if item.strip()]
-    if len(items) < 2:
-        return match[0]
-    if factor:
-        items = [f"{factor}({item})" for item in items]
-    return f"{before}({','.join(items)})"
-
-
-def _power(match: re.Match[str]) -> str:
-    """Spell a decimal exponent as a fraction, because algebra only approximates decimal powers."""
-    return f"^{{{_fraction(Fraction(match[1] or match[2]))}}}"
 
 
 def _repeating(match: re.Match[str]) -> str:
