@@ -19,14 +19,6 @@ LETTERS = latex.ConversionConfig(lowercase_symbols=False)
 CONSTANTS = {"i": sympy.I, "e": sympy.E}
 
 
-def equal(left: str, right: str) -> bool:
-    """Whether both expressions are equal for all values of their variables."""
-    try:
-        return _equal(parse(left), parse(right))
-    except Exception:
-        return False
-
-
 @lru_cache
 def parse(expression: str) -> Any:
     """Parse *expression*. Decimals become fractions, and ``i`` is the imaginary unit."""
@@ -45,7 +37,7 @@ def parse(expression: str) -> Any:
     return value.xreplace(exact)
 
 
-def _equal(left: Any, right: Any) -> bool:
+def equal(left: Any, right: Any) -> bool:
     """Whether two expressions or equations are equal for all values of their variables."""
     if isinstance(left, sympy.Eq) and isinstance(right, sympy.Eq):
         # Equations are equal if one is a multiple of the other.
@@ -53,7 +45,7 @@ def _equal(left: Any, right: Any) -> bool:
         return bool(ratio.is_number and ratio.is_nonzero)
     if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
         difference = (left - right).doit()  # matrices of other shapes raise an error: not equal
-        return all(_equal(entry, sympy.S.Zero) for entry in difference.flat())
+        return all(equal(entry, sympy.S.Zero) for entry in difference.flat())
     left = left.doit()
     right = right.doit()
     if left == right:

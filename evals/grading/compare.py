@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
+from typing import Any
 
-from .algebra import equal
+from .algebra import equal, parse
 from .groups import LETTER, LIST, PAIR, Group, bracketed, group_of, split
 from .normal import POWERS, Quantity, normal, quantity
 
@@ -250,22 +250,25 @@ def _same_quantities(answer: Quantity, gold: Quantity) -> bool:
     """Compare two numbers or expressions with their units."""
     if _units_differ(answer.unit, gold.unit):
         return False
-    if answer.value is not None and gold.value is not None:
-        # The answer and the gold are equal even if one of them lacks "%". But the answer 0.25% is
-        # wrong if the gold is 0.25, because this gold probably means 25%.
-        adds_percent = "percent" in answer.unit and "percent" not in gold.unit
-        shrinks_share = adds_percent and abs(answer.value) < 1
-        if answer.value == gold.value and not shrinks_share:
-            return True
-        return _share(answer.value, answer.unit) == _share(gold.value, gold.unit)
-    if answer.expression == gold.expression:
-        return True
     if _unreadable(answer.expression) or _unreadable(gold.expression):
-        return False
+        return answer.expression == gold.expression
     # An equation and an expression are answers of different kinds.
     if ("=" in answer.expression) != ("=" in gold.expression):
         return False
-    return equal(gold.expression, answer.expression)
+    try:
+        value = parse(answer.expression)
+        gold_value = parse(gold.expression)
+        # The answer and the gold are equal even if one of them lacks "%". But the answer 0.25% is
+        # wrong if the gold is 0.25, because this gold probably means 25%.
+        adds_percent = "percent" in answer.unit and "percent" not in gold.unit
+        shrinks_share = adds_percent and abs(value) < 1
+        if not shrinks_share and equal(value, gold_value):
+            return True
+        if "percent" not in answer.unit | gold.unit:
+            return False
+        return equal(_share(value, answer.unit), _share(gold_value, gold.unit))
+    except Exception:  # The library cannot read one of them.
+        return answer.expression == gold.expression
 
 
 def _ratio_as_fraction(text: str) -> str:
@@ -306,7 +309,7 @@ def _units_differ(answer: frozenset[str], gold: frozenset[str]) -> bool:
     return POWERS.issubset(in_one_only)
 
 
-def _share(value: Fraction, unit: frozenset[str]) -> Fraction:
+def _share(value: Any, unit: frozenset[str]) -> Any:
     """Return 0.5 for 50%, and other values as they are."""
     if "percent" in unit:
         return value / 100

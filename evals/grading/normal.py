@@ -2,8 +2,7 @@ r"""
 Rewrite answers so that equal answers look alike.
 
 Spaces, fractions, mixed numbers, decimals and units get one notation. The algebra library gets
-answers only in this notation, because it misreads others: it takes ``5 6`` for 56 and
-``2\frac{1}{2}`` for a product.
+answers only in this notation, because it misreads others: it takes ``5 6`` for 56.
 """
 
 # ruff: noqa: RUF001 (the characters that models write)
@@ -46,15 +45,11 @@ _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": 
 _CURRENCY = re.compile(r"^([+-]?)\s*\\?([$€£¥₹])\s*(?=[+-]?[\d.])|(?<=\d)\s*\\?([$€£¥₹])$")
 _THOUSANDS = re.compile(
     r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?:"
-    r" \d{3})+|(?:'\d{3})+)(?!,? ?\d)(?!\s*/)"
+    r" \d{3})+|(?:'\d{3})+)(?!,? ?\d)"
 )
 _POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d{1,2})?(?![\d.,])")
 _LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
-_MIXED = re.compile(
-    r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}|"
-    r" (\d{1,9})/(\d{1,9})(?![\d.]))"
-)
 _SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
 _ARRAY = re.compile(
     r"(?:([(\[]) ?|^\s*)\\begin\{(?:array\}\{(?:[clr| ]|@\{\}){1,20}|(?:small)?matrix)\}"
@@ -69,13 +64,6 @@ _OVERLINED = re.compile(r"(?:\d[\u0304\u0305\u0307])+")
 _LETTERED = re.compile(r"(\d)(?:\s|\\[,;: ])?([kKM]|bn|mn)(\W*)$")
 _ANSWER = re.compile(
     r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE
-)
-
-_SIZE = r"\d+(?:\.\d*)?|\.\d+"
-_NUMBER = re.compile(
-    rf"\(?([+-]?)(?:\((\d+)\+\\frac\{{(\d+)\}}\{{(\d+)\}}\)"
-    rf"|\\frac\{{(-?(?:{_SIZE}))\}}\{{(-?(?:{_SIZE}))\}}"
-    rf"|({_SIZE})(?:/({_SIZE})|\\times ?10\^\{{?(-?\d{{1,2}})\}}?|[eE]([+-]?\d{{1,2}})(?!\d))?)"
 )
 
 MAGNITUDES = {
@@ -135,7 +123,7 @@ def normal(text: str) -> str:
     text = _POINTS.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"[, ']", "", match[0]), text)
     text = _LAKHS.sub(lambda match: match[0].replace(",", ""), text)
-    text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
+    text = _REPEATING.sub(_repeating, text)
     text = _SPACE.sub("", re.sub(r" +", " ", text))
     text = re.sub(r"(?<=[_^])\{([\da-zA-Z])\}(?![\da-zA-Z])", r"\1", text)
     return text.strip(" ").rstrip("., ;").removeprefix("+")
@@ -195,15 +183,6 @@ def _fraction(value: Fraction) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def _mixed(match: re.Match[str]) -> str:
-    """Spell a mixed number as a sum. Leave a whole number before an improper fraction as it is."""
-    over = match[2] or match[4]
-    under = match[3] or match[5]
-    if int(over) >= int(under):
-        return match[0]
-    return rf"({match[1]}+\frac{{{over}}}{{{under}}})"
-
-
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """An expression and its unit."""
@@ -212,8 +191,6 @@ class Quantity:
     """The expression without its unit."""
     unit: frozenset[str] = frozenset()
     """The words of the unit and its powers, such as "meter" and "2"."""
-    value: Fraction | None = None
-    """The number, if the expression is just a number."""
 
 
 def quantity(text: str) -> Quantity:
@@ -234,11 +211,8 @@ def quantity(text: str) -> Quantity:
             text = text[: found.start()]
             factor = multiple or 1
             unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)
-    value = _value(text)
-    if value is not None:
-        return Quantity(text, frozenset(unit), value * factor)
     if factor != 1:
-        text = f"{factor}({text})"
+        text = rf"{factor}\times({text})"
     return Quantity(text, frozenset(unit))
 
 
@@ -265,26 +239,3 @@ def _canonical(word: str) -> str:
     if word.endswith("s") and not word.endswith("ss") and len(word) > 2:
         single = word[:-1]
     return _ALIASES.get(single, _ALIASES.get(word, single))
-
-
-def _value(text: str) -> Fraction | None:
-    """Return the number in *text*; None if *text* is more than a number, or too long."""
-    if len(text) > MAX_NUMBER_CHARACTERS:
-        return None
-    if re.fullmatch(r"\(-?[\d.]+\)|\{-?[\d.]+\}", text):
-        text = text[1:-1]
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return None
-    sign, whole, over, under, top, bottom, size, divisor, power, exponent = match.groups()
-    try:
-        if whole:
-            value = Fraction(whole) + Fraction(int(over), int(under))
-        elif top:
-            value = Fraction(top) / Fraction(bottom)
-        else:
-            magnitude = Fraction(10) ** int(power or exponent or 0)
-            value = Fraction(size) / Fraction(divisor or 1) * magnitude
-    except ZeroDivisionError:
-        return None
-    return -value if sign == "-" else value
