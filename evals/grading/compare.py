@@ -75,7 +75,6 @@ _SEVERAL_VARIABLES = re.compile(
     r"(?<!\^\{)[-+*]|\\times|\\frac|(?<![a-zA-Z\\])[a-z]{2,3}(?![a-zA-Z(])"
 )
 _NAMED_VALUE = re.compile(rf"({LETTER})=(.*)")  # x=1
-_SIMPLE_NAMED_VALUE = re.compile(rf"{LETTER}=([^=]+)")  # x=1, but not x=1+1=2
 
 
 def same(answer: str, gold: str) -> bool:
@@ -181,12 +180,12 @@ def _as_same_kind(answer_text: str, gold_text: str) -> tuple[Group | None, Group
         gold = Group(LIST, (gold_text,))
     if answer is None or gold is None:
         return answer, gold
-    if answer.kind == LIST and gold.kind == LIST:
-        return _as_pairs_if_gold_has_names(answer, gold)
-    if answer.kind == LIST:
-        return _in_order_of_names(answer), gold
-    if gold.kind == LIST:
-        return answer, _in_order_of_names(gold)
+    if answer.kind != gold.kind:
+        return _in_order_of_names(answer), _in_order_of_names(gold)
+    # The answer 1, 2 to x = 1, y = 2 means these values in this order.
+    gold_values = _values_by_name(gold)
+    if gold_values and not any(map(_NAMED_VALUE.fullmatch, answer.items)):
+        return Group(PAIR, answer.items), Group(PAIR, [*gold_values.values()])
     return answer, gold
 
 
@@ -197,31 +196,19 @@ def _without_outer_group(group: Group) -> Group:
     return group_of(group.items[0]) or group
 
 
-def _as_pairs_if_gold_has_names(answer: Group, gold: Group) -> tuple[Group, Group]:
-    """
-    Return two lists as pairs if only the items of *gold* have names, as in ``x = 1, y = 2``.
-
-    The answer ``1, 2`` then means these values in this order.
-    """
-    if any(map(_SIMPLE_NAMED_VALUE.fullmatch, answer.items)):
-        return answer, gold
-    matches = [_SIMPLE_NAMED_VALUE.fullmatch(item) for item in gold.items]
-    values = [match[1] for match in matches if match]
-    names = {item.partition("=")[0] for item in gold.items}
-    all_have_names = len(values) == len(matches)
-    names_differ = len(names) == len(values)
-    if all_have_names and names_differ and len(values) > 1:
-        return Group(PAIR, answer.items), Group(PAIR, values)
-    return answer, gold
-
-
 def _in_order_of_names(group: Group) -> Group:
     """Return ``x = 1, y = 2`` as a pair if every item has a name and the names are in order."""
-    matches = [_NAMED_VALUE.fullmatch(item) for item in group.items]
-    names = [match[1].lstrip("\\") for match in matches if match]
-    if len(names) < len(matches) or names != sorted(set(names)):
+    values = _values_by_name(group)
+    if group.kind != LIST or not values or list(values) != sorted(values):
         return group
-    return Group(PAIR, [match[2] for match in matches if match])
+    return Group(PAIR, [*values.values()])
+
+
+def _values_by_name(group: Group) -> dict[str, str]:
+    """Return the values of ``x = 1, y = 2`` by their names; {} unless each item has a name."""
+    matches = [_NAMED_VALUE.fullmatch(item) for item in group.items]
+    values = {match[1].lstrip("\\"): match[2] for match in matches if match}
+    return values if len(values) == len(group.items) else {}
 
 
 def _same_single_values(answer: str, gold: str) -> bool:
@@ -361,8 +348,6 @@ def _named(text: str) -> tuple[str, str]:
 
 def _same_words(answer: str, gold: str) -> bool:
     """Compare two texts of which at least one has words."""
-    if _different_letters(answer, gold):
-        return False
     if _words(answer) == _words(gold):
         return True
     letters = _letters(answer)
@@ -394,10 +379,3 @@ def _letters(text: str) -> str:
     if bare.isalpha():
         return bare
     return ""
-
-
-def _different_letters(answer: str, gold: str) -> bool:
-    """Whether both are single letters that differ. r and R differ, as both can be variables."""
-    letter = _TEXT.sub(r"\1", answer).strip()
-    gold_letter = _TEXT.sub(r"\1", gold).strip()
-    return len(letter) == len(gold_letter) == 1 and letter != gold_letter
