@@ -31,15 +31,17 @@ _SPELLINGS = [
     (re.compile(pattern), replacement.replace("␣", " "))
     for pattern, _, replacement in (line.partition("\t") for line in _lines_of("spellings.txt"))
 ]
-_STYLE = re.compile(
-    r"\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|"
-    r"(?:text)?color\s*\{[^{}]*\})\s*(?=\{)"
-)
 _MARGIN = re.compile(r"^(?:\\[,;:! ]|\s)+|(?:\\[,;:!]|\s){1,9}$")
-_DELIMITERS = (
-    *((mark, mark) for mark in ("$$", "$", "**", "*", "`", "__")),
-    (r"\(", r"\)"),
-    (r"\[", r"\]"),
+# Braces with at most three levels of braces inside.
+_BRACED = (
+    r"\{((?:[^{}\\]|\\.|\{(?:[^{}\\]|\\.|\{(?:[^{}\\]|\\.|\{(?:[^{}\\]|\\.)*+\})*+\})*+\})*+)\}"
+)
+# A whole answer in a style, in braces, or in marks of a formula.
+_WRAPPED = re.compile(
+    r"(?s)(?:\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|"
+    rf"(?:text)?color\s*\{{[^{{}}]*\}})\s*)?{_BRACED}"
+    r"|(?P<mark>\$\$?|\*\*?|`|__)((?:(?!(?P=mark)).)+)(?<!\\)(?P=mark)"
+    r"|\\\(((?:(?!\\\().)+)(?<!\\)\\\)|\\\[((?:(?!\\\[).)+)(?<!\\)\\\]"
 )
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 _CURRENCY = re.compile(r"^([+-]?)\s*\\?([$€£¥₹])\s*(?=[+-]?[\d.])|(?<=\d)\s*\\?([$€£¥₹])$")
@@ -145,27 +147,10 @@ def with_mixed_numbers(text: str) -> str:
 def _undelimited(text: str) -> str:
     """Take off a style, braces or marks of a formula, if the whole answer stands in them."""
     text = _MARGIN.sub("", text)
-    inside = text
-    style = _STYLE.match(text)
-    if style:
-        inside = text[style.end() :]
-    if inside.startswith("{") and inside.endswith("}") and _closed(inside[1:-1]):
-        return _undelimited(inside[1:-1])
-    for opening, closing in _DELIMITERS:
-        has_both = len(text) > len(opening) + len(closing)
-        if not (has_both and text.startswith(opening) and text.endswith(closing)):
-            continue
-        inside = text[len(opening) : len(text) - len(closing)].strip()
-        if opening not in inside and not inside.endswith("\\"):
-            return _undelimited(inside)
-    return text
-
-
-def _closed(text: str) -> bool:
-    """Whether all braces in *text* have their partners in *text*."""
-    for _ in range(9):  # levels of braces
-        text = re.sub(r"\\.|\{[^{}]*\}", "", text)
-    return "{" not in text and "}" not in text
+    match = _WRAPPED.fullmatch(text)
+    if match is None:
+        return text
+    return _undelimited(match[match.lastindex or 0])
 
 
 def _repeating(match: re.Match[str]) -> str:
