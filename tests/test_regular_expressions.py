@@ -49,9 +49,17 @@ def modules() -> Iterator[ModuleType]:
 
 
 def compiled(module: ModuleType) -> Iterator[tuple[str, Compiled]]:
-    yield from (
-        (name, value) for name, value in vars(module).items() if isinstance(value, re.Pattern)
-    )
+    """The patterns of *module*, also those in its lists of patterns and replacements."""
+    for name, value in vars(module).items():
+        if isinstance(value, re.Pattern):
+            yield name, value
+        if isinstance(value, list):
+            for item in cast("list[Any]", value):
+                match item:
+                    case (re.Pattern() as pattern, str()):
+                        yield f"{name} {pattern.pattern}", pattern
+                    case _:
+                        pass
 
 
 def used(module: ModuleType) -> Iterator[tuple[str, str]]:

@@ -52,21 +52,12 @@ _THOUSANDS = re.compile(
 _POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d{1,2})?(?![\d.,])")
 _LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
-_SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
-_ARRAY = re.compile(
-    r"(?:([(\[]) ?|^\s*)\\begin\{(?:array\}\{(?:[clr| ]|@\{\}){1,20}|(?:small)?matrix)\}"
-    r"((?:(?!\\(?:begin|end)\b)[\s\S]){1,600})\\end\{(?:array|(?:small)?matrix)\}"
-    r"(?(1)\s*[)\]]|\s*$)"
-)
 _AND = re.compile(
     r"(?<![\d.])(\d{1,9})\s{0,3}(?:(?<=\s)(?:and|&)(?=\s)|\\text\s?\{\s{0,3}and\s{0,3}\})\s{0,3}"
     r"(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))"
 )
 _OVERLINED = re.compile(r"(?:\d[\u0304\u0305\u0307])+")
 _LETTERED = re.compile(r"(\d)(?:\s|\\[,;: ])?([kKM]|bn|mn)(\W*)$")
-_ANSWER = re.compile(
-    r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE
-)
 
 MAGNITUDES = {
     "dozen": 12,
@@ -118,16 +109,11 @@ def normal(text: str) -> str:
     text = _undelimited(unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).strip())
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    text = _ARRAY.sub(r"\\begin{pmatrix}\2\\end{pmatrix}", text.strip())
-    text = _CURRENCY.sub(lambda match: f"{match[1] or ''}{match[2] or match[3]}", text.strip())
-    text = re.sub(r"(?<!^)(?<!^-)\\?\$(?!$)", "", text)
-    text = _ANSWER.sub("", _undelimited(text.strip()))
+    text = _undelimited(text.strip())
     text = _POINTS.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"[, ']", "", match[0]), text)
     text = _LAKHS.sub(lambda match: match[0].replace(",", ""), text)
     text = _REPEATING.sub(_repeating, text)
-    text = _SPACE.sub("", re.sub(r" +", " ", text))
-    text = re.sub(r"(?<=[_^])\{([\da-zA-Z])\}(?![\da-zA-Z])", r"\1", text)
     return text.strip(" ").rstrip("., ;").removeprefix("+")
 
 
