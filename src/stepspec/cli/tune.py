@@ -21,6 +21,7 @@ from stepspec.evals.plan import check_arm
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.evals.tune.accuracy import compare_answers
+from stepspec.evals.tune.drafts import has_ended
 from stepspec.evals.tune.judging import numbers
 from stepspec.evals.tune.measuring import Measured, Measuring
 from stepspec.evals.tune.report import Report
@@ -242,12 +243,10 @@ def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
 
 def make_report(measured: Measured, minutes: float, chosen: ProblemSet) -> Report:
     """Report what was *measured* on the *chosen* problems."""
-    ended = {number: chain for number, chain in measured.chains.items() if chain.ended}
+    ended = {number: chain for number, chain in measured.chains.items() if has_ended(chain)}
     solved = None
     if chosen.answers:
-        solved = sum(
-            states(chain.written.text, chosen.answers[number]) for number, chain in ended.items()
-        )
+        solved = sum(states(chain.text, chosen.answers[number]) for number, chain in ended.items())
     return Report.of(measured, minutes, chosen.words, solved=solved, ended=len(ended))
 
 

@@ -19,7 +19,7 @@ from stepspec.cli.tune import CANDIDATES, read_set, states, with_answers
 from stepspec.evals.calibration.risk_bound import Paired
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.tune.accuracy import Accuracy, compare_answers
-from stepspec.evals.tune.drafts import LargeChain, Trial
+from stepspec.evals.tune.drafts import Trial
 from stepspec.evals.tune.measuring import Measured
 from stepspec.evals.tune.paces import PairPaces, ServerPace
 from stepspec.orchestrator.chain import Chain, Step, Token
@@ -108,11 +108,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
                     bad = strict == 9 or (strict == 8 and problem % 2)
                     round = replace(BAD if bad else GOOD, verdict_seconds=0.02)
                     method.trials += [Trial(problem, (round,), 10)] * 4
-            start = Chain.of("x")
-            written = start
+            written = Chain.of("x")
             for text in ("It is 41.\n\n", "41"):
                 written = written.extend(Step(text, "large", "end", (Token("w"),) * 20))
-            found.chains = {number: LargeChain(start, written) for number in range(8)}
+            found.chains = dict.fromkeys(range(8), written)
             return found
 
     monkeypatch.setattr(module, "Measuring", Made)
