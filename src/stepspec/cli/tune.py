@@ -30,7 +30,7 @@ from stepspec.settings import Settings
 
 from .command_line import finite, only_without_testbed, print_json, writable, write_file
 from .eval import BASELINES, configured
-from .eval import arm as parse_arm
+from .eval import arms as named_arms
 from .flags import (
     BUDGET,
     SAMPLING,
@@ -127,7 +127,6 @@ def command(
         writable("--output", output)
     chosen = read_set(problems, limit, testbed=testbed)
     opening, settings = configured(profile, testbed=testbed)
-    _check_servers(settings)
     arms = choose_arms(policy, settings)
     graded = minutes * ANSWER_SHARE if chosen.tasks else 0.0
 
@@ -165,19 +164,6 @@ def command(
     code = 130 if report.measured.interrupted else EXIT_CODES[report.verdict]
     if code:
         raise typer.Exit(code)
-
-
-def _check_servers(settings: Settings) -> None:
-    """Raise `ConfigurationError` if both models are the same model of the same server."""
-    small = settings.small
-    large = settings.large
-    if small is None or large is None or small.model != large.model:
-        return
-    if set(small.urls) & set(large.urls):
-        raise ConfigurationError(
-            f"--small and --large are the same server, {small.url}: name the server of a smaller"
-            " model with --small"
-        )
 
 
 def read_set(path: Path | None, limit: int, *, testbed: bool = False) -> ProblemSet:
@@ -228,9 +214,7 @@ def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
     settings have no servers for.
     """
     candidates = CANDIDATES + (WITH_CRITIC if settings.rates_steps else ())
-    arms = tuple(map(parse_arm, specs or candidates))
-    if len({arm.name for arm in arms}) < len(arms):
-        raise ConfigurationError("a method is there twice")
+    arms = named_arms(specs or candidates, [])
     for arm in arms:
         if arm.policy in BASELINES:
             raise ConfigurationError(

@@ -42,13 +42,9 @@ def tune(*arguments: str) -> int:
     ("arguments", "complaint"),
     [
         ([], "no small model and no large model: pass --small "),
-        (
-            ["--small", "http://h:1", "--large", "http://h:1/v1"],
-            "--small and --large are the same server, http://h:1",
-        ),
         ([*DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         ([*DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9"),
-        ([*DEAD, "-p", "bild", "-p", "bild"], "a method is there twice"),
+        ([*DEAD, "-p", "bild", "-p", "bild"], "the arm 'bild' is there twice"),
         ([*DEAD, "-p", "large"], "large, small and plain are no methods"),
         ([*DEAD, "-p", "reward"], "needs a reward model"),
         ([*DEAD, "--users", "1"], "--users"),
