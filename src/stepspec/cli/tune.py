@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from typer import Option
 
 from stepspec import prompts
@@ -57,7 +56,6 @@ WITH_CRITIC = ("reward",)
 """Further methods, if a reward model is known."""
 ANSWER_SHARE = 0.3  # of the time, for answers, if the right ones are known
 ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
-WIDTH = 80
 SEED = 0  # of generated problems
 EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}
 TUNE_EXAMPLES = """
@@ -249,8 +247,7 @@ def show(report: Report, written: str) -> None:
         stdout.print(line, soft_wrap=True)
     if report.methods:
         stdout.print()
-        width = max(WIDTH, stdout.width)
-        Console(file=stdout.file, width=width, markup=False).print(report.table())
+        stdout.print(report.table())
     notes = [*report.notes()]
     if log.isEnabledFor(logging.DEBUG):
         notes += report.details()
