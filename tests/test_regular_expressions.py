@@ -49,17 +49,13 @@ def modules() -> Iterator[ModuleType]:
 
 
 def compiled(module: ModuleType) -> Iterator[tuple[str, Compiled]]:
-    """The patterns of *module*, also those in its lists of patterns and replacements."""
+    """The patterns of *module*, also those of the spellings of answers."""
     for name, value in vars(module).items():
         if isinstance(value, re.Pattern):
             yield name, value
-        if isinstance(value, list):
-            for item in cast("list[Any]", value):
-                match item:
-                    case (re.Pattern() as pattern, str()):
-                        yield f"{name} {pattern.pattern}", pattern
-                    case _:
-                        pass
+        if name == "_SPELLINGS":
+            for pattern, _ in cast("list[tuple[Compiled, str]]", value):
+                yield f"{name} {pattern.pattern}", pattern
 
 
 def used(module: ModuleType) -> Iterator[tuple[str, str]]:
