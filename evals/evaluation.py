@@ -124,18 +124,17 @@ async def _measure(
     slots: Sequence[WorkerSlot] = [partial(local_worker, solver, plan)]
     if workers:
         slots = workers.slots(solver.settings, plan)
-    async with Graders() as graders:
-        with progress_bars(console) as progress:
-            bar = progress.add_task(
-                evaluation.benchmark.name,
-                total=len(places),
-                completed=done,
-            )
+    with progress_bars(console) as progress:
+        bar = progress.add_task(
+            evaluation.benchmark.name,
+            total=len(places),
+            completed=done,
+        )
 
-            def advance(_: Sample) -> None:
-                progress.advance(bar)
+        def advance(_: Sample) -> None:
+            progress.advance(bar)
 
-            await run(slots, plan, graders, samples, traces=traces, on_sample=advance)
+        await run(slots, plan, Graders(), samples, traces=traces, on_sample=advance)
 
 
 async def _begin(

@@ -34,7 +34,6 @@ LIBRARIES = (
     "openai",
     "aiohttp",
     "pydantic",
-    "math-verify",
     "latex2sympy2_extended",
     "sympy",
     "datasets",

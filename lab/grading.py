@@ -55,9 +55,9 @@ def worked_solution(row: Raw) -> str:
 
 async def grade(solutions: Sequence[str], golds: Sequence[Gold]) -> Sequence[Mark]:
     """Grade each of *solutions* against the gold at the same place."""
-    async with Graders() as graders:
-        pairs = zip(solutions, golds, strict=True)
-        return await asyncio.gather(*(gold.grade(solution, graders) for solution, gold in pairs))
+    graders = Graders()
+    pairs = zip(solutions, golds, strict=True)
+    return await asyncio.gather(*(gold.grade(solution, graders) for solution, gold in pairs))
 
 
 def reason(task: Task, solution: str, mark: Mark) -> str:

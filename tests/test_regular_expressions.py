@@ -49,9 +49,13 @@ def modules() -> Iterator[ModuleType]:
 
 
 def compiled(module: ModuleType) -> Iterator[tuple[str, Compiled]]:
-    yield from (
-        (name, value) for name, value in vars(module).items() if isinstance(value, re.Pattern)
-    )
+    """The patterns of *module*, also those of the spellings of answers."""
+    for name, value in vars(module).items():
+        if isinstance(value, re.Pattern):
+            yield name, value
+        if name == "_SPELLINGS":
+            for pattern, _ in cast("list[tuple[Compiled, str]]", value):
+                yield f"{name} {pattern.pattern}", pattern
 
 
 def used(module: ModuleType) -> Iterator[tuple[str, str]]:

@@ -70,19 +70,19 @@ async def search(
     those of an earlier search. *on_sample* is called for each new sample. A sample without an
     answer that could be graded is not right.
     """
-    async with Graders() as graders:
+    graders = Graders()
 
-        async def solve_all(arm: Arm) -> list[bool]:
-            alone = replace(plan, arms=(arm,))
-            slot = partial(local_worker, solver, alone)
-            await run([slot], alone, graders, samples, on_sample=on_sample)
-            return [samples.done[number, arm.name].correct for number in range(len(plan.tasks))]
+    async def solve_all(arm: Arm) -> list[bool]:
+        alone = replace(plan, arms=(arm,))
+        slot = partial(local_worker, solver, alone)
+        await run([slot], alone, graders, samples, on_sample=on_sample)
+        return [samples.done[number, arm.name].correct for number in range(len(plan.tasks))]
 
-        large, *methods = plan.arms
-        right = await solve_all(large)
-        tested: list[ThresholdTest] = []
-        for value, arm in zip(threshold.values, methods, strict=True):
-            tested.append(test.at(value, Paired.of(right, await solve_all(arm))))
-            if not tested[-1].holds:
-                break
+    large, *methods = plan.arms
+    right = await solve_all(large)
+    tested: list[ThresholdTest] = []
+    for value, arm in zip(threshold.values, methods, strict=True):
+        tested.append(test.at(value, Paired.of(right, await solve_all(arm))))
+        if not tested[-1].holds:
+            break
     return CalibrationResult(test, tuple(tested))

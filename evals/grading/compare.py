@@ -1,7 +1,7 @@
 r"""
 Decide whether an answer means the same as the gold, the true answer.
 
-This module compares lists, pairs and intervals item by item, and texts word by word. `Algebra`
+This module compares lists, pairs and intervals item by item, and texts word by word. `algebra`
 compares two expressions that have no lists, words or units.
 
 A false "right" is worse than a false "wrong". Answers of different kinds are different, for example
@@ -12,17 +12,13 @@ approximates.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from fractions import Fraction
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
+from .algebra import equal, parse
 from .groups import LETTER, LIST, PAIR, Group, bracketed, group_of, split
 from .normal import POWERS, Quantity, normal, quantity
 
-Algebra: TypeAlias = Callable[[str, str], Awaitable[bool | None]]
-"""Compares two expressions, the gold first. None: the comparison took too long."""
-Verdict: TypeAlias = bool | None
-"""Whether two answers mean the same. None: algebra took too long."""
 _COMPUTATION = "="  # stands for the name if the left side is a computation: 2+3 = 5
 MAX_ITEMS = 16  # of a list or a pair; algebra compares each item with each
 
@@ -61,8 +57,6 @@ _MODULUS = re.compile(
     r"\(?(?:\\text\{)?\(?\\?[pb]?mod(?:ulo)?[ }{(]*"  # \pmod{, (mod, \bmod, \text{modulo
     r"(\d{1,40})[)} ]*"  # 1000
 )
-_UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
-_COEFFICIENT = re.compile(r"[+-]? ?(?:[^-+(]*|\([^()]*\))")  # 3, -2, + (a+b), or nothing
 _RATIO = re.compile(r"(\d+(?:\.\d+)?) ?(?::|to|\\text\{to\}) ?(\d+(?:\.\d+)?)")  # 7:3, 7 to 3
 _DIVISION = re.compile(r":|/|\\frac|\bto\b")  # a sign of a ratio or a fraction
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")  # 7:30
@@ -81,28 +75,26 @@ _SEVERAL_VARIABLES = re.compile(
     r"(?<!\^\{)[-+*]|\\times|\\frac|(?<![a-zA-Z\\])[a-z]{2,3}(?![a-zA-Z(])"
 )
 _NAMED_VALUE = re.compile(rf"({LETTER})=(.*)")  # x=1
-_SIMPLE_NAMED_VALUE = re.compile(rf"{LETTER}=([^=]+)")  # x=1, but not x=1+1=2
 
 
-async def same(answer: str, gold: str, algebra: Algebra) -> Verdict:
+def same(answer: str, gold: str) -> bool:
     """Whether *answer* means the same as *gold*, the true answer."""
     if not answer.strip():
         return False
     if [part.strip() for part in answer.split(",")] == [part.strip() for part in gold.split(",")]:
         return True
-    return await _same(normal(answer), normal(gold), algebra)
+    return _same(normal(answer), normal(gold))
 
 
-async def _same(answer: str, gold: str, algebra: Algebra) -> Verdict:
+def _same(answer: str, gold: str) -> bool:
     """Compare two answers of any kind. Both are in the notation of `normal`."""
     if not answer or not gold:
         return False
     if answer == gold:
         return True
     answer_without_name = _without_point_name(answer, gold)
-    gold_without_name = _without_point_name(gold, answer)
-    gold = _vector(gold_without_name)
-    answer = _conclusion(_vector(answer_without_name), gold)
+    gold = _without_point_name(gold, answer)
+    answer = _conclusion(answer_without_name, gold)
     answer_group = group_of(answer)
     gold_group = group_of(gold)
     if answer_group is None and gold_group is None and (_words(answer) or _words(gold)):
@@ -110,13 +102,13 @@ async def _same(answer: str, gold: str, algebra: Algebra) -> Verdict:
     # A value with a name can be a group, for example the pair in A = (1,2).
     _, answer_value = _named(answer)
     if answer_group is None and group_of(answer_value):
-        return await _same(answer_value, gold, algebra)
+        return _same(answer_value, gold)
     _, gold_value = _named(gold)
     if gold_group is None and group_of(gold_value):
-        return await _same(answer, gold_value, algebra)
+        return _same(answer, gold_value)
     if answer_group or gold_group:
-        return await _same_groups(answer, gold, algebra)
-    return await _same_single_values(answer, gold, algebra)
+        return _same_groups(answer, gold)
+    return _same_single_values(answer, gold)
 
 
 def _without_point_name(text: str, other: str) -> str:
@@ -125,24 +117,6 @@ def _without_point_name(text: str, other: str) -> str:
     if match and other.startswith("("):
         return text[match.end() :]
     return text
-
-
-def _vector(text: str) -> str:
-    r"""Write ``3\vec{i}-2\vec{j}`` as ``(3,-2)``, and other texts as they are."""
-    *pieces, rest = _UNIT_VECTOR.split(text)
-    coefficients = [piece.strip() for piece in pieces[::2]]
-    axes = pieces[1::2]
-    if not axes or rest.strip() or len(set(axes)) < len(axes):
-        return text
-    if not all(map(_COEFFICIENT.fullmatch, coefficients)):
-        return text
-    if not all(coefficient.startswith(("+", "-")) for coefficient in coefficients[1:]):
-        return text
-    values = dict.fromkeys("ijk" if "k" in axes else "ij", "0")
-    for axis, coefficient in zip(axes, coefficients, strict=True):
-        number = f"{coefficient}1" if coefficient in ("", "+", "-") else coefficient
-        values[axis] = number.removeprefix("+")
-    return f"({','.join(values.values())})"
 
 
 def _conclusion(answer: str, gold: str) -> str:
@@ -161,7 +135,7 @@ def _conclusion(answer: str, gold: str) -> str:
     return conclusion
 
 
-async def _same_groups(answer: str, gold: str, algebra: Algebra) -> Verdict:
+def _same_groups(answer: str, gold: str) -> bool:
     """Compare two answers of which at least one is a group."""
     answer_group, gold_group = _as_same_kind(answer, gold)
     if answer_group is None or gold_group is None or answer_group.kind != gold_group.kind:
@@ -175,46 +149,17 @@ async def _same_groups(answer: str, gold: str, algebra: Algebra) -> Verdict:
     if len(variables) > 1:
         return False
     if answer_group.kind == LIST:
-        return await _same_sets(items, gold_items, algebra)
+        return _same_sets(items, gold_items)
     if len(items) != len(gold_items):
         return False
     pairs = zip(items, gold_items, strict=True)
-    return _all([await _same(item, gold_item, algebra) for item, gold_item in pairs])
+    return all(_same(item, gold_item) for item, gold_item in pairs)
 
 
-async def _same_sets(items: Sequence[str], gold_items: Sequence[str], algebra: Algebra) -> Verdict:
+def _same_sets(items: Sequence[str], gold_items: Sequence[str]) -> bool:
     """Whether each item of one list is in the other list, and the reverse."""
-    rows = [
-        [
-            await _same(
-                item,
-                gold_item,
-                algebra,
-            )
-            for gold_item in gold_items
-        ]
-        for item in items
-    ]
-    columns = zip(*rows, strict=True)
-    return _all([_any(verdicts) for verdicts in (*rows, *columns)])
-
-
-def _all(verdicts: Sequence[Verdict]) -> Verdict:
-    """Whether all *verdicts* are true. None: this depends on unknown verdicts."""
-    if False in verdicts:
-        return False
-    if None in verdicts:
-        return None
-    return True
-
-
-def _any(verdicts: Sequence[Verdict]) -> Verdict:
-    """Whether one of *verdicts* is true. None: this depends on unknown verdicts."""
-    if True in verdicts:
-        return True
-    if None in verdicts:
-        return None
-    return False
+    every_item = all(any(_same(item, gold) for gold in gold_items) for item in items)
+    return every_item and all(any(_same(item, gold) for item in items) for gold in gold_items)
 
 
 def _as_same_kind(answer_text: str, gold_text: str) -> tuple[Group | None, Group | None]:
@@ -235,12 +180,12 @@ def _as_same_kind(answer_text: str, gold_text: str) -> tuple[Group | None, Group
         gold = Group(LIST, (gold_text,))
     if answer is None or gold is None:
         return answer, gold
-    if answer.kind == LIST and gold.kind == LIST:
-        return _as_pairs_if_gold_has_names(answer, gold)
-    if answer.kind == LIST:
-        return _in_order_of_names(answer), gold
-    if gold.kind == LIST:
-        return answer, _in_order_of_names(gold)
+    if answer.kind != gold.kind:
+        return _in_order_of_names(answer), _in_order_of_names(gold)
+    # The answer 1, 2 to x = 1, y = 2 means these values in this order.
+    gold_values = _values_by_name(gold)
+    if gold_values and not any(map(_NAMED_VALUE.fullmatch, answer.items)):
+        return Group(PAIR, answer.items), Group(PAIR, [*gold_values.values()])
     return answer, gold
 
 
@@ -251,75 +196,66 @@ def _without_outer_group(group: Group) -> Group:
     return group_of(group.items[0]) or group
 
 
-def _as_pairs_if_gold_has_names(answer: Group, gold: Group) -> tuple[Group, Group]:
-    """
-    Return two lists as pairs if only the items of *gold* have names, as in ``x = 1, y = 2``.
-
-    The answer ``1, 2`` then means these values in this order.
-    """
-    if any(map(_SIMPLE_NAMED_VALUE.fullmatch, answer.items)):
-        return answer, gold
-    matches = [_SIMPLE_NAMED_VALUE.fullmatch(item) for item in gold.items]
-    values = [match[1] for match in matches if match]
-    names = {item.partition("=")[0] for item in gold.items}
-    all_have_names = len(values) == len(matches)
-    names_differ = len(names) == len(values)
-    if all_have_names and names_differ and len(values) > 1:
-        return Group(PAIR, answer.items), Group(PAIR, values)
-    return answer, gold
-
-
 def _in_order_of_names(group: Group) -> Group:
     """Return ``x = 1, y = 2`` as a pair if every item has a name and the names are in order."""
-    matches = [_NAMED_VALUE.fullmatch(item) for item in group.items]
-    names = [match[1].lstrip("\\") for match in matches if match]
-    if len(names) < len(matches) or names != sorted(set(names)):
+    values = _values_by_name(group)
+    if group.kind != LIST or not values or list(values) != sorted(values):
         return group
-    return Group(PAIR, [match[2] for match in matches if match])
+    return Group(PAIR, [*values.values()])
 
 
-async def _same_single_values(answer: str, gold: str, algebra: Algebra) -> Verdict:
+def _values_by_name(group: Group) -> dict[str, str]:
+    """Return the values of ``x = 1, y = 2`` by their names; {} unless each item has a name."""
+    matches = [_NAMED_VALUE.fullmatch(item) for item in group.items]
+    values = {match[1].lstrip("\\"): match[2] for match in matches if match}
+    return values if len(values) == len(group.items) else {}
+
+
+def _same_single_values(answer: str, gold: str) -> bool:
     """Compare two answers that are neither groups nor words."""
     answer, gold = _without_names(answer, gold)
     if answer == gold:
         return answer != ""  # Both are empty if the value after a name is missing: "x =".
     if r"\approx" in answer:  # 1/3 \approx 0.333 is right if one of its parts is right.
         parts = [part.strip() for part in answer.split(r"\approx") if part.strip()]
-        return _any([await _same(part, gold, algebra) for part in parts])
+        return any(_same(part, gold) for part in parts)
     answer_fraction = _ratio_as_fraction(answer)
     # A gold such as 7:30 can be a time, and a time equals no fraction.
     gold_fraction = gold if _TIME.fullmatch(gold) else _ratio_as_fraction(gold)
     has_ratio = answer_fraction != answer or gold_fraction != gold
     # The ratio 2:1 equals 4:2 and 2/1, but not the number 2.
     if has_ratio and _DIVISION.search(answer) and _DIVISION.search(gold):
-        return await _same_single_values(answer_fraction, gold_fraction, algebra)
+        return _same_single_values(answer_fraction, gold_fraction)
     answer_modulus = _MODULUS.fullmatch(answer)
     gold_modulus = _MODULUS.fullmatch(gold)
     if answer_modulus and gold_modulus:
         return answer_modulus.groups() == gold_modulus.groups()
-    return await _same_quantities(quantity(_residue(answer)), quantity(gold), algebra)
+    return _same_quantities(quantity(_residue(answer)), quantity(gold))
 
 
-async def _same_quantities(answer: Quantity, gold: Quantity, algebra: Algebra) -> Verdict:
+def _same_quantities(answer: Quantity, gold: Quantity) -> bool:
     """Compare two numbers or expressions with their units."""
     if _units_differ(answer.unit, gold.unit):
         return False
-    if answer.value is not None and gold.value is not None:
-        # The answer and the gold are equal even if one of them lacks "%". But the answer 0.25% is
-        # wrong if the gold is 0.25, because this gold probably means 25%.
-        adds_percent = "percent" in answer.unit and "percent" not in gold.unit
-        shrinks_share = adds_percent and abs(answer.value) < 1
-        if answer.value == gold.value and not shrinks_share:
-            return True
-        return _share(answer.value, answer.unit) == _share(gold.value, gold.unit)
-    if answer.expression == gold.expression:
-        return True
     if _unreadable(answer.expression) or _unreadable(gold.expression):
-        return False
+        return answer.expression == gold.expression
     # An equation and an expression are answers of different kinds.
     if ("=" in answer.expression) != ("=" in gold.expression):
         return False
-    return await algebra(gold.expression, answer.expression)
+    try:
+        value = parse(answer.expression)
+        gold_value = parse(gold.expression)
+        # The answer and the gold are equal even if one of them lacks "%". But the answer 0.25% is
+        # wrong if the gold is 0.25, because this gold probably means 25%.
+        adds_percent = "percent" in answer.unit and "percent" not in gold.unit
+        shrinks_share = adds_percent and abs(value) < 1
+        if not shrinks_share and equal(value, gold_value):
+            return True
+        if "percent" not in answer.unit | gold.unit:
+            return False
+        return equal(_share(value, answer.unit), _share(gold_value, gold.unit))
+    except Exception:  # The library cannot read one of them.
+        return answer.expression == gold.expression
 
 
 def _ratio_as_fraction(text: str) -> str:
@@ -360,7 +296,7 @@ def _units_differ(answer: frozenset[str], gold: frozenset[str]) -> bool:
     return POWERS.issubset(in_one_only)
 
 
-def _share(value: Fraction, unit: frozenset[str]) -> Fraction:
+def _share(value: Any, unit: frozenset[str]) -> Any:
     """Return 0.5 for 50%, and other values as they are."""
     if "percent" in unit:
         return value / 100
@@ -403,7 +339,7 @@ def _named(text: str) -> tuple[str, str]:
     if _NAME.fullmatch(first):
         return first, value
     # A value in brackets is a result, as in A \cap B = \{1,2\}.
-    if bracketed(value):
+    if bracketed(value) or value.startswith(r"\begin"):
         return _COMPUTATION, value
     without_commands = re.sub(r"\\[a-zA-Z]+", "", first)
     has_variables = re.search(r"[a-zA-Z]", without_commands)
@@ -412,8 +348,6 @@ def _named(text: str) -> tuple[str, str]:
 
 def _same_words(answer: str, gold: str) -> bool:
     """Compare two texts of which at least one has words."""
-    if _different_letters(answer, gold):
-        return False
     if _words(answer) == _words(gold):
         return True
     letters = _letters(answer)
@@ -445,10 +379,3 @@ def _letters(text: str) -> str:
     if bare.isalpha():
         return bare
     return ""
-
-
-def _different_letters(answer: str, gold: str) -> bool:
-    """Whether both are single letters that differ. r and R differ, as both can be variables."""
-    letter = _TEXT.sub(r"\1", answer).strip()
-    gold_letter = _TEXT.sub(r"\1", gold).strip()
-    return len(letter) == len(gold_letter) == 1 and letter != gold_letter

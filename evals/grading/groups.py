@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+from .algebra import parse, sympy
 
 LIST = "list"
 PAIR = "()"
@@ -21,9 +24,8 @@ _BRACKETS = ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"))
 _MEMBER = re.compile(
     rf"{LETTER}(?:\\in(?![a-z])|=(?=\\\{{))|(\({LETTER}(?:,{LETTER})+\))(?:=|\\in(?![a-z]))"
 )
-_VARIABLE = re.compile(LETTER)
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _RELATION = re.compile(r"<|>|\\le(?![a-z])|\\ge(?![a-z])")
+_UNIT_VECTOR = re.compile(r"\\vec\{([ijk])\}")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 
 
@@ -39,6 +41,7 @@ class Group:
     """The variable of an inequality, or the ``(x,y)`` before a group; "" if there is none."""
 
 
+@lru_cache
 def group_of(text: str) -> Group | None:
     """Return the parts of *text*; None if it has only one."""
     names = ""
@@ -55,7 +58,7 @@ def group_of(text: str) -> Group | None:
         return Group(group.kind, group.items, names)
     if len(_signs(text)) > 1:
         return _list_of([text])
-    return _interval(text)
+    return _interval(text) or _vector(text)
 
 
 def bracketed(text: str) -> Group | None:
@@ -121,53 +124,35 @@ def _signs(text: str) -> tuple[str, ...]:
 
 def _interval(text: str) -> Group | None:
     r"""Return the interval of ``x > 3``, ``1 < x < 2`` or ``x > 1 \wedge x < 2``."""
-    first, both, second = text.partition(r"\wedge")
-    if both:
-        return _intersection(_interval(first.strip()), _interval(second.strip()))
-    return _inequality(text)
+    if not _RELATION.search(text):
+        return None
+    try:
+        relation = sympy.And(*map(parse, text.split(r"\wedge")))
+        (variable,) = relation.free_symbols
+        interval = relation.as_set()
+        left = "(" if interval.left_open else "["
+        right = ")" if interval.right_open else "]"
+    except Exception:  # The library cannot read it, or it is no single interval.
+        return None
+    return Group(left + right, list(map(sympy.latex, interval.args[:2])), str(variable))
 
 
-def _intersection(first: Group | None, second: Group | None) -> Group | None:
-    """Return the interval between two half-lines in opposite directions; None for others."""
-    if first is None or second is None or first.variable != second.variable:
+def _vector(text: str) -> Group | None:
+    r"""Return the entries of a column, or of ``3\vec{i}-2\vec{j}``."""
+    axes = "ijk" if r"\vec{k}" in text else "ij"
+    columns = _UNIT_VECTOR.sub(lambda match: _column(axes, match[1]), text)
+    if r"matrix}" not in columns:
         return None
-    if first.items[0] == r"-\infty":
-        first, second = second, first
-    if first.items[1] != r"\infty" or second.items[0] != r"-\infty":
-        return None
-    return Group(
-        kind=first.kind[0] + second.kind[1],
-        items=(first.items[0], second.items[1]),
-        variable=first.variable,
-    )
-
-
-def _inequality(text: str) -> Group | None:
-    """Return the interval of one variable with one or two bounds; None for other texts."""
-    signs = _RELATION.findall(text)
-    bounds = [part.strip() for part in _RELATION.split(text)]
-    if len(signs) not in (1, 2) or not all(bounds):
-        return None
-    position = next((i for i, part in enumerate(bounds) if _VARIABLE.fullmatch(part)), None)
-    if position is None:
-        return None
-    variable = bounds.pop(position)
-    if any(re.search(r"[a-zA-Z=]", _COMMAND.sub("", bound)) for bound in bounds):
-        return None
-    rising = [sign in ("<", r"\le") for sign in signs]
-    closed = [sign in (r"\le", r"\ge") for sign in signs]
-    if len(bounds) == 2:
-        if position != 1 or rising[0] != rising[1]:
+    try:
+        entries = parse(columns).doit()
+        if entries.cols > 1 or entries.rows == 1:
             return None
-        if not rising[0]:
-            bounds.reverse()
-            closed.reverse()
-    elif rising[0] == (position == 0):
-        bounds.insert(0, r"-\infty")
-        closed.insert(0, False)
-    else:
-        bounds.append(r"\infty")
-        closed.append(False)
-    left = "[" if closed[0] else "("
-    right = "]" if closed[1] else ")"
-    return Group(kind=left + right, items=bounds, variable=variable)
+        return Group(PAIR, list(map(sympy.latex, entries)))
+    except Exception:  # The library cannot read it, or it is no matrix.
+        return None
+
+
+def _column(axes: str, axis: str) -> str:
+    """Return the unit vector of *axis* as a column."""
+    entries = r"\\".join(str(int(other == axis)) for other in axes)
+    return rf"\begin{{pmatrix}}{entries}\end{{pmatrix}}"

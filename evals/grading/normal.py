@@ -2,8 +2,7 @@ r"""
 Rewrite answers so that equal answers look alike.
 
 Spaces, fractions, mixed numbers, decimals and units get one notation. The algebra library gets
-answers only in this notation, because it misreads others: it takes ``5 6`` for 56 and
-``2\frac{1}{2}`` for a product.
+answers only in this notation, because it misreads others: it takes ``5 6`` for 56.
 """
 
 # ruff: noqa: RUF001 (the characters that models write)
@@ -32,57 +31,33 @@ _SPELLINGS = [
     (re.compile(pattern), replacement.replace("␣", " "))
     for pattern, _, replacement in (line.partition("\t") for line in _lines_of("spellings.txt"))
 ]
-_STYLE = re.compile(
-    r"\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|"
-    r"(?:text)?color\s*\{[^{}]*\})\s*(?=\{)"
-)
 _MARGIN = re.compile(r"^(?:\\[,;:! ]|\s)+|(?:\\[,;:!]|\s){1,9}$")
-_DELIMITERS = (
-    *((mark, mark) for mark in ("$$", "$", "**", "*", "`", "__")),
-    (r"\(", r"\)"),
-    (r"\[", r"\]"),
+# Braces with at most three levels of braces inside.
+_BRACED = (
+    r"\{((?:[^{}\\]|\\.|\{(?:[^{}\\]|\\.|\{(?:[^{}\\]|\\.|\{(?:[^{}\\]|\\.)*+\})*+\})*+\})*+)\}"
+)
+# A whole answer in a style, in braces, or in marks of a formula.
+_WRAPPED = re.compile(
+    r"(?s)(?:\\(?:math(?:bf|it|rm|sf)|boldsymbol|bm|underline|boxed|fbox|displaystyle|[lL]arge|"
+    rf"(?:text)?color\s*\{{[^{{}}]*\}})\s*)?{_BRACED}"
+    r"|(?P<mark>\$\$?|\*\*?|`|__)((?:(?!(?P=mark)).)+)(?<!\\)(?P=mark)"
+    r"|\\\(((?:(?!\\\().)+)(?<!\\)\\\)|\\\[((?:(?!\\\[).)+)(?<!\\)\\\]"
 )
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 _CURRENCY = re.compile(r"^([+-]?)\s*\\?([$€£¥₹])\s*(?=[+-]?[\d.])|(?<=\d)\s*\\?([$€£¥₹])$")
 _THOUSANDS = re.compile(
     r"(?<![\d,.(\[])(?<![(\[]-)(?<![(\[][ ])(?<!\\\{)\d{1,3}(?:(?:,\d{3})+|(?:"
-    r" \d{3})+|(?:'\d{3})+)(?!,? ?\d)(?!\s*/)"
+    r" \d{3})+|(?:'\d{3})+)(?!,? ?\d)"
 )
 _POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,\d{1,2})?(?![\d.,])")
 _LAKHS = re.compile(r"(?<![\d,.(\[])\d{1,2}(?:,\d\d)+,\d{3}(?!,?\d)")
 _REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
-_MIXED = re.compile(
-    r"(?<![\d.^_a-zA-Z])(\d{1,9})(?:\s*\\frac\{(\d{1,9})\}\{(\d{1,9})\}|"
-    r" (\d{1,9})/(\d{1,9})(?![\d.]))"
-)
-_SPACE = re.compile(r"(?<![a-zA-Z0-9]) +| +(?![a-zA-Z0-9\\])| +(?=\\(?!text))")
-_COLUMN = re.compile(
-    r"(^|=) ?(-?(?:\d{1,9}|\\frac\{-?\d{1,9}\}\{\d{1,9}\})?) ?"
-    r"\\begin\{([pb])matrix\}((?:(?!\\begin)[^&]){1,300}?)\\end\{\3matrix\}[ .]{0,9}$"
-)
-_ARRAY = re.compile(
-    r"(?:([(\[]) ?|^\s*)\\begin\{(?:array\}\{(?:[clr| ]|@\{\}){1,20}|(?:small)?matrix)\}"
-    r"((?:(?!\\(?:begin|end)\b)[\s\S]){1,600})\\end\{(?:array|(?:small)?matrix)\}"
-    r"(?(1)\s*[)\]]|\s*$)"
-)
-_LINE = re.compile(r"\\\\(?:\[[^][]{0,9}\])?")
-_POWER = re.compile(r"\^(?:\{\s*(-?\d{0,6}\.\d{1,6})\s*\}|(\d{0,6}\.\d{1,6})(?!\d))")
 _AND = re.compile(
     r"(?<![\d.])(\d{1,9})\s{0,3}(?:(?<=\s)(?:and|&)(?=\s)|\\text\s?\{\s{0,3}and\s{0,3}\})\s{0,3}"
     r"(?=\d{1,9}/\d|\\[dtc]?frac(?![a-zA-Z]))"
 )
 _OVERLINED = re.compile(r"(?:\d[\u0304\u0305\u0307])+")
 _LETTERED = re.compile(r"(\d)(?:\s|\\[,;: ])?([kKM]|bn|mn)(\W*)$")
-_ANSWER = re.compile(
-    r"^(?:\\text\{)?(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}?\s*", re.IGNORECASE
-)
-
-_SIZE = r"\d+(?:\.\d*)?|\.\d+"
-_NUMBER = re.compile(
-    rf"\(?([+-]?)(?:\((\d+)\+\\frac\{{(\d+)\}}\{{(\d+)\}}\)"
-    rf"|\\frac\{{(-?(?:{_SIZE}))\}}\{{(-?(?:{_SIZE}))\}}"
-    rf"|({_SIZE})(?:/({_SIZE})|\\times ?10\^\{{?(-?\d{{1,2}})\}}?|[eE]([+-]?\d{{1,2}})(?!\d))?)"
-)
 
 MAGNITUDES = {
     "dozen": 12,
@@ -134,17 +109,11 @@ def normal(text: str) -> str:
     text = _undelimited(unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).strip())
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    text = _POWER.sub(_power, text)
-    text = _COLUMN.sub(_column, _ARRAY.sub(_matrix, text.strip()))
-    text = _CURRENCY.sub(lambda match: f"{match[1] or ''}{match[2] or match[3]}", text.strip())
-    text = re.sub(r"(?<!^)(?<!^-)\\?\$(?!$)", "", text)
-    text = _ANSWER.sub("", _undelimited(text.strip()))
+    text = _undelimited(text.strip())
     text = _POINTS.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"[, ']", "", match[0]), text)
     text = _LAKHS.sub(lambda match: match[0].replace(",", ""), text)
-    text = _MIXED.sub(_mixed, _REPEATING.sub(_repeating, text))
-    text = _SPACE.sub("", re.sub(r" +", " ", text))
-    text = re.sub(r"(?<=[_^])\{([\da-zA-Z])\}(?![\da-zA-Z])", r"\1", text)
+    text = _REPEATING.sub(_repeating, text)
     return text.strip(" ").rstrip("., ;").removeprefix("+")
 
 
@@ -164,49 +133,10 @@ def with_mixed_numbers(text: str) -> str:
 def _undelimited(text: str) -> str:
     """Take off a style, braces or marks of a formula, if the whole answer stands in them."""
     text = _MARGIN.sub("", text)
-    inside = text
-    style = _STYLE.match(text)
-    if style:
-        inside = text[style.end() :]
-    if inside.startswith("{") and inside.endswith("}") and _closed(inside[1:-1]):
-        return _undelimited(inside[1:-1])
-    for opening, closing in _DELIMITERS:
-        has_both = len(text) > len(opening) + len(closing)
-        if not (has_both and text.startswith(opening) and text.endswith(closing)):
-            continue
-        inside = text[len(opening) : len(text) - len(closing)].strip()
-        if opening not in inside and not inside.endswith("\\"):
-            return _undelimited(inside)
-    return text
-
-
-def _closed(text: str) -> bool:
-    """Whether all braces in *text* have their partners in *text*."""
-    for _ in range(9):  # levels of braces
-        text = re.sub(r"\\.|\{[^{}]*\}", "", text)
-    return "{" not in text and "}" not in text
-
-
-def _matrix(array: re.Match[str]) -> str:
-    """Write an array as a matrix, with brackets if the array stands in brackets."""
-    kind = "bmatrix" if array[1] == "[" else "pmatrix"
-    return f"\\begin{{{kind}}}{array[2]}\\end{{{kind}}}"
-
-
-def _column(match: re.Match[str]) -> str:
-    """Spell a column of several entries as a vector."""
-    before, factor, _, column = match.groups()
-    items = [item.strip() for item in _LINE.split(column) if item.strip()]
-    if len(items) < 2:
-        return match[0]
-    if factor:
-        items = [f"{factor}({item})" for item in items]
-    return f"{before}({','.join(items)})"
-
-
-def _power(match: re.Match[str]) -> str:
-    """Spell a decimal exponent as a fraction, because algebra only approximates decimal powers."""
-    return f"^{{{_fraction(Fraction(match[1] or match[2]))}}}"
+    match = _WRAPPED.fullmatch(text)
+    if match is None:
+        return text
+    return _undelimited(match[match.lastindex or 0])
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -224,15 +154,6 @@ def _fraction(value: Fraction) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def _mixed(match: re.Match[str]) -> str:
-    """Spell a mixed number as a sum. Leave a whole number before an improper fraction as it is."""
-    over = match[2] or match[4]
-    under = match[3] or match[5]
-    if int(over) >= int(under):
-        return match[0]
-    return rf"({match[1]}+\frac{{{over}}}{{{under}}})"
-
-
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """An expression and its unit."""
@@ -241,8 +162,6 @@ class Quantity:
     """The expression without its unit."""
     unit: frozenset[str] = frozenset()
     """The words of the unit and its powers, such as "meter" and "2"."""
-    value: Fraction | None = None
-    """The number, if the expression is just a number."""
 
 
 def quantity(text: str) -> Quantity:
@@ -263,11 +182,8 @@ def quantity(text: str) -> Quantity:
             text = text[: found.start()]
             factor = multiple or 1
             unit.update(_canonical(word) for word in words if word not in _SMALL_WORDS)
-    value = _value(text)
-    if value is not None:
-        return Quantity(text, frozenset(unit), value * factor)
     if factor != 1:
-        text = f"{factor}({text})"
+        text = rf"{factor}\times({text})"
     return Quantity(text, frozenset(unit))
 
 
@@ -294,26 +210,3 @@ def _canonical(word: str) -> str:
     if word.endswith("s") and not word.endswith("ss") and len(word) > 2:
         single = word[:-1]
     return _ALIASES.get(single, _ALIASES.get(word, single))
-
-
-def _value(text: str) -> Fraction | None:
-    """Return the number in *text*; None if *text* is more than a number, or too long."""
-    if len(text) > MAX_NUMBER_CHARACTERS:
-        return None
-    if re.fullmatch(r"\(-?[\d.]+\)|\{-?[\d.]+\}", text):
-        text = text[1:-1]
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return None
-    sign, whole, over, under, top, bottom, size, divisor, power, exponent = match.groups()
-    try:
-        if whole:
-            value = Fraction(whole) + Fraction(int(over), int(under))
-        elif top:
-            value = Fraction(top) / Fraction(bottom)
-        else:
-            magnitude = Fraction(10) ** int(power or exponent or 0)
-            value = Fraction(size) / Fraction(divisor or 1) * magnitude
-    except ZeroDivisionError:
-        return None
-    return -value if sign == "-" else value

@@ -42,7 +42,8 @@ async def demo(
     SpecReason runs with `auto`, as by default. The observer that *printer* makes shows each of its
     runs on *console*.
     """
-    async with Graders() as graders, pair_solver(profile, console) as solver:
+    graders = Graders()
+    async with pair_solver(profile, console) as solver:
         for arm in ARMS:  # Warm up.
             await sample_once(solver, arm, fresh_tasks(1, seed + 1)[0], 0, graders)
         samples: dict[Place, Sample] = {}

@@ -64,21 +64,21 @@ async def compare_answers(
     """
     outcomes: list[tuple[bool, bool]] = []
     gate = asyncio.Semaphore(users)
-    async with Graders() as graders:
+    graders = Graders()
 
-        async def both(number: int, task: Task) -> None:
-            async with gate:
-                try:
-                    seed = derive_seed(0, number, 0)
-                    alone = await sample_once(solver, PLAIN, task, seed, graders)
-                    method = await sample_once(solver, arm, task, seed, graders)
-                    outcomes.append((alone.correct, method.correct))
-                except EndpointUnreachable:
-                    raise
-                except StepspecError:
-                    pass
+    async def both(number: int, task: Task) -> None:
+        async with gate:
+            try:
+                seed = derive_seed(0, number, 0)
+                alone = await sample_once(solver, PLAIN, task, seed, graders)
+                method = await sample_once(solver, arm, task, seed, graders)
+                outcomes.append((alone.correct, method.correct))
+            except EndpointUnreachable:
+                raise
+            except StepspecError:
+                pass
 
-        async with at_most(seconds):
-            await at_once(map(both, count(), tasks))
+    async with at_most(seconds):
+        await at_once(map(both, count(), tasks))
     alone = [large for large, _ in outcomes]
     return Accuracy(sum(alone), Paired.of(alone, [method for _, method in outcomes]))

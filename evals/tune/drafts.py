@@ -9,7 +9,7 @@ drafts or short repairs asks for more where the text goes on otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Unpack
@@ -55,50 +55,38 @@ class Place:
     """The large model's step after its own one."""
 
 
-@dataclass
-class LargeChain:
-    """The large model's own chain about one problem, as it grows."""
+async def begin_chain(solver: Solver, problem: str) -> Chain:
+    """Begin the chain of *problem* as a run of *solver* would."""
+    run = solver.settings.run
+    chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system)
+    thinks = await solver.large.call(lambda server: server.thinks(chain.messages, chain.tools))
+    return replace(chain, thinks=thinks)
 
-    start: Chain
-    """The problem, before any step."""
-    written: Chain
-    """The chain with all its whole steps."""
 
-    @classmethod
-    async def begin(cls, solver: Solver, problem: str) -> LargeChain:
-        """Begin the chain of *problem* as a run of *solver* would."""
-        run = solver.settings.run
-        chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system)
-        thinks = await solver.large.call(lambda server: server.thinks(chain.messages, chain.tools))
-        start = replace(chain, thinks=thinks)
-        return cls(start, start)
+async def write_chain(model: Model, chain: Chain, limit: int) -> AsyncGenerator[Chain]:
+    """Let *model* go on until the chain ends or has *limit* tokens. Yield it after every step."""
+    while not has_ended(chain) and chain.tokens < limit:
+        step = await model.write(chain, limit=min(DEFAULT_LIMIT, limit - chain.tokens))
+        if step.stop not in WHOLE or not step.tokens:
+            return
+        chain = chain.extend(step)
+        yield chain
 
-    async def write(self, model: Model, limit: int) -> None:
-        """Let *model* go on until the chain ends or has *limit* tokens."""
-        while not self.ended and self.written.tokens < limit:
-            step = await model.write(
-                self.written,
-                limit=min(DEFAULT_LIMIT, limit - self.written.tokens),
-            )
-            if step.stop not in WHOLE or not step.tokens:
-                return
-            self.written = self.written.extend(step)
 
-    @property
-    def ended(self) -> bool:
-        """Whether the large model has answered."""
-        chain = self.written
-        answered = not chain.thinks or (chain.finished and not chain.steps[-1].closes)
-        return chain.finished and answered
+def has_ended(chain: Chain) -> bool:
+    """Whether the large model has answered."""
+    if not chain.finished:
+        return False
+    return not chain.thinks or not chain.steps[-1].closes
 
-    def places(self, problem: int) -> list[Place]:
-        """Every place where a step begins, for the problem with this number."""
-        found: list[Place] = []
-        chain = self.start
-        for own, following in pairwise((*self.written.steps, NOTHING)):
-            found.append(Place(problem, chain, own, following))
-            chain = chain.extend(own)
-        return found
+
+def places_of(problem: int, whole: Chain) -> list[Place]:
+    """Every place of the chain *whole* where a step begins, for the problem with this number."""
+    steps = (*whole.steps, NOTHING)
+    return [
+        Place(problem, replace(whole, steps=steps[:count]), own, following)
+        for count, (own, following) in enumerate(pairwise(steps))
+    ]
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,18 @@ from itertools import count, cycle, islice, zip_longest
 from statistics import fmean
 
 from stepspec.api import Solver
+from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.request_context import separate_cache
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnreachable, StepspecError
 
 from ..sample import Arm, derive_seed
-from .drafts import LargeChain, Place, Trier
+from .drafts import Place, Trier, begin_chain, places_of, write_chain
 from .judging import is_error
 from .paces import Arrival, PairPaces, ServerPace, at_most, opened, paces_of, write_streams
 from .prediction import MethodTrials, predict
-from .rounds import RoundWatch, SeenRun
+from .rounds import Round, RoundWatch
 
 PACE_STREAMS = 4  # one after the other, at each server
 MAX_CHAIN_TOKENS = 2048
@@ -48,8 +49,8 @@ class Measured:
     """What was measured of each method, by its name."""
     paces: PairPaces | None = None
     """How fast both servers write; None: not yet known."""
-    chains: dict[int, LargeChain] = field(default_factory=dict[int, LargeChain])
-    """The large model's chains, by the number of the problem."""
+    chains: dict[int, Chain] = field(default_factory=dict[int, Chain])
+    """The large model's chains that have a step, by the number of the problem."""
     skipped: dict[str, str] = field(default_factory=dict[str, str])
     """Why a method is not measured any more, by its name."""
     seconds: float = 0.0
@@ -65,7 +66,7 @@ class Measured:
     @property
     def lengths(self) -> Mapping[int, int]:
         """The tokens of each chain, by the number of the problem."""
-        return {number: chain.written.tokens for number, chain in self.chains.items()}
+        return {number: chain.tokens for number, chain in self.chains.items()}
 
     @property
     def tried(self) -> list[MethodTrials]:
@@ -174,12 +175,12 @@ class Measuring:
 
         async def write(number: int, problem: str) -> None:
             async with gate:
-                chain = await LargeChain.begin(self._solver, problem)
-                self.found.chains[number] = chain
+                start = await begin_chain(self._solver, problem)
                 sampling = self._solver.settings.run.sampling
                 seeded = sampling.with_seed(derive_seed(0, number, 0))
                 async with opened(self._solver.large, seeded) as model:
-                    await chain.write(model, limit)
+                    async for chain in write_chain(model, start, limit):
+                        self.found.chains[number] = chain
 
         async with at_most(self._left(CHAINS_SHARE)):
             await at_once(map(write, count(), self._problems))
@@ -192,7 +193,7 @@ class Measuring:
         """
         rng = random.Random(0)
         chains = self.found.chains
-        places = list(spread([chains[number].places(number) for number in sorted(chains)], rng))
+        places = list(spread([places_of(number, chains[number]) for number in sorted(chains)], rng))
         self._on_part("drafts")
         gate = asyncio.Semaphore(self._users)
         sampling = self._solver.settings.run.sampling.seeded()
@@ -255,7 +256,7 @@ class Measuring:
                 seconds = self._left() / (len(cells) - place)
                 method.runs[size] = await self._run(method.arm, size, seconds)
 
-    async def _run(self, arm: Arm, size: int, seconds: float) -> list[SeenRun]:
+    async def _run(self, arm: Arm, size: int, seconds: float) -> list[list[Round]]:
         """Solve problems with *arm*, *size* at the same time, for so many *seconds*."""
         defaults = self._solver.settings.run
         options = arm.resolve(defaults).model_copy(update={"auto": False, "ahead": defaults.ahead})
@@ -274,7 +275,7 @@ class Measuring:
         with self._skipping(arm), separate_cache(f"{arm.name} {size}"):
             async with at_most(seconds):
                 await at_once(map(user, range(size)))
-        return [run for watch in watches if (run := watch.run()) is not None]
+        return [watch.rounds for watch in watches if watch.rounds]
 
 
 def spread(chains: Sequence[Sequence[Place]], rng: random.Random) -> Iterator[Place]:

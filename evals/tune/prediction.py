@@ -19,7 +19,7 @@ from ..sample import Arm
 from .drafts import Trial
 from .judging import share_by_problem
 from .paces import PairPaces
-from .rounds import SeenRun, commit_times
+from .rounds import Round, commit_times
 
 Verdict: TypeAlias = Literal["pays", "does not pay", "not known"]
 Outcomes: TypeAlias = list[tuple[int, bool]]
@@ -42,8 +42,8 @@ class MethodTrials:
     """What it made of the drafts."""
     errors: Outcomes = field(default_factory=Outcomes)
     """The small model's errors."""
-    runs: dict[int, list[SeenRun]] = field(default_factory=dict[int, list[SeenRun]])
-    """Short runs of it, by the number of runs at the same time."""
+    runs: dict[int, list[list[Round]]] = field(default_factory=dict[int, list[list[Round]]])
+    """The rounds of short runs of it, by the number of runs at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +143,21 @@ def _verdict_seconds(trials: Sequence[Trial]) -> float:
     return median(alone or [round.verdict_seconds for _, round in rounds] or [0.0])
 
 
-def _correction(runs: Sequence[SeenRun], paces: PairPaces, verdict: float) -> float | None:
+def _correction(runs: Sequence[Sequence[Round]], paces: PairPaces, verdict: float) -> float | None:
     """
     How many times as long as the replay of their rounds the *runs* took.
 
     None if they have too few rounds.
     """
     replayed = 0.0
-    for run in runs:
-        times = commit_times(run.rounds, paces, verdict)
+    seconds = 0.0
+    for rounds in runs:
+        times = commit_times(rounds, paces, verdict)
         replayed += times[-1] - times[0]
-    if sum(len(run.rounds) for run in runs) < MIN_RUN_ROUNDS or not replayed:
+        seconds += rounds[-1].at - rounds[0].at
+    if sum(map(len, runs)) < MIN_RUN_ROUNDS or not replayed:
         return None
-    return sum(run.seconds for run in runs) / replayed
+    return seconds / replayed
 
 
 def ranked(methods: Sequence[Figures]) -> tuple[Figures, ...]:

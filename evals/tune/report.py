@@ -15,13 +15,12 @@ from stepspec.orchestrator.toml import document
 from stepspec.settings import Settings
 
 from ..calibration.policy_file import changed_settings
-from ..results import Interval
+from ..results import Interval, aligned
 from .accuracy import Accuracy
 from .measuring import Measured
 from .prediction import MAX_PASSED, Figures, Verdict, predict, ranked
 
 COMMENT_COLUMNS = 96
-METHOD_COLUMNS = 18
 MIN_ENDED = 3  # chains that ended, of which some should be solved
 
 
@@ -131,21 +130,20 @@ class Report:
             yield f"Interrupted after {self.measured.seconds:.0f} s: this is what was known."
 
     def table(self) -> Table:
-        """A line for each method, the best first, in 80 columns."""
+        """A line for each method, the best first."""
         users = self.measured.paces.users if self.measured.paces else 1
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("method", max_width=METHOD_COLUMNS, overflow="fold")
-        for column in ("accepted", "errors", "alone", f"{users} users"):
-            table.add_column(column, justify="right", no_wrap=True)
-        for method in self.methods:
-            table.add_row(
-                method.arm.name,
-                f"{method.accepted.value:.0%}",
-                points(method.errors) if method.errors else "",
-                f"{times(method.alone.value)} {within(method.alone)}",
-                times(method.loaded) if method.loaded else "",
-            )
-        return table
+        return aligned(
+            [
+                {
+                    "method": method.arm.name,
+                    "accepted": f"{method.accepted.value:.0%}",
+                    "errors": points(method.errors) if method.errors else "",
+                    "alone": f"{times(method.alone.value)} {within(method.alone)}",
+                    f"{users} users": times(method.loaded) if method.loaded else "",
+                }
+                for method in self.methods
+            ]
+        )
 
     def notes(self) -> Iterator[str]:
         """What the reader should know about these figures."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepspec.orchestrator.chain import Rollback, Step, accepts
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Repaired
@@ -30,16 +30,8 @@ class Round:
     """Tokens that the large model writes: a repair, or a step in place of a draft."""
     verdict_seconds: float = 0.0
     """Seconds from the end of the draft to its verdict."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeenRun:
-    """A run of a method, or its beginning."""
-
-    seconds: float
-    """Seconds from the commit of its first round to that of its last one."""
-    rounds: tuple[Round, ...]
-    """Its rounds."""
+    at: float = field(default=0.0, compare=False)
+    """When the round was in the chain, on the clock of the event loop."""
 
 
 class RoundWatch:
@@ -49,7 +41,6 @@ class RoundWatch:
         self.rounds: list[Round] = []
         self.failed = False
         """Whether a verdict failed, so that the draft counts as rejected."""
-        self._times: list[float] = []  # when each round was committed
         self._drafted: dict[int, float] = {}  # when the draft of each step was complete
         self._judged: dict[int, tuple[Judged, float]] = {}  # with the seconds of the verdict
         self._kept: Step | None = None  # what is left of a rejected draft
@@ -63,13 +54,13 @@ class RoundWatch:
                 self._judged[index] = (event, now - self._drafted.get(index, now))
                 self.failed |= isinstance(verdict, Rollback) and verdict.reason == "no verdict"
             case Committed(index, step) if index in self._judged and self._kept is None:
-                self._commit(index, step)
+                self._commit(index, step, now)
             case Repaired(_, step):
-                self._repair(step)
+                self._repair(step, now)
             case _:
                 pass
 
-    def _commit(self, index: int, step: Step) -> None:
+    def _commit(self, index: int, step: Step, now: float) -> None:
         """Take in a *step* that was drafted: it is accepted, or what is left of it."""
         judged, seconds = self._judged[index]
         if not accepts(judged.verdict):
@@ -77,38 +68,35 @@ class RoundWatch:
             return
         del self._judged[index]
         tokens = len(step.tokens)
-        if step.author == "large":
-            self._add(Round(0, accepted=True, tokens=tokens, written=tokens))
-        else:
-            self._add(
-                Round(
-                    tokens,
-                    accepted=True,
-                    tokens=tokens,
-                    verdict_seconds=seconds,
-                )
+        drafted = 0 if step.author == "large" else tokens
+        self.rounds.append(
+            Round(
+                drafted,
+                accepted=True,
+                tokens=tokens,
+                written=tokens - drafted,
+                verdict_seconds=seconds,
+                at=now,
             )
+        )
 
-    def _repair(self, step: Step) -> None:
+    def _repair(self, step: Step, now: float) -> None:
         """Take in the repair of the oldest judged draft; later drafts are lost."""
         judged, seconds = self._judged[min(self._judged)]
         kept = len(self._kept.tokens) if self._kept else 0
         written = len(step.tokens)
-        self._add(
+        self.rounds.append(
             Round(
                 len(judged.draft.tokens),
                 accepted=False,
                 tokens=kept + written,
                 written=written,
                 verdict_seconds=seconds,
-            ),
+                at=now,
+            )
         )
         self._kept = None
         self._judged.clear()
-
-    def _add(self, round: Round) -> None:
-        self.rounds.append(round)
-        self._times.append(asyncio.get_running_loop().time())
 
     @property
     def tokens(self) -> int:
@@ -119,12 +107,6 @@ class RoundWatch:
     def between(self) -> bool:
         """Whether a round is over and the next one has committed nothing."""
         return bool(self.rounds) and self._kept is None
-
-    def run(self) -> SeenRun | None:
-        """The rounds so far; None if there is none."""
-        if not self.rounds:
-            return None
-        return SeenRun(self._times[-1] - self._times[0], tuple(self.rounds))
 
 
 def commit_times(rounds: Sequence[Round], paces: PairPaces, verdict: float) -> list[float]:

@@ -205,7 +205,7 @@ async def take(urls: Mapping[str, str], work: Work, say: Callable[[str], None]) 
     async with AsyncExitStack() as stack:
         solver = await stack.enter_async_context(Solver(small, large, ahead=0, auto=False))
         solver.require_both()
-        graders = await stack.enter_async_context(Graders())
+        graders = Graders()
         stores = {
             cell: stack.enter_context(RunStore(work.folder / cell.file, cell.about()))
             for cell in work.cells

@@ -102,7 +102,7 @@ def test_a_worker_describes_its_process_and_imports_no_packages_that_only_the_co
         platform.python_version(),
         provenance.commit(),
     )
-    extras = "{'datasets', 'math_verify', 'numpy', 'ray', 'scipy', 'sympy', 'torch'}"
+    extras = "{'datasets', 'latex2sympy2_extended', 'numpy', 'ray', 'scipy', 'sympy', 'torch'}"
     lines = (
         f"import sys; from stepspec.evals.ray_worker import *; print(describe_process(), {extras} &"
         " set(sys.modules))"

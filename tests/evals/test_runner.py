@@ -64,17 +64,16 @@ async def take(
 ) -> list[Sample]:
     """Take what the file at *path* does not have; return what is new."""
     new: list[Sample] = []
-    async with Graders() as graders:
-        with SampleStore(path, identity(plan)) as samples:
-            worker = LocalWorker(solver.solver, plan)
-            await run(
-                [lambda: nullcontext(worker)],
-                plan,
-                graders,
-                samples,
-                traces=traces,
-                on_sample=new.append,
-            )
+    with SampleStore(path, identity(plan)) as samples:
+        worker = LocalWorker(solver.solver, plan)
+        await run(
+            [lambda: nullcontext(worker)],
+            plan,
+            Graders(),
+            samples,
+            traces=traces,
+            on_sample=new.append,
+        )
     return new
 
 
@@ -250,9 +249,8 @@ class Mortal:
 
 
 async def share(posts: list[Hired], plan: Plan, path: Path) -> None:
-    async with Graders() as graders:
-        with SampleStore(path, identity(plan)) as samples:
-            await run(posts, plan, graders, samples)
+    with SampleStore(path, identity(plan)) as samples:
+        await run(posts, plan, Graders(), samples)
 
 
 @pytest.mark.parametrize(("posts", "concurrency"), [(1, 3), (5, 3)])

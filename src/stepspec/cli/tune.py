@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from typer import Option
 
 from stepspec import prompts
@@ -21,6 +20,7 @@ from stepspec.evals.plan import check_arm
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.evals.tune.accuracy import compare_answers
+from stepspec.evals.tune.drafts import has_ended
 from stepspec.evals.tune.judging import numbers
 from stepspec.evals.tune.measuring import Measured, Measuring
 from stepspec.evals.tune.report import Report
@@ -29,7 +29,7 @@ from stepspec.settings import Settings
 
 from .command_line import finite, only_without_testbed, print_json, writable, write_file
 from .eval import BASELINES, configured
-from .eval import arm as parse_arm
+from .eval import arms as named_arms
 from .flags import (
     BUDGET,
     SAMPLING,
@@ -56,7 +56,6 @@ WITH_CRITIC = ("reward",)
 """Further methods, if a reward model is known."""
 ANSWER_SHARE = 0.3  # of the time, for answers, if the right ones are known
 ANSWER_CHARACTERS = 300  # at the end of a chain, in which its answer stands
-WIDTH = 80
 SEED = 0  # of generated problems
 EXIT_CODES = {"pays": 0, "does not pay": 1, "not known": 2}
 TUNE_EXAMPLES = """
@@ -126,7 +125,6 @@ def command(
         writable("--output", output)
     chosen = read_set(problems, limit, testbed=testbed)
     opening, settings = configured(profile, testbed=testbed)
-    _check_servers(settings)
     arms = choose_arms(policy, settings)
     graded = minutes * ANSWER_SHARE if chosen.tasks else 0.0
 
@@ -164,19 +162,6 @@ def command(
     code = 130 if report.measured.interrupted else EXIT_CODES[report.verdict]
     if code:
         raise typer.Exit(code)
-
-
-def _check_servers(settings: Settings) -> None:
-    """Raise `ConfigurationError` if both models are the same model of the same server."""
-    small = settings.small
-    large = settings.large
-    if small is None or large is None or small.model != large.model:
-        return
-    if set(small.urls) & set(large.urls):
-        raise ConfigurationError(
-            f"--small and --large are the same server, {small.url}: name the server of a smaller"
-            " model with --small"
-        )
 
 
 def read_set(path: Path | None, limit: int, *, testbed: bool = False) -> ProblemSet:
@@ -227,9 +212,7 @@ def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
     settings have no servers for.
     """
     candidates = CANDIDATES + (WITH_CRITIC if settings.rates_steps else ())
-    arms = tuple(map(parse_arm, specs or candidates))
-    if len({arm.name for arm in arms}) < len(arms):
-        raise ConfigurationError("a method is there twice")
+    arms = named_arms(specs or candidates, [])
     for arm in arms:
         if arm.policy in BASELINES:
             raise ConfigurationError(
@@ -242,12 +225,10 @@ def choose_arms(specs: list[str] | None, settings: Settings) -> tuple[Arm, ...]:
 
 def make_report(measured: Measured, minutes: float, chosen: ProblemSet) -> Report:
     """Report what was *measured* on the *chosen* problems."""
-    ended = {number: chain for number, chain in measured.chains.items() if chain.ended}
+    ended = {number: chain for number, chain in measured.chains.items() if has_ended(chain)}
     solved = None
     if chosen.answers:
-        solved = sum(
-            states(chain.written.text, chosen.answers[number]) for number, chain in ended.items()
-        )
+        solved = sum(states(chain.text, chosen.answers[number]) for number, chain in ended.items())
     return Report.of(measured, minutes, chosen.words, solved=solved, ended=len(ended))
 
 
@@ -266,8 +247,7 @@ def show(report: Report, written: str) -> None:
         stdout.print(line, soft_wrap=True)
     if report.methods:
         stdout.print()
-        width = max(WIDTH, stdout.width)
-        Console(file=stdout.file, width=width, markup=False).print(report.table())
+        stdout.print(report.table())
     notes = [*report.notes()]
     if log.isEnabledFor(logging.DEBUG):
         notes += report.details()

@@ -19,7 +19,7 @@ from stepspec.cli.tune import CANDIDATES, read_set, states, with_answers
 from stepspec.evals.calibration.risk_bound import Paired
 from stepspec.evals.sample import Arm, Task
 from stepspec.evals.tune.accuracy import Accuracy, compare_answers
-from stepspec.evals.tune.drafts import LargeChain, Trial
+from stepspec.evals.tune.drafts import Trial
 from stepspec.evals.tune.measuring import Measured
 from stepspec.evals.tune.paces import PairPaces, ServerPace
 from stepspec.orchestrator.chain import Chain, Step, Token
@@ -42,13 +42,9 @@ def tune(*arguments: str) -> int:
     ("arguments", "complaint"),
     [
         ([], "no small model and no large model: pass --small "),
-        (
-            ["--small", "http://h:1", "--large", "http://h:1/v1"],
-            "--small and --large are the same server, http://h:1",
-        ),
         ([*DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         ([*DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9"),
-        ([*DEAD, "-p", "bild", "-p", "bild"], "a method is there twice"),
+        ([*DEAD, "-p", "bild", "-p", "bild"], "the arm 'bild' is there twice"),
         ([*DEAD, "-p", "large"], "large, small and plain are no methods"),
         ([*DEAD, "-p", "reward"], "needs a reward model"),
         ([*DEAD, "--users", "1"], "--users"),
@@ -108,11 +104,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
                     bad = strict == 9 or (strict == 8 and problem % 2)
                     round = replace(BAD if bad else GOOD, verdict_seconds=0.02)
                     method.trials += [Trial(problem, (round,), 10)] * 4
-            start = Chain.of("x")
-            written = start
+            written = Chain.of("x")
             for text in ("It is 41.\n\n", "41"):
                 written = written.extend(Step(text, "large", "end", (Token("w"),) * 20))
-            found.chains = {number: LargeChain(start, written) for number in range(8)}
+            found.chains = dict.fromkeys(range(8), written)
             return found
 
     monkeypatch.setattr(module, "Measuring", Made)

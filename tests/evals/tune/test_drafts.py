@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from stepspec.evals.sample import Arm
-from stepspec.evals.tune.drafts import KnownModel, LargeChain, Place, Trial, Trier
+from stepspec.evals.tune.drafts import (
+    KnownModel,
+    Place,
+    Trial,
+    Trier,
+    begin_chain,
+    has_ended,
+    places_of,
+    write_chain,
+)
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain, Step
 
@@ -161,18 +170,21 @@ def test_an_answer_that_the_large_model_writes_alone_is_no_draft() -> None:
 
 @pytest.mark.parametrize(("limit", "count"), [(1000, 6), (8, 1)])
 def test_a_chain_has_a_place_for_each_whole_step(limit: int, count: int) -> None:
-    async def work() -> LargeChain:
+    async def work() -> list[Chain]:
         model = ScriptedModel("large", counting("large", 4), answer="\n\nIt is 42.")
         world: Any = World()
-        chain = await LargeChain.begin(world, "How many?")
-        await chain.write(model, limit)
-        return chain
+        start = await begin_chain(world, "How many?")
+        return [start, *[chain async for chain in write_chain(model, start, limit)]]
 
-    chain, _ = run(work())
-    places = chain.places(7)
-    steps = chain.written.steps
+    chains, _ = run(work())
+    chain = chains[-1]
+    assert [len(each.steps) for each in chains] == list(range(count + 1))
+    assert not any(map(has_ended, chains[:-1]))
+    places = places_of(7, chain)
+    steps = chain.steps
+    assert [place.chain for place in places] == chains[:-1]
     assert len(places) == len(steps) == count
-    assert chain.ended is (count == 6)
+    assert has_ended(chain) is (count == 6)
     assert tuple(place.own for place in places) == steps
     assert tuple(place.following for place in places[:-1]) == steps[1:]
     assert places[-1].following.text == ""

@@ -48,7 +48,7 @@ def test_the_gain_is_that_of_the_loop(accepted: float) -> None:
     _, seconds = run(seconds_of(world, ahead=2))
     plain = sum(
         world.waiting + world.large_pace * sum(len(step.tokens) for step in chain.steps[:12])
-        for chain in (each.written for each in found.chains.values())
+        for chain in found.chains.values()
     )
     assert said.alone.value == pytest.approx(plain / seconds, rel=0.1)
     assert said.alone.low <= said.alone.value <= said.alone.high
@@ -157,7 +157,7 @@ async def test_a_pair_is_measured_over_http() -> None:
     assert found.paces is not None
     # eight to one; this machine may be slow, but for both
     assert found.paces.ratio < 0.7
-    assert [len(chain.written.steps) > 3 for chain in found.chains.values()] == [True, True]
+    assert [len(chain.steps) > 3 for chain in found.chains.values()] == [True, True]
     accepted = [trial.accepted for trial in found.methods["specreason"].trials]
     assert 0 < sum(accepted) < len(accepted)
     read = found.methods["reading"].trials

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, inf, log
 from typing import Any
@@ -12,7 +13,7 @@ from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm
 from stepspec.evals.tune.drafts import Trial
 from stepspec.evals.tune.prediction import Figures, MethodTrials, predict, ranked
-from stepspec.evals.tune.rounds import SeenRun, commit_times
+from stepspec.evals.tune.rounds import Round, commit_times
 
 from .world import BAD, GOOD, PACES, READING, SPECREASON
 
@@ -23,6 +24,11 @@ def trials(good: int, bad: int, problem: int = 0, own: int = 10) -> list[Trial]:
     accepted = Trial(problem, (GOOD,), own, alone=True)
     rejected = Trial(problem, (BAD,), 10, alone=True)
     return [accepted] * good + [rejected] * bad
+
+
+def seen_run(seconds: float, rounds: Sequence[Round]) -> list[Round]:
+    """Rounds of which the last is in the chain so many *seconds* after the first."""
+    return [*rounds[:-1], replace(rounds[-1], at=seconds)]
 
 
 def measured(some: list[Trial], **more: Any) -> MethodTrials:
@@ -72,11 +78,11 @@ def test_runs_correct_the_prediction_and_tell_of_load() -> None:
     times = commit_times(rounds, PACES, 0.3)
     seconds = times[-1] - times[0]
     plain = predict(measured(some), PACES, CHAINS).alone.value
-    runs = {1: [SeenRun(1.2 * seconds, rounds)], 8: [SeenRun(2 * seconds, rounds)] * 8}
+    runs = {1: [seen_run(1.2 * seconds, rounds)], 8: [seen_run(2 * seconds, rounds)] * 8}
     found = predict(measured(some, runs=runs), PACES, CHAINS)
     assert found.alone.value == pytest.approx(plain / 1.2)
     assert found.loaded == pytest.approx(plain * 1.5 / 2)
-    short = {1: [SeenRun(100.0, rounds[:3])], 8: []}
+    short = {1: [seen_run(100.0, rounds[:3])], 8: []}
     uncorrected = predict(measured(some, runs=short), PACES, CHAINS)
     assert uncorrected.alone.value == pytest.approx(plain)
     assert uncorrected.loaded is None
