@@ -238,7 +238,7 @@ def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(
     assert (share_alone(traces) > 0.5) == aside
     if aside:
         first, second, *others = (ours / alone for ours, alone in zip(taken, large, strict=True))
-        assert (first <= 1.25, second <= 1.1) == (True, True)
+        assert (first <= 1.3, second <= 1.1) == (True, True)
         assert sum(others) / len(others) <= (1.03 if not world.queue else 1.05)
 
 
@@ -295,12 +295,15 @@ def test_a_method_that_writes_drafts_nothing_in_the_shadow() -> None:
 
 @pytest.mark.parametrize("world", [GOOD, replace(GOOD, verdict=2.5)])
 def test_shadow_drafts_take_a_share_of_the_time_of_the_large_model(world: World) -> None:
-    """The first two have no price, and the last one is paid for by the steps after it."""
+    """
+    The first two have no price, and the last one is paid for by the steps after it. Prices are
+    whole steps.
+    """
     bad = replace(world, good=0.0, steps=60)
     trace = bad.solve(0, "auto", Auto())
     prices = [event.drafting + event.judging for event in shadows([trace])]
     time = trace[-1].at
-    assert 0.08 * time <= sum(prices[2:-1]) <= SHADOW_TIME_SHARE * time
+    assert 0.04 * time <= sum(prices[2:-1]) <= SHADOW_TIME_SHARE * time
 
 
 def test_a_run_does_not_wait_for_its_shadow_draft_and_the_next_one_pays_for_it() -> None:
@@ -579,7 +582,9 @@ def test_a_prior_decides_before_the_first_draft(accepted: float, pace: float, ch
     assert decisions([trace])[-1].choice == choice
 
 
-@pytest.mark.parametrize("world", [replace(GOOD, good=0.0), replace(GOOD, verdict=20.0, good=1.0)])
+@pytest.mark.parametrize(
+    "world", [replace(GOOD, good=0.0), replace(GOOD, verdict=20.0, good=1.0, steps=40)]
+)
 def test_the_advice_names_the_cause_and_the_cure(world: World) -> None:
     auto = Auto()
     traces = [world.solve(problem, "auto", auto) for problem in range(6)]
