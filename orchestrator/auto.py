@@ -143,9 +143,9 @@ class Auto:
     """The run that has a shadow draft under way. None: there is no shadow draft."""
     shadow_debt: float = 0.0
     """
-    The duration of the last shadow draft that is not paid back, in steps of the large model.
+    Seconds of the last shadow draft that are not paid back.
 
-    With n runs, each step that the large model writes alone pays back `SHADOW_TIME_SHARE`/n.
+    Each step of the large model alone pays back `SHADOW_TIME_SHARE` of its seconds.
     """
     record_of: Callable[[str], Record] = field(
         default_factory=lambda: lru_cache(MAX_METHODS)(lambda method: Record())
@@ -194,7 +194,7 @@ class AutoRun:
     _step_tokens: int = 0  # tokens that were committed since the step began
     _step_runs: int = 0  # runs that used a method when the step began
     _alone_steps: int = 0  # steps that the large model has written alone without a break
-    _shadow_began: int = 0  # `_alone_steps` when the last shadow draft began
+    _shadow_began: float = 0.0  # when the last shadow draft began
 
     # Decide.
 
@@ -329,7 +329,7 @@ class AutoRun:
             case Called(role="large"):
                 auto.server_load.grow(self, event.prompt + event.written)
             case Shadowed():
-                self._end_shadow()
+                self._end_shadow(at)
                 # A draft that the large model completed says nothing about the small model.
                 if event.draft.author == "small":
                     self._judge(accepts(event.verdict))
@@ -356,7 +356,7 @@ class AutoRun:
         """Forget the run, because it is over."""
         self.auto.server_load.leave(self)
         self.auto.method_runs.discard(self)
-        self._end_shadow()
+        self._end_shadow(self._step_began)
 
     def _begin_step(self, at: float) -> None:
         """Measure the next step from *at* on."""
@@ -376,18 +376,18 @@ class AutoRun:
         self.last_decision = decision
         if decision.shadow:
             self.auto.shadow_run = self
-            self._shadow_began = self._alone_steps
+            self._shadow_began = at
 
-    def _end_shadow(self) -> None:
+    def _end_shadow(self, at: float) -> None:
         """
-        End the shadow draft of this run, if it has one.
+        End the shadow draft of this run, if it has one, at the time *at*.
 
-        Its duration, rounded up to whole steps, becomes the debt (`Auto.shadow_debt`).
+        Its duration becomes the debt (`Auto.shadow_debt`).
         """
         auto = self.auto
         if auto.shadow_run is self:
             auto.shadow_run = None
-            auto.shadow_debt = 1 + self._alone_steps - self._shadow_began
+            auto.shadow_debt = at - self._shadow_began
 
     def _add_steps(self, draft: float, verdict: float, tokens: float) -> None:
         """
@@ -447,7 +447,7 @@ class AutoRun:
             kind: Kind = "beside" if self._step_runs else "alone"
             runs = auto.server_load.runs
             auto.timings.add(kind, runs, seconds, self._step_tokens)
-            auto.shadow_debt = max(0.0, auto.shadow_debt - SHADOW_TIME_SHARE / runs)
+            auto.shadow_debt = max(0.0, auto.shadow_debt - SHADOW_TIME_SHARE * seconds / runs)
             record.alone_steps += 1 / runs
             if record.alone_steps > MAX_ALONE_STEPS:
                 record.alone_steps = 0.0
