@@ -176,14 +176,15 @@ def compare_arms(
     baseline: str = "",
 ) -> list[Result]:
     """
-    Compare the arms with these names with the *baseline*, which is one of them. "": the first one.
+    Compare each of *arms* with the *baseline*, which is one of *arms*. "": the first of *arms*.
 
     If both models ran alone, the oracle is one more arm. Return [] if no problem is complete (see
     `complete`), or if no complete problem fits into the context.
     """
     by_arm = {name: list(kept.values()) for name, kept in complete(done, arms, repeats).items()}
     theirs = by_arm[baseline or arms[0]]
-    # Without seconds of the baseline there is nothing to compare with.
+    # A sample that is too long for the context has 0 seconds. If the baseline has only such samples,
+    # there is nothing to compare with.
     if not any(sample.seconds for sample in theirs):
         return []
     bound = oracle(by_arm)
@@ -217,7 +218,7 @@ def _result(
     baseline: Sequence[Sample],
     repeats: int,
 ) -> Result:
-    """Compute the figures of *arm* from its *samples* and the samples of the *baseline*."""
+    """Compute the figures of *name* from its *samples* and the samples of the *baseline*."""
     seconds = [sample.seconds for sample in samples]
     baseline_seconds = [sample.seconds for sample in baseline]
     firsts = [sample.first for sample in samples if sample.first is not None]

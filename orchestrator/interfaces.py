@@ -141,9 +141,10 @@ class AnswerParser(Protocol):
 
         If *finished* is true, the answer ends with the last of *tokens*. Return the number of
         parsed tokens, and the content and the pieces of tool calls in the parsed tokens. The parser
-        holds back text that may begin a tool call, until the parser is sure. If the returned number
-        is 0, the parser has given up: do not call `parse` again. If `parse` raises, the state of
-        the parser has not changed, and `parse` can be called again with the same tokens.
+        holds back text that may begin a tool call, until the parser is sure. The tokens of this
+        text count as parsed. If the returned number is 0, the parser has given up: do not call
+        `parse` again. If `parse` raises, the state of the parser has not changed, and `parse` can
+        be called again with the same tokens.
         """
         ...
 

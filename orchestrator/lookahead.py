@@ -36,9 +36,9 @@ from .repetition import UNJUDGED_REASONS
 
 T = TypeVar("T")
 SECONDS_TO_CANCEL_AGAIN = 0.125
-"""How long to wait for cancelled tasks. Then the tasks that still run are cancelled again."""
+"""How long to wait for cancelled tasks. Then tasks without a pending cancel are cancelled."""
 NO_DRAFT = Step("", "small", "delimiter")
-"""Takes the place of the draft in a repair that starts before the draft is written."""
+"""Takes the place of the draft in a hedge, which must not depend on the draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +200,8 @@ class Lookahead:
 
     async def _close(self) -> None:
         while self._tasks:
-            # If a task's own timeout fires while the task is being cancelled, asyncio raises only
-            # `TimeoutError`, and the cancellation is lost. `_cancel` of the next round then cancels
-            # the task again.
+            # A task whose own timeout has just fired counts as cancelled, so `_cancel` skips it. The
+            # task gets only a `TimeoutError`, and may go on. `_cancel` of the next round cancels it.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
         await (self._closing or self._open_requests.aclose())
@@ -350,7 +349,7 @@ async def judge(
     if reason := _obstacle(policy, chain, draft):
         return Rollback(reason=reason)
     if draft.stop == "delimiter" and not draft.text.strip():
-        return Accept(judged=False)  # There is nothing to judge.
+        return Accept(judged=False)  # White space only: there is nothing to judge.
     try:
         return await verdict_of(policy, chain, draft, prepared)
     except (EndpointUnavailable, ContextTooLong) as exc:

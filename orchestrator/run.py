@@ -162,7 +162,7 @@ class _CurrentRun:
     written: Step | None = None
     """The complete answer after the chain. None: such an answer is not complete yet."""
     partial: bool = False
-    """Whether the time was up before the answer was complete."""
+    """Whether the time was up, or the context full, before the answer was complete."""
     answered: bool = False
     """Whether a part of the answer was emitted."""
     thinking_cut: FinishReason = "stop"
@@ -176,8 +176,8 @@ class _CurrentRun:
         parts = self.parts
         self.budget = parts.budget
         self.stop = parts.stop
-        # The method writes no answer after the thinking if there is no thinking, because the chain
-        # is then the answer. A parser needs the whole answer from one model.
+        # Without thinking, the chain is the answer, and the method writes no other answer. With a
+        # parser, one model writes the whole answer.
         self.by_method = parts.by_method and self.chain.thinks and parts.parser is None
         self.control = LookaheadControl.of(parts.ahead)
         self.author = parts.answerer or parts.policy.answerer
@@ -406,22 +406,25 @@ class _CurrentRun:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            self.partial = True
-            self.stream.finish(self.stream.text)
-            if self.stream.partial is not None:
-                self(Answered(self.stream.partial))
-            return "time"
+            return self._cut_answer("time")
         except ContextTooLong as exc:
             if exc.role == self.optional or not (self.chain.steps or self.stream.text):
                 raise
-            self.stream.finish(self.stream.text)
-            return "context"
+            return self._cut_answer("context")
         self.stream.finish(step.text)
         self.written = step
         # A checked answer is reported after its last rewrite. An answer with calls is not checked.
         if self.parts.check is None or self.stream.calls:
             self(Answered(step))
         return _ANSWER_CUTS.get(step.stop, "stop")
+
+    def _cut_answer(self, reason: FinishReason) -> FinishReason:
+        """Take the text that is written as the answer. Return the *reason* of the cut."""
+        self.partial = True
+        self.stream.finish(self.stream.text)
+        if self.stream.partial is not None:
+            self(Answered(self.stream.partial))
+        return reason
 
     async def _write(self) -> Step:
         """

@@ -33,9 +33,9 @@ class SpecReason(Drafting):
     the same, and also shows the judge's doubt. If all digits together have a probability below
     *sure*, the judge has not understood the question, and the step is rejected.
 
-    As in the authors' code, the small model cannot end the thinking: the wrapper `Ending` cuts the
-    end off its drafts. To let the large model write the first steps (section 5.3), wrap any policy
-    in `Led`.
+    As in the authors' code, the small model cannot end the thinking: the wrapper `Ending` removes
+    the end marker from its drafts. To let the large model write the first steps (section 5.3), wrap
+    any policy in `Led`.
     """
 
     repair_may_start_early: ClassVar[bool] = True

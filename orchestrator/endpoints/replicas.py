@@ -159,7 +159,8 @@ class Placement:
         patience = self._endpoint.patience
         until = loop.time() + patience
         tries = MAX_PATIENT_TRIES if patience else MAX_TRIES
-        last_probe_requested = not patience  # Without patience, none is requested.
+        # Without patience there is no last probe: act as if it had been requested.
+        last_probe_requested = not patience
         while True:
             left = [each for each in self._endpoint.replicas if failed.get(each.url, 0) < tries]
             closed = [replica for replica in left if replica.state == "closed"]
@@ -174,7 +175,7 @@ class Placement:
                 last_probe_requested = True
                 for replica in left:
                     replica.become("half-open")
-            # A probe has its own time limits. Without a probe, wait until the patience is over.
+            # Probes have their own time limits. Without a probe, wait until the patience is over.
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(None if is_probing or patience_is_over else until):
                     await self._endpoint.changed.wait()

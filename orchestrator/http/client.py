@@ -65,13 +65,13 @@ UNREPORTED_SECONDS = 1.0
 REPORT_SECONDS = 5.0
 """Between two reports of a wait."""
 SILENCE_SECONDS = 4.0
-"""After so long without an answer, the server may have been started again."""
+"""A restart of the server takes longer than this. After such a silence, look at it again."""
 FIRST_PAUSE_SECONDS = 0.2
 """The longest pause before the second try. Each further pause may be twice as long."""
 MAX_PAUSE_SECONDS = 10.0
 """Between two tries, unless the server wants more."""
 MAX_DOUBLINGS = 10
-"""How often the pause is doubled at most. It exceeds `MAX_PAUSE_SECONDS` before."""
+"""The most doublings of the pause. It exceeds `MAX_PAUSE_SECONDS` already after six."""
 MAX_FAILURE_BYTES = 1 << 20
 """At most about so many bytes of an answer with an error status are read."""
 
@@ -86,8 +86,8 @@ class Connection:
     """
     The HTTP connections to one endpoint, shared by all of its requests.
 
-    A request that failed before any part of its answer arrived is retried after a connection error,
-    a 408, a 429 or a 5xx, up to the ``retries`` of the *endpoint* and within its deadlines.
+    A request is sent again after a connection error, a 408, a 429 or a 5xx. A stream is sent again
+    only if it has not begun. The ``retries`` and ``deadlines`` of *endpoint* limit the tries.
 
     The requests of a run carry vLLM's ``priority``, unless the settings forbid it or the server has
     refused one.
@@ -100,9 +100,9 @@ class Connection:
         """Connections that were opened after a silence."""
         self.proxy = _proxy(endpoint.url)
         """The URL of the proxy. None: requests go to the server itself."""
-        self._heard = -inf  # the second of the last answer
+        self._heard = -inf  # when the last answer arrived, by the event loop's clock
         self._session: aiohttp.ClientSession | None = None
-        self._try = 1  # of the request that was sent last
+        self._try = 1  # the number of the last try of a request; its first try is 1
         self.slots = Slots(endpoint)
 
     async def close(self) -> None:
@@ -110,8 +110,7 @@ class Connection:
             await self._session.close()
 
     def _open_session(self) -> aiohttp.ClientSession:
-        # aiohttp alone: through a client of the openai SDK every request costs the time of another
-        # ten tokens.
+        # Use aiohttp directly. The openai SDK makes each request longer by the time of ten tokens.
         key = self.endpoint.api_key.get_secret_value() if self.endpoint.api_key else "none"
         connector = aiohttp.TCPConnector(
             limit=0,
@@ -128,7 +127,7 @@ class Connection:
                 # a gateway would hold back the tokens of a compressed stream
                 "Accept-Encoding": "identity",
             },
-            # one that names a replica would bind all runs to it
+            # Keep no cookies. A cookie that names a replica would bind all runs to this replica.
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
@@ -158,7 +157,7 @@ class Connection:
         """
         Send *body* to *path* and return the reply. *retries* None means the settings' number.
 
-        *shorten* leaves out of the reply's JSON what nobody reads, before it is parsed.
+        *shorten* removes parts that nobody reads from the text of the reply, before it is parsed.
         """
         answer = await self.fetch(call, path, body, retries=retries)
         return checked(call, parse_object(call, shorten(answer)))
@@ -175,7 +174,7 @@ class Connection:
         if served and wanted in (None, *served):
             return wanted or served[0]
         names = ", ".join(map(repr, served)) or "none"
-        message = f"no model {wanted or 'at all'!r} is served here; served: {names}"
+        message = f"no model {wanted or 'at all'} is served here; served: {names}"
         if served:
             message += f"; name one of them as model in [{self.endpoint.role}], or leave model out"
         raise call.error(EndpointRejected, message)
@@ -235,7 +234,8 @@ class Connection:
         """
         Send *body* to *path*, or read *path* without one. Return the body of the reply.
 
-        An error may stand in the reply. *retries* None means the settings' number.
+        The reply is not checked: with a status of success, its body may still be an error. *retries*
+        None means the settings' number.
         """
 
         async def fetch_once() -> bytes:
@@ -354,7 +354,11 @@ class Connection:
         deadline: float,
         retries: int | None,
     ) -> T:
-        """Call *send*, again after each failure that may pass, if that ends by the *deadline*."""
+        """
+        Call *send*. Call it again after each failure that may pass.
+
+        Raise the failure if the next call would begin more than *deadline* seconds after the first.
+        """
         loop = asyncio.get_running_loop()
         ends = loop.time() + deadline
         if retries is None:
@@ -403,7 +407,7 @@ class ConnectedEndpoint(Generic[A]):
     def __init__(self, settings: A) -> None:
         self.settings = settings
         self.name = settings.model or ""
-        self._looked = 0  # connections reopened when the server was looked at last
+        self._looked = 0  # `Connection.reopened` at the last look at the server
 
     async def __aenter__(self) -> Self:
         self.connection = Connection(self.settings)
@@ -421,9 +425,9 @@ class ConnectedEndpoint(Generic[A]):
 
     async def refresh(self) -> None:
         """
-        Look at the server again if a connection was opened after a silence since the last look.
+        Look at the server again if it may have restarted since the last look.
 
-        A restart of the server closes all connections, and takes longer than `SILENCE_SECONDS`.
+        A connection that was opened after a silence (`SILENCE_SECONDS`) is a sign of a restart.
         """
         reopened = self.connection.reopened
         if reopened > self._looked:
@@ -465,9 +469,9 @@ def model_names(call: Call, reply: Reply) -> list[str]:
 
 def _shortage_of_names(exc: Exception) -> str:
     """
-    Return what this machine lacks if that is why the name of a host was not found, else "".
+    Return what this machine lacks, if the lookup of a host name failed because of it. Else "".
 
-    The resolver does not say that it could open no file.
+    The resolver does not report that it could open no file. So open a socket, and read its error.
     """
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
         try:
@@ -486,7 +490,8 @@ async def _refusal(
     """
     Make the error of a *response*, whose body may take *seconds*.
 
-    It says when the server wants the request again, or which other URL has refused the request.
+    The error says when the server wants the request again. After a redirection, it names the URL
+    that refused the request.
     """
     body = b""
     try:
@@ -517,7 +522,7 @@ async def _refusal(
 def _json(call: Call, body: Body) -> bytes:
     try:
         return write_body(body)
-    except TypeError as exc:  # half of a surrogate pair, as of an argument in another encoding
+    except TypeError as exc:  # The text has half of a surrogate pair.
         raise call.error(
             EndpointRejected, f"a text that is no Unicode cannot be sent ({exc}): is it UTF-8?"
         ) from exc
@@ -547,7 +552,7 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
     """
     if not url.startswith("https:"):
         return True
-    from httpx2 import create_ssl_context  # here, because nothing else of it is needed
+    from httpx2 import create_ssl_context  # only https needs it
 
     return create_ssl_context()
 

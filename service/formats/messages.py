@@ -322,7 +322,7 @@ class Conversation(Part):
                 self.tool_choice.tool,
                 not self.tool_choice.disable_parallel_tool_use,
                 named=self.tool_choice.type == "tool",
-                live=getattr(self, "stream", True),
+                live=getattr(self, "stream", True),  # A request that counts tokens has no stream.
             ),
         )
 
@@ -428,7 +428,11 @@ def _delta_event(part: MessagePart, delta: JsonFields, **fields: Any) -> bytes:
 
 
 def _block(part: MessagePart) -> JsonObject:
-    """Return the block of *part*. The events of a stream begin with the block of an empty part."""
+    """
+    Return the block of *part*.
+
+    In a stream, the first event of each block has the block of a part that is still empty.
+    """
     match part.kind:
         case "text":
             return {"type": "text", "text": part.text}

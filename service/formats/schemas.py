@@ -121,6 +121,7 @@ def _is_too_large(text: bytes) -> bool:
 
     The text is not parsed: a parser would need seconds to build millions of lists and objects.
     """
+    # Drop escaped backslashes first. Then a backslash before a quote always escapes the quote.
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     structure = unescaped.translate(None, NON_STRUCTURAL_BYTES)
     # A string without brackets is now `""`. Drop these, because `split` takes time for each.
@@ -456,10 +457,10 @@ class BudgetOptions(Options):
 
 def _run_options() -> JsonObject:
     """Return the run options that a request can set, as fields. Each can be left out."""
-    # the limits of these two options are lower in a request than in the settings
     types: JsonObject = {
         name: field.rebuild_annotation() for name, field in RunOptions.model_fields.items()
     }
+    # In a request, the limits of `ahead` and `delimiter` are lower than in the settings.
     types["ahead"] = Annotated[Count, Field(le=64)]
     types["delimiter"] = Annotated[Delimiter, AfterValidator(_bounded_delimiter)]
     left_out = NOT_IN_REQUESTS | {"options"}

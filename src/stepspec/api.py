@@ -113,7 +113,7 @@ def _uses_auto(run: RunOptions) -> bool:
 
 
 REQUESTS_PER_RUN = 4
-"""The most requests of one run at one model: a draft, a verdict, a repair, a draft ahead."""
+"""The requests that one run usually has at one model: a draft, a verdict, a repair and a bet."""
 
 
 def _require_agreement(small: ReplicatedEndpoint, large: ReplicatedEndpoint) -> None:
@@ -304,8 +304,8 @@ class Solver:
         Solve one problem.
 
         *problem* is a text, or a conversation whose last message contains the problem. *run* has
-        the options of the run. By default, the options come from the settings. *sampling*, *seed*,
-        *budget* and *overrides* change these options (see `resolve`).
+        the options of the run. By default, the options come from the settings. *seed* and
+        *overrides*, such as ``sampling`` and ``budget``, change these options (see `resolve`).
 
         The answer ends before the first of the *stop* strings. *format* is the form of the large
         model's answer: "json" or a JSON schema. The prompts of both models describe the *tools*.

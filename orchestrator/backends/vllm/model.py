@@ -73,8 +73,8 @@ class VllmModel(SingleModel):
         """
         Write the next step as `Model.write` says. The *opening* counts towards *limit*.
 
-        With a seed, each step has its own request. An open stream writes on for as long as
-        the run is busy elsewhere, so its text would depend on time, and not on the seed alone.
+        With a seed, each step has its own request. Whether a step comes from an open stream or from
+        a new request depends on time. So the text would not depend on the seed alone.
 
         Raise `ContextTooLong` if the chain leaves no room for a token.
         """
@@ -135,8 +135,8 @@ class VllmModel(SingleModel):
         tokenizer = self._endpoint.tokenizer
         markers, is_thinking = await tokenizer.thinking_block(chain)
         ending = "" if chain.tools else tokenizer.template.ending
-        # If no text ends the reply, the model can still open a block. Then stop at the closing
-        # marker of this block.
+        # The model can still open a block. If no text ends the reply, stop at the closing marker of
+        # this block.
         may_open = not chain.closed and not ending
         if is_thinking or may_open:
             mark = markers.closing
@@ -286,6 +286,7 @@ class VllmModel(SingleModel):
             probabilities = await self._ask_by_id(prompts, numbers)
             if probabilities is not None:
                 return probabilities
+        # In one batch with a question by ids, this question would lose its likeliest tokens.
         async with endpoint.without_questions():
             found = await self._ask(prompts, numbers, by_id=False)
         return dict.fromkeys(choices, 0.0) | found
@@ -411,9 +412,9 @@ class VllmModel(SingleModel):
                 shorten=shorten,
             )
             usage = replies.usage(reply)
-            # If there are two prompts, the second is the chain, and the first begins with the
-            # chain. vLLM reports only the cached tokens of the last prompt. Each prompt has one
-            # written token. Some servers report more, so cut the number.
+            # vLLM reports only the cached tokens of the last prompt. All prompts begin with the
+            # chain, so this number is counted for each prompt. The server writes one token for each
+            # prompt. Some servers report more written tokens, so the number is limited.
             meter.add(min(usage.written, len(prompts)), len(prompts) * usage.cached)
             return reply
 
@@ -435,11 +436,10 @@ def server_stops(chain: Chain, bounds: StepBounds, opening: str) -> tuple[str, .
     """
     Return the stop strings for the server, after *chain* and *opening*.
 
-    Within code, a LaTeX environment or a table there are no stop strings, because most delimiters
-    end no step there. An answer often begins with a blank line, which ends no step. So before the
-    first word of an answer, no stop string is white space. If steps do not end within blocks
-    (`StepEnds.blocks`), there are no stop strings at all before this word, because the answer may
-    begin with a block.
+    If `StepEnds.blocks` is true, steps do not end within blocks: code, LaTeX environments and
+    tables. Then there are no stop strings within a block. There are also none before the first word
+    of an answer, because the answer may begin with a block. An answer often begins with a blank
+    line, which ends no step. So before the first word, no stop string is white space.
     """
     ends = bounds.ends
     _, answer = chain.parts()

@@ -359,8 +359,8 @@ class ModelTokenizer(TextTokenizer):
         Encode the template's rendering of *messages* and *tools*.
 
         The chat template looks for some texts in the assistant's content. With these texts the
-        template finds the thinking of earlier turns, and leaves it out. The server has to
-        see these texts as the model wrote them, so they are encoded as special tokens (*whole*).
+        template finds the thinking of earlier turns, and leaves it out. The model wrote these
+        texts as special tokens, so they are encoded as special tokens here, too (*whole*).
         """
         markers = self.template.markers
         sought = (markers.opening, markers.closing, self.template.head, self.template.ending)
@@ -402,10 +402,10 @@ def _groups(tokens: Sequence[Token]) -> Iterator[tuple[bool, list[Token]]]:
     """
     Divide *tokens* into groups. Yield for each group whether its tokens have ids to keep.
 
-    A token that has only the first bytes of a character has no text. The text of the next token
-    completes the character. If the next token has no id, its text, the whole character, is encoded.
-    If the first token kept its id, these bytes would be in the ids twice. So both tokens belong to
-    one group.
+    Several tokens can make one character. The text of the last of them is the whole character. The
+    others have no text. If the last token has no id, its text is encoded. Then the others must not
+    keep their ids, because their bytes would be in the ids twice. So all tokens of a character
+    belong to one group.
     """
     keeps: list[bool] = []
     keeps_next = True  # whether the token that follows in the text keeps its id
@@ -453,8 +453,8 @@ class ChainPromptCache:
         tokenizer = self._get_tokenizer()
         conversation = _conversation(chain)
         prefix, opened_by_prompt = await tokenizer.conversation(conversation)
-        # The last step can open a block. This changes the encoding of earlier steps. So `has_block`
-        # is a part of the key.
+        # A later step can open a block. This changes the encoding of the step that ends the
+        # thinking (`encode_last_thought`). So `has_block` is a part of the key.
         has_block = opened_by_prompt or opens_block(chain.text)
         key = (tokenizer, conversation, has_block)
         last = self._last  # Another call may replace `_last` while this call waits.

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stepspec.orchestrator import Budget, Chain, Ledger, Rating
-from stepspec.orchestrator.errors import EndpointUnavailable, VerifierFailed
+from stepspec.orchestrator import Budget, Chain, Ledger, Rating, Step
+from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable, VerifierFailed
 from stepspec.orchestrator.events import (
     Answered,
     Answering,
@@ -143,6 +143,23 @@ def boxed(*right: str) -> Callable[[Candidate], Rating]:
     return lambda candidate: Rating(
         float(candidate.answer in right), "" if candidate.answer in right else "off by one"
     )
+
+
+def test_an_answer_that_a_full_context_cuts_is_not_judged() -> None:
+    case = Checked(boxed("42"))
+    write = case.large.write
+
+    async def write_and_fail(chain: Chain, **options: Any) -> Step:
+        step = await write(chain, **options)
+        if chain.closed:
+            raise ContextTooLong("full", role="large")
+        return step
+
+    vars(case.large).update(write=write_and_fail)
+    outcome, _ = case.run()
+    assert (outcome.reason, outcome.verified, case.candidates) == ("context", None, [])
+    assert case.emitted == [outcome.text]
+    assert outcome.text.startswith("So it is")
 
 
 @pytest.mark.parametrize("by_method", [False, True])
