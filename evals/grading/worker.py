@@ -16,7 +16,11 @@ def compare(answer: str, gold: str, seconds: float) -> bool:
     The process ends after so many *seconds* of computing. Computing time does not depend on how
     busy the machine is.
     """
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    memory_bytes = MEMORY_BYTES
+    if hard_limit != resource.RLIM_INFINITY:
+        memory_bytes = min(MEMORY_BYTES, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks.
     # Only this process needs the algebra library. Its import does not count.
     from .compare import same

@@ -14,11 +14,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from stepspec.orchestrator.errors import near
+from stepspec.orchestrator.run_options import models
 
 from ..errors import ApiError, bad_request, format_path
 from ..json_types import JsonFields
 from .defaults import has_no_effect
-from .schemas import BudgetOptions, StepspecOptions, check_bounds
+from .schemas import check_bounds
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -247,8 +248,10 @@ def _message(error: ErrorDetails) -> str:
     return error["msg"].removeprefix("Value error, ")
 
 
-def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+def _known(schema: type[BaseModel], path: Sequence[int | str]) -> set[str]:
     """Return the names of the parameters that *schema* has at *path*."""
-    if path[0] == "stepspec":
-        return [*StepspecOptions.model_fields, *BudgetOptions.model_fields]
-    return [*schema.model_fields] if len(path) == 1 else []
+    found = [schema]
+    for name in path[:-1]:
+        fields = [model.model_fields.get(str(name)) for model in found]
+        found = [inner for field in fields if field for inner in models(field.annotation)]
+    return {name for model in found for name in model.model_fields}

@@ -125,7 +125,7 @@ def found(folder: Path) -> dict[tuple[int, str], Any]:
 
 def figures(standings: list[dict[str, Any]]) -> list[list[Any]]:
     """What does not depend on how long anything took."""
-    same = ("arm", "n", "accuracy", "difference", "outcomes", "accept_rate")
+    same = ("name", "n", "accuracy", "difference", "outcomes", "accept_rate")
     return [[each[name] for name in same] for each in standings]
 
 

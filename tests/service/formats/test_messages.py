@@ -291,7 +291,7 @@ async def test_a_count_that_fails_has_its_status(monkeypatch: pytest.MonkeyPatch
         raise EndpointUnavailable("no connection")
 
     async with serving() as served, client(served, max_retries=0) as sdk:
-        monkeypatch.setattr(served.service.context.offer.engine.large, "count", failing)
+        monkeypatch.setattr(served.service.context.offer.engine.large, "call", failing)
         with pytest.raises(anthropic.ServiceUnavailableError, match="no connection") as failed:
             await sdk.messages.count_tokens(model="auto", messages=PROBLEM)
     assert failed.value.type == "overloaded_error"
