@@ -183,8 +183,8 @@ def compare_arms(
     """
     by_arm = {name: list(kept.values()) for name, kept in complete(done, arms, repeats).items()}
     theirs = by_arm[baseline or arms[0]]
-    # A sample that is too long for the context has 0 seconds. If the baseline has only such samples,
-    # there is nothing to compare with.
+    # A sample that is too long for the context has 0 seconds. If the baseline has only such
+    # samples, there is nothing to compare with.
     if not any(sample.seconds for sample in theirs):
         return []
     bound = oracle(by_arm)

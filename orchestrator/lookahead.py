@@ -200,8 +200,9 @@ class Lookahead:
 
     async def _close(self) -> None:
         while self._tasks:
-            # A task whose own timeout has just fired counts as cancelled, so `_cancel` skips it. The
-            # task gets only a `TimeoutError`, and may go on. `_cancel` of the next round cancels it.
+            # A task whose own timeout has just fired counts as cancelled, so `_cancel` skips it.
+            # The task gets only a `TimeoutError`, and may go on. `_cancel` of the next round
+            # cancels it.
             self._cancel()
             await asyncio.wait(self._tasks, timeout=SECONDS_TO_CANCEL_AGAIN)
         await (self._closing or self._open_requests.aclose())

@@ -234,8 +234,8 @@ class Connection:
         """
         Send *body* to *path*, or read *path* without one. Return the body of the reply.
 
-        The reply is not checked: with a status of success, its body may still be an error. *retries*
-        None means the settings' number.
+        The reply is not checked: with a status of success, its body may still be an error.
+        *retries* None means the settings' number.
         """
 
         async def fetch_once() -> bytes:
