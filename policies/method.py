@@ -165,8 +165,8 @@ class Method:
 
     @property
     def about(self) -> str:
-        """The first line of its documentation."""
-        return self.documentation.partition("\n")[0]
+        """The first paragraph of its documentation, as one line."""
+        return " ".join(self.documentation.partition("\n\n")[0].split())
 
     def takes(self, parameter: str) -> bool:
         """Whether *build* has this *parameter*."""

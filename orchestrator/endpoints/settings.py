@@ -116,7 +116,8 @@ class Address(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
     """The served name; none: the first that the server lists."""
     api_key: Annotated[SecretStr | None, BeforeValidator(none_if_empty)] = None
     """
-    API key of the server. Others can see a flag; a variable (``STEPSPEC_LARGE__API_KEY``) is safer.
+    API key of the model's server. ``STEPSPEC_LARGE__API_KEY`` is safer than a flag, which others
+    can see.
 
     The server expects it if it was started with ``--api-key``.
     """

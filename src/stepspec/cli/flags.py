@@ -282,6 +282,8 @@ KINDS: Mapping[str, Any] = {
 """The type of a flag by the type of a value in a JSON schema; ``str`` for others."""
 COMPLETIONS: Mapping[str, Any] = {"policy": lambda: policies.METHODS}
 """What completes the values of some flags in a shell, by the setting."""
+MODELS = {"small": "the small model", "large": "the large model", "critic": "the reward model"}
+"""What "the model" of a setting means in ``--help``, by the table of the setting."""
 METAVARS = {"url": "URL", "api_key": "KEY", "options": "NAME=VALUE"}
 """The words for some values in ``--help``, by the key of the setting."""
 PARSERS: Mapping[str, Callable[[Any], Any]] = {
@@ -308,6 +310,9 @@ def _flag(name: str) -> Flag:
     word = key.replace("_", "-")
     names = NAMES.get(name, (f"--{word}/--no-{word}" if kind is bool else f"--{word}",))
     summary = (field.description or "").partition("\n\n")[0]
+    if tables and tables[0] in MODELS:
+        summary = summary.replace("the model", MODELS[tables[0]])
+        summary = summary.replace("STEPSPEC_LARGE", f"STEPSPEC_{tables[0].upper()}")
     option = Option(
         *names,
         help=summary.replace("``", "`"),

@@ -131,9 +131,18 @@ def list_policies(
     elif name:
         _print_full(name)
     else:
-        for method, found in policies.METHODS.items():
-            line = Text.assemble((f"{method:20}", "bold"), f"  {found.about}")
-            stdout.print(line, soft_wrap=True)
+        _print_list()
+
+
+def _print_list() -> None:
+    """Print a line for each method. A terminal wraps the lines."""
+    table = Table.grid(padding=(0, 2))
+    for name, method in policies.METHODS.items():
+        table.add_row(Text(name, "bold"), Text(method.about))
+        if not stdout.is_terminal:
+            stdout.print(f"{name:20}  {method.about}", soft_wrap=True, markup=False)
+    if stdout.is_terminal:
+        stdout.print(table)
 
 
 def _full(name: str) -> dict[str, Any]:
