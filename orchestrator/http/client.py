@@ -174,7 +174,7 @@ class Connection:
         if served and wanted in (None, *served):
             return wanted or served[0]
         names = ", ".join(map(repr, served)) or "none"
-        message = f"no model {wanted or 'at all'} is served here; served: {names}"
+        message = f"no model {repr(wanted) if wanted else 'at all'} is served here; served: {names}"
         if served:
             message += f"; name one of them as model in [{self.endpoint.role}], or leave model out"
         raise call.error(EndpointRejected, message)

@@ -203,7 +203,7 @@ async def test_certificates(certificate: Path, monkeypatch: pytest.MonkeyPatch) 
         error = await failure(f"https://127.0.0.1:{port}")
         assert "(IP address mismatch, certificate is not valid for '127.0.0.1')" in error.cause
         error = await failure(f"https://localhost:{port}")
-        assert "no model 'at all' is served here" in error.cause
+        assert "no model at all is served here" in error.cause
         error = await failure(f"http://127.0.0.1:{port}")
         assert "does it expect the other of http:// and https://?" in error.cause
         monkeypatch.setenv("SSL_CERT_FILE", "gone")
