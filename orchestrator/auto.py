@@ -119,6 +119,10 @@ class Record:
     """Whether the log says why a run went on with the large model alone."""
 
 
+def _new_record(method: str) -> Record:
+    return Record()
+
+
 @dataclass(eq=False)
 class Auto:
     """What all runs of one solver measured."""
@@ -148,7 +152,7 @@ class Auto:
     Each step of the large model alone pays back `SHADOW_TIME_SHARE` of its seconds.
     """
     record_of: Callable[[str], Record] = field(
-        default_factory=lambda: lru_cache(MAX_METHODS)(lambda method: Record())
+        default_factory=lambda: lru_cache(MAX_METHODS)(_new_record)
     )
     """Returns the record of a method with its options."""
 
@@ -307,8 +311,7 @@ class AutoRun:
         if estimate is None:
             return True
         # Test the method only if it would win with all drafts accepted.
-        may_win = estimate.best_method_pace < estimate.alone_pace
-        return may_win and auto.slowdown <= MAX_SLOWDOWN
+        return estimate.best_method_pace < estimate.alone_pace and auto.slowdown <= MAX_SLOWDOWN
 
     # Observe.
 
