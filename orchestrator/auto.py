@@ -120,6 +120,7 @@ class Record:
 
 
 def _new_record(method: str) -> Record:
+    """Return an empty record, of which `lru_cache` keeps one for each *method*."""
     return Record()
 
 

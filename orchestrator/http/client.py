@@ -73,7 +73,7 @@ MAX_PAUSE_SECONDS = 10.0
 MAX_DOUBLINGS = 10
 """The most doublings of the pause. It exceeds `MAX_PAUSE_SECONDS` already after six."""
 MAX_FAILURE_BYTES = 1 << 20
-"""At most about so many bytes of an answer with an error status are read."""
+"""At most about this many bytes are read of an answer that is an error."""
 
 log = logging.getLogger("stepspec.requests")
 waiting = logging.getLogger(WAITING)

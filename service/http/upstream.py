@@ -22,6 +22,7 @@ from stepspec.orchestrator.errors import (
     EndpointError,
     EndpointUnavailable,
 )
+from stepspec.orchestrator.http.client import MAX_FAILURE_BYTES
 from stepspec.orchestrator.http.http_errors import as_object, no_reply, no_stream, object_in
 from stepspec.orchestrator.http.sse import (
     CONNECTION_ERRORS,
@@ -41,8 +42,6 @@ from .connection import EVENT_STREAM, ClientConnection
 from .runs import ServiceContext
 
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
-MAX_FAILURE_BYTES = 1 << 20
-"""The service reads at most about this many bytes of an answer in place of a stream."""
 MAX_ANSWER_BYTES = 1 << 28
 """The service reads at most about this many bytes of an answer that is no stream."""
 SERVER_DIED = "did the server die?"

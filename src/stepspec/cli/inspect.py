@@ -136,13 +136,14 @@ def list_policies(
 
 def _print_list() -> None:
     """Print a line for each method. A terminal wraps the lines."""
+    if not stdout.is_terminal:
+        for name, method in policies.METHODS.items():
+            stdout.print(f"{name:20}  {method.about}", soft_wrap=True, markup=False)
+        return
     table = Table.grid(padding=(0, 2))
     for name, method in policies.METHODS.items():
         table.add_row(Text(name, "bold"), Text(method.about))
-        if not stdout.is_terminal:
-            stdout.print(f"{name:20}  {method.about}", soft_wrap=True, markup=False)
-    if stdout.is_terminal:
-        stdout.print(table)
+    stdout.print(table)
 
 
 def _full(name: str) -> dict[str, Any]:
